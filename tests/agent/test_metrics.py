@@ -13,7 +13,7 @@ from dra_agent.publish import PublisherStats
 from publish.node import partitioned
 
 NOTHING = PublisherStats(
-    writes={}, errors={}, slices=0, pending=(), last_write=None, behind=0.0, left_out=0, problems=()
+    writes={}, errors={}, slices=0, pending=(), last_write=None, lag_s=0.0, unpublishable=0, problems=()
 )
 
 

@@ -240,7 +240,7 @@ def test_two_publishers_of_one_node_do_not_fight_when_one_may_not_write(site: Si
     async def story(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         old = Publisher(
-            api, node=NODE, driver=DRIVER, inventory=lambda: Inventory(devices=(device(9),)), may_write=lambda: False
+            api, node=NODE, driver=DRIVER, inventory=lambda: Inventory(devices=(device(9),)), is_leader=lambda: False
         )
         await old.start()
         await asyncio.sleep(1.5)

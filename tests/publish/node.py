@@ -66,7 +66,7 @@ class Node:
         self.api = api
         self.kubeconfig = api.kubeconfig(path)
         self.inventory = Inventory()
-        self.may_write = True
+        self.is_leader = True
         self.register()
 
     def register(self, name: str = NODE) -> str:
@@ -87,7 +87,7 @@ class Node:
                     node=NODE,
                     driver=DRIVER,
                     inventory=lambda: self.inventory,
-                    may_write=lambda: self.may_write,
+                    is_leader=lambda: self.is_leader,
                 )
                 await publisher.start()
                 try:
@@ -121,7 +121,7 @@ class Node:
 
 async def settled(publisher: Publisher) -> None:
     """Wait until what is published is what should be."""
-    await eventually_async(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending)
+    await eventually_async(lambda: publisher.reading().lag_s == 0.0 and not publisher.reading().pending)
 
 
 async def quiet(node: Node, publisher: Publisher) -> None:

@@ -117,7 +117,7 @@ async def at_the_end(node: Node, publisher: Publisher, after: list[Device], stor
         return [
             *(f"{pool} is not settled" for pool in reading.pending),
             *([] if is_told(node, publisher) else ["what is published is not known yet"]),
-            *([f"the watch is {reading.behind:.1f} s behind"] if reading.behind else []),
+            *([f"the watch is {reading.lag_s:.1f} s behind"] if reading.lag_s else []),
             *([f"{node.api.faults.pending} faults are still to come"] if node.api.faults.pending else []),
             *([f"not published: {' '.join(sorted(should - published))}"] if should - published else []),
             *([f"should not be published: {' '.join(sorted(published - should))}"] if published - should else []),

@@ -196,7 +196,7 @@ def test_a_creation_that_hangs_and_happens_after_all_ends_with_one_slice(
     node.api.hang(600.0, methods="POST", when=happens)
 
     async def story(publisher: Publisher) -> None:
-        await eventually_async(lambda: publisher.reading().behind == 0.0)
+        await eventually_async(lambda: publisher.reading().lag_s == 0.0)
         with monkeypatch.context() as short:
             short.setattr("dra_agent.kube_client.http.TIMEOUT_S", 0.3)
             node.has(device(1))
@@ -258,17 +258,17 @@ def test_a_server_that_is_away_is_caught_up_with(node: Node) -> None:
     async def story(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
         await settled(publisher)
-        await eventually_async(lambda: publisher.reading().behind == 0.0)
+        await eventually_async(lambda: publisher.reading().lag_s == 0.0)
         await asyncio.to_thread(node.api.stop)
         node.has(device(1), device(2))
         publisher.devices_changed()
-        await eventually_async(lambda: publisher.reading().behind > 0.5)
+        await eventually_async(lambda: publisher.reading().lag_s > 0.5)
         assert publisher.reading().pending == (f"{NODE}/gpu",)
         await eventually_async(lambda: any("no connection" in problem for problem in publisher.reading().problems))
         node.api.start()
         await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"])
         await settled(publisher)
-        await eventually_async(lambda: publisher.reading().behind == 0.0)
+        await eventually_async(lambda: publisher.reading().lag_s == 0.0)
         assert publisher.reading().problems == ()
 
     node.run(story)
@@ -320,7 +320,7 @@ def test_nothing_is_written_before_what_is_published_is_known(node: Node, monkey
     node.api.fail(500, methods="GET", path="resourceslices", times=3)
 
     async def adopted(publisher: Publisher) -> None:
-        await eventually_async(lambda: publisher.reading().behind == 0.0)
+        await eventually_async(lambda: publisher.reading().lag_s == 0.0)
         await settled(publisher)
 
     node.run(adopted)

@@ -69,11 +69,11 @@ def test_a_gate_that_an_upgrade_has_turned_on_is_used_without_a_restart(
         node.api.drop_fields(None)
         if upgrade == "breaks the watch":
             node.api.stop()
-            await eventually_async(lambda: publisher.reading().behind > 0)
+            await eventually_async(lambda: publisher.reading().lag_s > 0)
             node.api.start()
         else:
-            monkeypatch.setattr(feature_gates, "OFF_FOR_S", 0.0)
-        await eventually_async(lambda: publisher.reading().behind == 0)
+            monkeypatch.setattr(feature_gates, "OFF_EXPIRES_AFTER_S", 0.0)
+        await eventually_async(lambda: publisher.reading().lag_s == 0)
         node.has(*(tainted(device(number), "reclaim", effect="NoExecute") for number in (1, 2)))
         publisher.devices_changed()
         await eventually_async(lambda: evicted() == [True, True])
@@ -91,7 +91,7 @@ def test_a_gate_that_stays_off_is_asked_for_with_a_dry_run_only(node: Node, monk
         await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await settled(publisher)
         node.forget()
-        monkeypatch.setattr(feature_gates, "OFF_FOR_S", 0.0)
+        monkeypatch.setattr(feature_gates, "OFF_EXPIRES_AFTER_S", 0.0)
         publisher.devices_changed()
         await eventually_async(lambda: any("dryRun" in seen.query for seen in node.api.requests))
         await settled(publisher)

@@ -12,7 +12,7 @@ from dra_agent.publish import feature_gates
 from dra_agent.publish.feature_gates import (
     COUNTERS,
     EFFECT_NONE,
-    OFF_FOR_S,
+    OFF_EXPIRES_AFTER_S,
     SHARING,
     TAINTS,
     Gates,
@@ -86,26 +86,26 @@ def test_a_gate_that_was_off_is_doubtful_after_a_while_and_asked_for_first() -> 
     known = Gates(lambda: now[0])
     needs_taints = slice_of({"name": "a", "taints": [taint("k", "NoExecute")]})
     needs_sharing = slice_of({"name": "a", "allowMultipleAllocations": True})
-    assert known.doubtful(needs_taints), "dangerous to do without: asked for before the first write"
-    assert not known.doubtful(needs_sharing)
-    known.learned_off({TAINTS, SHARING, EFFECT_NONE})
+    assert known.needs_probe(needs_taints), "dangerous to do without: asked for before the first write"
+    assert not known.needs_probe(needs_sharing)
+    known.record_dropped({TAINTS, SHARING, EFFECT_NONE})
     assert known.off == {TAINTS, SHARING, EFFECT_NONE}
-    assert not known.doubtful(needs_taints) and not known.doubtful(needs_sharing), "it is known not to pass"
-    now[0] += OFF_FOR_S
-    known.forget_old()
+    assert not known.needs_probe(needs_taints) and not known.needs_probe(needs_sharing), "it is known not to pass"
+    now[0] += OFF_EXPIRES_AFTER_S
+    known.expire_off()
     assert known.off == {TAINTS, SHARING, EFFECT_NONE}
     now[0] += 1
-    known.forget_old()
+    known.expire_off()
     assert known.off == {EFFECT_NONE}, "no dry run asks for that one"
-    assert known.doubtful(needs_taints) and known.doubtful(needs_sharing)
-    known.seen(frozenset({TAINTS, SHARING}))
-    assert not known.doubtful(needs_taints) and not known.doubtful(needs_sharing)
-    known.learned_off({SHARING})
+    assert known.needs_probe(needs_taints) and known.needs_probe(needs_sharing)
+    known.record_stored(frozenset({TAINTS, SHARING}))
+    assert not known.needs_probe(needs_taints) and not known.needs_probe(needs_sharing)
+    known.record_dropped({SHARING})
     assert known.on == {TAINTS} and known.off == {SHARING, EFFECT_NONE}
-    known.seen(frozenset({SHARING}))
+    known.record_stored(frozenset({SHARING}))
     assert known.on == {TAINTS}, "what is stored from before the gate went off proves nothing"
-    known.forget_off()
-    assert known.off == set() and known.doubtful(needs_sharing)
+    known.reset_off()
+    assert known.off == set() and known.needs_probe(needs_sharing)
 
 
 def test_without_sharing_neither_many_claims_nor_a_policy_of_requests_is_left() -> None:
@@ -113,7 +113,7 @@ def test_without_sharing_neither_many_claims_nor_a_policy_of_requests_is_left() 
     name, capacity = next(iter(one.capacity.items()), (None, None))
     shared = msgspec.structs.replace(one, allow_multiple_allocations=True)
     known = Gates()
-    known.learned_off({SHARING})
+    known.record_dropped({SHARING})
     (reduced,) = known.reduce(Inventory(devices=(shared,))).devices
     assert not reduced.allow_multiple_allocations and reduced.capacity.keys() == one.capacity.keys()
     if name is not None and capacity is not None:
@@ -126,10 +126,10 @@ def test_a_taint_that_keeps_nobody_away_costs_no_device() -> None:
         sick, name="harmless", taints=(msgspec.structs.replace(sick.taints[0], effect="None"),)
     )
     known = Gates()
-    known.learned_off({EFFECT_NONE})
+    known.record_dropped({EFFECT_NONE})
     reduced = known.reduce(Inventory(devices=(sick, harmless))).devices
     assert [(one.name, len(one.taints)) for one in reduced] == [(sick.name, 1), ("harmless", 0)]
-    known.learned_off({TAINTS})
+    known.record_dropped({TAINTS})
     assert [one.name for one in known.reduce(Inventory(devices=(sick, harmless))).devices] == ["harmless"]
 
 

@@ -85,7 +85,7 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         api: Any = server
         agents = [
-            SliceReflector(api, {}, SliceStore(), disturbed=lambda _: None, caught_up=lambda: None)
+            SliceReflector(api, {}, SliceStore(), on_external_change=lambda _: None, caught_up=lambda: None)
             for _ in range(AGENTS)
         ]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
@@ -124,12 +124,12 @@ def test_a_node_that_is_reclaimed_asks_again_within_a_second(monkeypatch: pytest
     async def main() -> None:
         api: Any = Server(loop, away, "gone")
         agent = SliceReflector(
-            api, {}, SliceStore(), disturbed=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set
+            api, {}, SliceStore(), on_external_change=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(BREAK_S + away - 5)
         urgent.set()
-        agent.hurry()  # the pause that runs now is one of up to 30 s
+        agent.expedite()  # the pause that runs now is one of up to 30 s
         await asyncio.sleep(5)
         assert agent.lag_s > away - 1, "the server is still away"
         await asyncio.sleep(2 * URGENT_RETRY_S + 0.1)  # a watch that is too old, then a list

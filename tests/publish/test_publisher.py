@@ -298,14 +298,14 @@ def test_without_a_node_object_nothing_is_written_until_it_is_there(node: Node) 
 def test_only_the_instance_that_may_write_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.publish.pool.STANDBY_INTERVAL_S", 0.05)
     node.has(device(1))
-    node.may_write = False
+    node.is_leader = False
 
     async def story(publisher: Publisher) -> None:
         await eventually_async(lambda: any(seen.watch for seen in node.api.requests))
         publisher.devices_changed()
         await asyncio.sleep(0.3)
         assert node.writes() == [] and publisher.reading().pending == (f"{NODE}/gpu",)
-        node.may_write = True
+        node.is_leader = True
         await eventually_async(lambda: bool(node.slices()))
 
     node.run(story)
@@ -321,7 +321,7 @@ def test_a_device_that_the_api_would_refuse_is_left_out_and_counted(node: Node) 
     async def story(publisher: Publisher) -> None:
         await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await settled(publisher)
-        assert publisher.reading().left_out == 1
+        assert publisher.reading().unpublishable == 1
 
     node.run(story)
 

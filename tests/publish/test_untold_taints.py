@@ -185,7 +185,7 @@ def test_a_newer_server_gets_the_taints_without_a_restart_of_the_agent(node: Nod
         await settled(publisher)
         assert effects(node) == {} and publisher.reading().problems
         node.api.stop()
-        await eventually_async(lambda: publisher.reading().behind > 0)
+        await eventually_async(lambda: publisher.reading().lag_s > 0)
         node.api.drop_fields(None)
         node.api.start()
         await eventually_async(lambda: effects(node) == {"gpu-0000-01-00-0": ["None"]})
@@ -207,7 +207,7 @@ def test_the_same_server_is_tried_once_more_after_each_break_and_says_it_once(
         await eventually_async(lambda: len(node.names()) == 1)
         await quiet(node, publisher)
         node.api.stop()
-        await eventually_async(lambda: publisher.reading().behind > 0)
+        await eventually_async(lambda: publisher.reading().lag_s > 0)
         node.api.start()
         await eventually_async(lambda: publisher.reading().errors["untold_taints"] == 2)
         await settled(publisher)

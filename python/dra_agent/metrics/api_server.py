@@ -64,12 +64,12 @@ class PublishMetrics:
             f"{_PREFIX}_pending_pools", "Pools that differ from the desired slices.", value=len(stats.pending)
         )
         yield GaugeMetricFamily(
-            f"{_PREFIX}_left_out_devices", "Devices that exceed a limit of the API.", value=stats.left_out
+            f"{_PREFIX}_left_out_devices", "Devices that exceed a limit of the API.", value=stats.unpublishable
         )
         yield GaugeMetricFamily(
             f"{_PREFIX}_behind_seconds",
             "Time since the watch of the API server broke; 0 while it is open.",
-            value=stats.behind,
+            value=stats.lag_s,
         )
         if stats.last_write is not None:
             yield GaugeMetricFamily(

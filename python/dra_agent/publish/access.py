@@ -45,7 +45,7 @@ class NodeOwnerReference:
         self._reference = None
 
     async def reference(self) -> dict[str, Any]:
-        """Give the ownerReference.
+        """Return the ownerReference.
 
         Raises the errors of `kube_client.errors`; RetryableError if the Node does not exist yet.
         """
@@ -75,7 +75,7 @@ class NodeOwnerReference:
 log = logging.getLogger(__name__)
 
 LOST_AFTER_S = 10.0
-"""How long the API server may be out of reach before leadership goes to an older agent that can reach it."""
+"""How long the API server may be unreachable before leadership goes to an older agent that can reach it."""
 CHECK_INTERVAL_S = 0.5
 """Between two checks of local state; nothing is sent while it stays the same."""
 

@@ -21,7 +21,7 @@ class PartiallyAcceptedError(PermanentError):
 
 
 class DroppedFieldsError(PartiallyAcceptedError):
-    """The API server took a slice without some of its fields: a feature gate is off."""
+    """The API server stored a slice without some of its fields: a feature gate is off."""
 
     def __init__(self, pool: str, fields: Iterable[str], gates: Iterable[str], instead: str) -> None:
         self.gates = tuple(sorted(gates))
@@ -35,7 +35,7 @@ class DroppedFieldsError(PartiallyAcceptedError):
 
 
 class UnsupportedTaintEffectError(PartiallyAcceptedError):
-    """The API server does not support taints with effect None, which prevent nothing: they are left out."""
+    """The API server does not support taints with effect None, which prevent nothing: they are omitted."""
 
     def __init__(self, pool: str, fields: Iterable[str]) -> None:
         super().__init__(
@@ -58,19 +58,19 @@ class LogDeduplicator:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._error: AgentError | None = None
-        self._said = float("-inf")
+        self._logged_at = float("-inf")
 
     def is_news(self, error: AgentError) -> bool:
         """Return whether to log it: another kind of failure, or another text after a minute."""
         before = self._error
         now = self._clock()
-        if type(before) is type(error) and (str(before) == str(error) or now - self._said < MIN_INTERVAL_S):
+        if type(before) is type(error) and (str(before) == str(error) or now - self._logged_at < MIN_INTERVAL_S):
             return False
-        self._error, self._said = error, now
+        self._error, self._logged_at = error, now
         return True
 
     def is_over(self) -> bool:
         """Return whether a failure was logged that is over now, and reset."""
         over = self._error is not None
-        self._error, self._said = None, float("-inf")
+        self._error, self._logged_at = None, float("-inf")
         return over

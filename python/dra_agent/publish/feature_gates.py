@@ -107,9 +107,9 @@ def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
             if sent:
                 paths.append(path)
             return
-        for at, (mine, theirs) in enumerate(zip(sent, stored, strict=True)):
-            name = mine.get("name", at) if isinstance(mine, dict) else at
-            _compare(mine, theirs, f"{path}[{name}]", paths)
+        for at, (sent_item, stored_item) in enumerate(zip(sent, stored, strict=True)):
+            name = sent_item.get("name", at) if isinstance(sent_item, dict) else at
+            _compare(sent_item, stored_item, f"{path}[{name}]", paths)
     elif sent != stored and sent not in (None, False, "") and not _same_quantity(sent, stored):
         paths.append(path)
 
@@ -118,15 +118,15 @@ def _compare_taints(sent: list[Any], stored: Any, path: str, paths: list[str]) -
     """If only taints with effect None are missing or changed, return these: other taints are supported."""
     found: list[str] = []
     _compare(sent, stored, path, found)
-    telling = {at: taint for at, taint in enumerate(sent) if taint.get("effect") == "None"}
-    if not found or not telling:
+    without_effect = {at: taint for at, taint in enumerate(sent) if taint.get("effect") == "None"}
+    if not found or not without_effect:
         paths += found
         return
-    keys = {taint.get("key") for taint in telling.values()}
+    keys = {taint.get("key") for taint in without_effect.values()}
     others = [taint for taint in sent if taint.get("key") not in keys]
     rest: list[str] = []
     _compare(others, [taint for taint in stored or () if taint.get("key") not in keys], path, rest)
-    paths += [path] if rest else [f"{path}[{at}].effect" for at in telling]
+    paths += [path] if rest else [f"{path}[{at}].effect" for at in without_effect]
 
 
 def _same_quantity(left: Any, right: Any) -> bool:
@@ -139,8 +139,8 @@ def _same_quantity(left: Any, right: Any) -> bool:
         return False
 
 
-OFF_FOR_S = 1800.0
-"""How long a gate is taken to be off without asking again: a control plane can be upgraded without breaking a watch."""
+OFF_EXPIRES_AFTER_S = 1800.0
+"""How long a gate counts as off without another dry run: a control plane can be upgraded without breaking a watch."""
 
 
 class Gates:
@@ -153,37 +153,37 @@ class Gates:
         self._learned: dict[str, float] = {}
         """When each gate was last detected as off; kept after it expired."""
 
-    def seen(self, stored: frozenset[str]) -> None:
+    def record_stored(self, stored: frozenset[str]) -> None:
         """Record that the server stores these fields (`used`)."""
         self.on |= stored - self.off
 
-    def learned_off(self, gates: set[str]) -> None:
+    def record_dropped(self, gates: set[str]) -> None:
         """Record that the server drops these fields."""
         self.off |= gates
         self.on -= gates
         self._learned.update(dict.fromkeys(gates, self._clock()))
 
-    def forget_off(self) -> None:
+    def reset_off(self) -> None:
         """Assume that all fields are stored until a response shows otherwise: this may be another server.
 
         Gates that were off are tested with a dry run before the next write, so that nothing is lost.
         """
         self.off.clear()
 
-    def forget_old(self) -> None:
+    def expire_off(self) -> None:
         """Expire old results that a dry run can test again."""
         now = self._clock()
-        self.off -= {gate for gate in self.off - {EFFECT_NONE} if now - self._learned[gate] > OFF_FOR_S}
+        self.off -= {gate for gate in self.off - {EFFECT_NONE} if now - self._learned[gate] > OFF_EXPIRES_AFTER_S}
 
-    def doubtful(self, wanted: Slice) -> bool:
+    def needs_probe(self, slice_: Slice) -> bool:
         """Whether the slice needs a gate that may be off: one that was, or one that is dangerous to do without."""
-        asked = _UNSAFE | (self._learned.keys() - {EFFECT_NONE})
-        return bool((used(wanted) & asked) - self.on - self.off)
+        to_probe = _UNSAFE | (self._learned.keys() - {EFFECT_NONE})
+        return bool((used(slice_) & to_probe) - self.on - self.off)
 
     def reduce(self, inventory: Inventory) -> Inventory:
         """Leave out fields that this server drops, such that no device is advertised that must not be allocated.
 
-        Without taints a device that must not be allocated is left out. Without counters the scheduler does not know
+        Without taints a device that must not be allocated is omitted. Without counters the scheduler does not know
         that a partition is a part of a whole device, so the whole devices are published and their parts are not.
         """
         if not self.off:

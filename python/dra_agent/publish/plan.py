@@ -49,23 +49,23 @@ class Planner:
         self._pool = pool
         self._adopted: dict[str, tuple[Any, Any]] = {}
         """By name: a spec as sent and as stored, if the server dropped fields of no known gate."""
-        self._settled: int | None = None
-        """Fingerprint of the last drawing of which nothing had to be written: what changed since may be nothing that is
-        published, and to read hundreds of devices for that takes megabytes."""
+        self._published_fingerprint: int | None = None
+        """Fingerprint of the last plan without writes: a change of unpublished values needs no plan, which would decode
+        hundreds of devices and take megabytes."""
         self.problems: tuple[str, ...] = ()
         """Devices that cannot be published."""
 
     def desired(self) -> Inventory:
-        """Give the devices of this moment that are to be published."""
+        """Return the devices to publish."""
         return self._of_this_pool(self._context.inventory())
 
-    def fingerprint(self, wanted: Inventory) -> int:
+    def fingerprint(self, inventory: Inventory) -> int:
         """Equal for equal desired slices, whatever is published now."""
-        return SliceRequest(wanted, node=self._context.node, driver=self._context.driver).fingerprint
+        return SliceRequest(inventory, node=self._context.node, driver=self._context.driver).fingerprint
 
     async def plan(self) -> list[Write]:
         """Return the writes, from the published slices, the agent's own writes and the fields that the server drops."""
-        self._context.gates.forget_old()
+        self._context.gates.expire_off()
         return await self._plan()
 
     async def _plan(self) -> list[Write]:
@@ -73,8 +73,8 @@ class Planner:
         owner = await context.ownership.reference()
         published = context.published.kept(self._pool)
         for found in published:
-            context.gates.seen(found.gates)
-        drawing = SliceRequest(
+            context.gates.record_stored(found.gates)
+        request = SliceRequest(
             self._of_this_pool(context.gates.reduce(context.inventory())),
             node=context.node,
             driver=context.driver,
@@ -82,9 +82,9 @@ class Planner:
             naming="generated",
             owner=owner,
         )
-        if drawing.fingerprint == self._settled:
+        if request.fingerprint == self._published_fingerprint:
             return []
-        drawn = drawing.slices()
+        drawn = request.slices()
         self._describe(tuple(str(problem) for problem in drawn.problems))
         slices = [self._as_adopted(slice_) for slice_ in drawn.slices]
         writes = diff_slices(slices, [found.encoded for found in published])
@@ -97,10 +97,10 @@ class Planner:
             if owner not in (by_name[name].metadata.get("ownerReferences") or ()):
                 writes.append(Write("update", msgspec.json.decode(slice_), "belongs to another Node object"))
         if not writes:
-            self._settled = drawing.fingerprint
+            self._published_fingerprint = request.fingerprint
         complete = [self._complete(write, by_name, owner) for write in writes]
-        if any(write.op != "delete" and context.gates.doubtful(write.slice) for write in complete):
-            await self._probe(next(w for w in complete if w.op != "delete" and context.gates.doubtful(w.slice)))
+        if any(write.op != "delete" and context.gates.needs_probe(write.slice) for write in complete):
+            await self._probe(next(w for w in complete if w.op != "delete" and context.gates.needs_probe(w.slice)))
             return await self._plan()
         return complete
 
@@ -112,7 +112,7 @@ class Planner:
         return Inventory(devices=inventory.family(family), counter_sets=sets)
 
     def _complete(self, write: Write, by_name: dict[str, CachedSlice], owner: dict[str, Any]) -> Write:
-        """Give an update all metadata that the published slice has, labels of others included."""
+        """Return an update with all metadata of the published slice, including labels of other clients."""
         found = by_name.get(write.slice["metadata"].get("name", ""))
         if write.op != "update" or found is None:
             return write
@@ -129,26 +129,26 @@ class Planner:
         api = self._context.api
         try:
             if write.op == "create":
-                answer = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
+                response = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
             else:
-                answer = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
+                response = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
         except InvalidObjectError as error:
             if self.refused(write.slice, error):
                 return
             raise
-        self.learn(write.slice, answer)
-        self._context.gates.seen(used(write.slice))
+        self.learn(write.slice, response)
+        self._context.gates.record_stored(used(write.slice))
 
-    def learn(self, sent: Slice, answer: Slice) -> bool:
-        """Compare what was sent with what was taken; whether something is missing."""
-        missing = dropped_fields(sent, answer)
+    def learn(self, sent: Slice, response: Slice) -> bool:
+        """Compare a write with the response; return whether the server dropped a field."""
+        missing = dropped_fields(sent, response)
         if not missing:
             return False
         gates = {gate for path in missing if (gate := gate_of(path)) is not None}
-        self._context.gates.learned_off(gates)
+        self._context.gates.record_dropped(gates)
         others = [path for path in missing if gate_of(path) != EFFECT_NONE]
         if not others:
-            self._leave_untold(missing)
+            self._omit_unsupported_taints(missing)
             return True
         gates.discard(EFFECT_NONE)
         error = DroppedFieldsError(self._pool, others, gates, remedy(gates))
@@ -156,8 +156,8 @@ class Planner:
         if before is None or str(before) != str(error):
             log.error("slices are published without some fields", extra={"reason": str(error)})
         self._context.tally.dropped(error)
-        if "name" in answer["metadata"]:
-            self._adopted[answer["metadata"]["name"]] = (sent["spec"], answer["spec"])
+        if "name" in response["metadata"]:
+            self._adopted[response["metadata"]["name"]] = (sent["spec"], response["spec"])
         return True
 
     def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
@@ -165,24 +165,24 @@ class Planner:
         paths = refused_effects(sent, str(error))
         if not paths:
             return False
-        self._leave_untold(paths)
+        self._omit_unsupported_taints(paths)
         return True
 
-    def _leave_untold(self, paths: list[str]) -> None:
-        self._context.gates.learned_off({EFFECT_NONE})
+    def _omit_unsupported_taints(self, paths: list[str]) -> None:
+        self._context.gates.record_dropped({EFFECT_NONE})
         error = UnsupportedTaintEffectError(self._pool, paths)
-        if self._context.tally.left_untold(error):
+        if self._context.tally.record_unsupported_taints(error):
             log.warning("slices are published without taints that prevent nothing", extra={"reason": str(error)})
 
     def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
-        """What the server made of this very slice before is what it would make of it again."""
-        sent, taken = self._adopted.get(slice_name(drawn), (None, None))
+        """Return the slice as the server stored it before: it would drop the same fields again."""
+        sent, stored = self._adopted.get(slice_name(drawn), (None, None))
         if sent is None:
             return drawn
         slice_ = msgspec.json.decode(drawn)
         if _content(sent) != _content(slice_["spec"]):
             return drawn
-        return msgspec.Raw(msgspec.json.encode({**slice_, "spec": {**taken, "pool": slice_["spec"]["pool"]}}))
+        return msgspec.Raw(msgspec.json.encode({**slice_, "spec": {**stored, "pool": slice_["spec"]["pool"]}}))
 
     def _describe(self, problems: tuple[str, ...]) -> None:
         for problem in problems:

@@ -28,9 +28,9 @@ from dra_agent.slices import Slice, Write
 
 log = logging.getLogger(__name__)
 
-CALM_S = 60.0
+EXTERNAL_CHANGE_RESET_S = 60.0
 """Seconds without an external change after which the next one is repaired quickly again."""
-STUBBORN_AFTER = 4
+EXTERNAL_CHANGE_WARN_COUNT = 4
 """External changes in a row that indicate another writer."""
 RETRY_AFTER_S = 300.0
 """Seconds after which the pool is planned again without a trigger; this sends no request."""
@@ -50,27 +50,27 @@ class PoolReconciler:
         self._backoff = Backoff(first=0.25, longest=60.0)
         self._refused = Backoff(first=5.0, longest=300.0)
         """For what only another configuration of the cluster or of the agent will change."""
-        self._disturbances = Backoff(first=0.5, longest=30.0)
-        self._disturbed_at = float("-inf")
-        self._disturbed = False
+        self._external_change_backoff = Backoff(first=0.5, longest=30.0)
+        self._external_change_at = float("-inf")
+        self._external_change_pending = False
         """Whether the next plan is made because of a disturbance."""
         self._writing = False
-        self._told: set[str] = set()
+        self._events_during_write: set[str] = set()
         """Slices with watch events during a write: either this write or an external change."""
-        self._hold = float("-inf")
+        self._not_before = float("-inf")
         """No attempt before this time: Retry-After of the server."""
         self._due: float | None = 0.0
         self._woken = asyncio.Event()
-        self._unsure = False
+        self._write_uncertain = False
         """Whether a write may or may not have happened: list before the next."""
-        self._wanted: Inventory | None = None
+        self._desired: Inventory | None = None
         """The devices at the start of the current attempt."""
         self._failed_with: int | None = None
         """Fingerprint of what could not be published last."""
-        self._complaint = LogDeduplicator()
+        self._log_dedup = LogDeduplicator()
         self.error: AgentError | None = None
         self.settled = False
-        """Whether what is published is what should be; False from `wake` until a plan has found nothing to write."""
+        """Whether what is published is what should be; False from `enqueue` until a plan has found nothing to write."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -80,32 +80,32 @@ class PoolReconciler:
     def enqueue(self, delay: float = 0.0) -> None:
         """Plan again in `delay` seconds, or earlier where that was due earlier."""
         self.settled = False
-        due = max(time.monotonic() + delay, self._hold)
+        due = max(time.monotonic() + delay, self._not_before)
         if self._due is None or due < self._due:
             self._due = due
         self._woken.set()
 
-    def disturbed(self, slices: set[str]) -> None:
+    def on_external_change(self, slices: set[str]) -> None:
         """Repair slices that were changed externally, with a growing delay.
 
         The watch may report the pool's own write before its response arrives; the response decides.
         """
         if self._writing:
-            self._told |= slices
+            self._events_during_write |= slices
             return
         now = time.monotonic()
-        if now - self._disturbed_at > CALM_S:
-            self._disturbances.reset()
-        self._disturbed_at = now
-        if not self._disturbed:
-            self._disturbed = True
-            self.enqueue(self._disturbances.delay())
-            if self._disturbances.failures == STUBBORN_AFTER:
+        if now - self._external_change_at > EXTERNAL_CHANGE_RESET_S:
+            self._external_change_backoff.reset()
+        self._external_change_at = now
+        if not self._external_change_pending:
+            self._external_change_pending = True
+            self.enqueue(self._external_change_backoff.delay())
+            if self._external_change_backoff.failures == EXTERNAL_CHANGE_WARN_COUNT:
                 log.warning("another client repeatedly changes the slices", extra={"pool": self.name})
 
     def reset_backoff(self) -> None:
         """Reset the delay: a restarted kubelet may delete the slices again."""
-        self._disturbances.reset()
+        self._external_change_backoff.reset()
         self.enqueue()
 
     async def run(self) -> None:
@@ -119,9 +119,9 @@ class PoolReconciler:
                 self._due = time.monotonic() + STANDBY_INTERVAL_S
                 continue
             self._due = time.monotonic() + RETRY_AFTER_S
-            self._disturbed = False
+            self._external_change_pending = False
             try:
-                self._wanted = self._planner.desired()
+                self._desired = self._planner.desired()
                 await self._publish()
             except AgentError as error:
                 self._failed(error)
@@ -130,25 +130,25 @@ class PoolReconciler:
                 log.exception("slices cannot be published because of a defect", extra={"pool": self.name})
                 self._failed(RetryableError(f"a defect: {error!r}", where=f"pool {self.name}"))
             else:
-                self._went_well()
-            self._wanted = None
+                self._succeeded()
+            self._desired = None
 
     async def _wait(self) -> None:
         while True:
             self._woken.clear()
-            left = None if self._due is None else self._due - time.monotonic()
-            if left is not None and left <= 0:
+            remaining_s = None if self._due is None else self._due - time.monotonic()
+            if remaining_s is not None and remaining_s <= 0:
                 return
-            # Woken in the turn in which the time is up, it has to forget that before it plans: what is still set after
-            # a plan was set during it.
+            # If both the event and the timeout fire, the event is cleared before the plan: one that is set after a plan
+            # was set during it.
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining_s):
                     await self._woken.wait()
 
     async def _publish(self) -> None:
-        if self._unsure:
+        if self._write_uncertain:
             await self._context.following.refresh()
-            self._unsure = False
+            self._write_uncertain = False
         for _ in range(MAX_ROUNDS):
             writes = await self._planner.plan()
             if not writes:
@@ -172,7 +172,7 @@ class PoolReconciler:
         name = write.slice["metadata"].get("name", "")
         self._writing = True
         try:
-            answer = await self._send(write)
+            response = await self._send(write)
         except NotFoundError:
             if write.op == "create":
                 raise
@@ -185,28 +185,30 @@ class PoolReconciler:
                 return False
             raise
         except (ConflictError, UnavailableError):
-            self._unsure = True
+            self._write_uncertain = True
             raise
         finally:
             self._writing = False
-            told, self._told = self._told, set()
-        if answer is not None and not is_well_formed(answer):
-            self._unsure = True
+            during_write, self._events_during_write = self._events_during_write, set()
+        if response is not None and not is_well_formed(response):
+            self._write_uncertain = True
             raise UnavailableError("the response to a write is not a ResourceSlice", where=f"pool {self.name}")
         context.tally.record_write(write.op)
         if context.access is not None:
             context.access.succeeded()
         extra = {"op": write.op, "slice": name or write.slice["metadata"].get("generateName"), "reason": write.reason}
-        if answer is None:
+        if response is None:
             log.info("slice written", extra=extra)
-            self._own(name, told)
+            self._attribute_events(name, during_write)
             return True
-        context.published.wrote(answer)
-        self._own(answer["metadata"]["name"] if context.published.is_known_as(answer) else None, told)
-        log.info("slice written", extra={**extra, "slice": answer["metadata"]["name"]})
-        if self._planner.learn(write.slice, answer):
+        context.published.wrote(response)
+        self._attribute_events(
+            response["metadata"]["name"] if context.published.is_newest(response) else None, during_write
+        )
+        log.info("slice written", extra={**extra, "slice": response["metadata"]["name"]})
+        if self._planner.learn(write.slice, response):
             return False
-        context.gates.seen(used(answer))
+        context.gates.record_stored(used(response))
         return True
 
     async def _send(self, write: Write) -> Slice | None:
@@ -224,24 +226,24 @@ class PoolReconciler:
         context.published.deleted(write.slice)
         return None
 
-    def _own(self, written: str | None, told: set[str]) -> None:
+    def _attribute_events(self, written: str | None, during_write: set[str]) -> None:
         """Of the watch events during a write, those of the slice `written` are the pool's own."""
-        if others := told - {written}:
-            self.disturbed(others)
+        if others := during_write - {written}:
+            self.on_external_change(others)
 
     def _failed(self, error: AgentError) -> None:
         self._context.tally.record_failure(error)
         if self._context.access is not None:
             self._context.access.failed(error)
-        tried = self._fingerprint(self._wanted)
+        tried = self._fingerprint(self._desired)
         if tried != self._failed_with:
-            # The pauses grew for other devices: a taint that is new must not wait as long as what failed for an hour.
+            # The delays grew for other devices: a new taint must not wait as long as a failure that lasts for an hour.
             self._failed_with = tried
             self._backoff.reset()
             self._refused.reset()
         backoff = self._refused if isinstance(error, PermanentError) else self._backoff
         delay = backoff.delay(error)
-        if self._complaint.is_news(error):
+        if self._log_dedup.is_news(error):
             log.warning(
                 "slices cannot be published, trying again",
                 extra={"pool": self.name, "reason": str(error), "seconds": round(delay, 1)},
@@ -249,18 +251,18 @@ class PoolReconciler:
         self.error, self.settled = error, False
         self._due = time.monotonic() + delay
         if getattr(error, "retry_after", None) is not None:
-            self._hold = self._due
+            self._not_before = self._due
         if self._woken.is_set() and self._fingerprint() != tried:
             self.enqueue()
 
-    def _fingerprint(self, wanted: Inventory | None = None) -> int | None:
-        """Return the desired slices; None if they cannot be computed, which is reported as a failure."""
+    def _fingerprint(self, desired: Inventory | None = None) -> int | None:
+        """Return the fingerprint of the desired slices; None if computing them fails, which is reported elsewhere."""
         with suppress(Exception):
-            return self._planner.fingerprint(wanted or self._planner.desired())
+            return self._planner.fingerprint(desired or self._planner.desired())
         return None
 
-    def _went_well(self) -> None:
-        if self._complaint.is_over():
+    def _succeeded(self) -> None:
+        if self._log_dedup.is_over():
             log.info("slices are published again", extra={"pool": self.name})
         dropped = self._context.tally.gates_off.get(self.name)
         if dropped is not None and dropped.gates and not set(dropped.gates) & self._context.gates.off:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Publisher:
     """From `start` to `stop`. All methods belong on the event loop; `reading` may be called from any thread.
 
-    After `stop` the slices stay: the next agent adopts them, and the kubelet removes them when none comes.
+    After `stop` the slices remain: the next agent adopts them, and the kubelet removes them when none comes.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Publisher:
         node: str,
         driver: str,
         inventory: Callable[[], Inventory],
-        may_write: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
         peers: Peers | None = None,
         failed: Callable[[AgentError], None] = lambda error: None,
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`inventory` returns the current devices; `may_write` whether this instance is the leader.
+        """`inventory` returns the current devices; `is_leader` whether this instance is the leader.
 
         Of several agents of one driver on one node (during a rolling update) only one writes: `peers` selects it, and
-        is informed whether this one can write. `may_write` and `peers` are checked before every write and, while the
+        is informed whether this one can write. `is_leader` and `peers` are checked before every write and, while the
         result is no, every second. `failed` is called for every failure, and must not block. While `urgent` returns
         True, requests to an unavailable API server are retried within about a second.
         """
@@ -56,7 +56,7 @@ class Publisher:
             api,
             {"spec.driver": driver, "spec.nodeName": node},
             self._published,
-            disturbed=self._disturbed,
+            on_external_change=self._disturbed,
             caught_up=self._caught_up,
             urgent=urgent,
         )
@@ -78,7 +78,7 @@ class Publisher:
             node=node,
             driver=driver,
             inventory=inventory,
-            is_leader=may_write if peers is None else lambda: may_write() and peers.is_leader(),
+            is_leader=is_leader if peers is None else lambda: is_leader() and peers.is_leader(),
             published=self._published,
             following=self._following,
             ownership=self._ownership,
@@ -107,12 +107,12 @@ class Publisher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def devices_changed(self) -> None:
-        """Publish what `inventory` gives now, where it differs."""
+        """Publish the current inventory where it differs."""
         self._meet_pools()
         for pool in self._pools.values():
             pool.enqueue()
         if self._urgent():
-            self._following.hurry()
+            self._following.expedite()
         self._notify()
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -152,7 +152,9 @@ class Publisher:
         """Return the statistics."""
         pools = tuple(self._pools.values())
         problems = [str(pool.error) for pool in pools if pool.error is not None]
-        problems += [str(error) for error in (*self._tally.gates_off.values(), *self._tally.untold.values())]
+        problems += [
+            str(error) for error in (*self._tally.gates_off.values(), *self._tally.unsupported_taints.values())
+        ]
         if self._following.error is not None:
             problems.append(str(self._following.error))
         return PublisherStats(
@@ -161,8 +163,8 @@ class Publisher:
             slices=len(self._published),
             pending=tuple(pool.name for pool in pools if not pool.settled),
             last_write=self._tally.last_write,
-            behind=self._following.lag_s,
-            left_out=sum(len(pool.problems) for pool in pools),
+            lag_s=self._following.lag_s,
+            unpublishable=sum(len(pool.problems) for pool in pools),
             problems=tuple(dict.fromkeys(problems)),
         )
 
@@ -171,9 +173,9 @@ class Publisher:
             changed()
 
     def _caught_up(self) -> None:
-        """The first list, or one after a failure: the server may be a newer one, which takes more."""
-        self._context.gates.forget_off()
-        self._tally.untold.clear()
+        """The first list, or one after a failure: the server may be newer and support more fields."""
+        self._context.gates.reset_off()
+        self._tally.unsupported_taints.clear()
         if self._access is not None:
             self._access.wake()
         self.devices_changed()
@@ -193,4 +195,4 @@ class Publisher:
         self._ownership.invalidate()
         for name, pool in self._pools.items():
             if slices := {found.slice for found in touched if found.pool == name}:
-                pool.disturbed(slices)
+                pool.on_external_change(slices)

@@ -44,21 +44,21 @@ class SliceReflector:
         fields: Mapping[str, str],
         published: SliceStore,
         *,
-        disturbed: Callable[[set[ChangedSlice]], None],
+        on_external_change: Callable[[set[ChangedSlice]], None],
         caught_up: Callable[[], None],
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`disturbed` is called with the slices that changed externally.
+        """`on_external_change` is called with the slices that changed externally.
 
         `caught_up` is called after the first list, and when a watch is open again after a failure. While `urgent`
         returns True, pauses are at most `URGENT_RETRY_S` long, unless the server requests more.
         """
         self._api = api
         self._urgent = urgent
-        self._hurry = asyncio.Event()
+        self._expedited = asyncio.Event()
         self._fields = fields
         self._published = published
-        self._disturbed = disturbed
+        self._disturbed = on_external_change
         self._caught_up = caught_up
         self._backoff = Backoff.for_lists()
         self._cursor: WatchCursor | None = None
@@ -68,7 +68,7 @@ class SliceReflector:
         self._opened_at: float | None = None
         self._listing = asyncio.Lock()
         self._broken_since: float | None = time.monotonic()
-        self._complaint = LogDeduplicator()
+        self._log_dedup = LogDeduplicator()
         self.error: AgentError | None = None
         """Why it does not follow at the moment."""
 
@@ -114,7 +114,7 @@ class SliceReflector:
 
     def _watch_opened(self) -> None:
         self._opened_at = time.monotonic()
-        if self._complaint.is_over():
+        if self._log_dedup.is_over():
             log.info("slices are followed again", extra={"seconds": round(self.lag_s, 1)})
         self._broken_since = None
         if self.error is not None:
@@ -141,13 +141,13 @@ class SliceReflector:
             self._note(error)
         await self._sleep(error)
 
-    def hurry(self) -> None:
-        """End the pause that runs, if any: what is published has become urgent."""
-        self._hurry.set()
+    def expedite(self) -> None:
+        """End the current delay, if any: a change of the slices is urgent."""
+        self._expedited.set()
 
     async def _sleep(self, error: AgentError) -> None:
         seconds = self._backoff.delay(error)
-        self._hurry.clear()
+        self._expedited.clear()
         if getattr(error, "retry_after", None) is not None:
             await asyncio.sleep(seconds)
             return
@@ -155,7 +155,7 @@ class SliceReflector:
             seconds = min(seconds, URGENT_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+                await self._expedited.wait()
 
     def _note(self, error: AgentError) -> None:
         if isinstance(error, NotFoundError):
@@ -164,6 +164,6 @@ class SliceReflector:
                 where=error.where,
                 hint="Kubernetes 1.34 or later is needed",
             )
-        if self._complaint.is_news(error):
+        if self._log_dedup.is_news(error):
             log.warning("slices cannot be followed, trying again", extra={"reason": str(error)})
         self.error = error

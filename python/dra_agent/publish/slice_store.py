@@ -3,7 +3,7 @@
 The watch reports a write later than its response. A plan from the watch alone would write
 the same twice.
 
-Slices are kept as JSON: Python values take eight times the memory, and the planner takes JSON.
+Slices are kept as JSON: Python values need eight times the memory, and the planner reads JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dra_agent.kube_client import ObjectList, WatchEvent
 from dra_agent.publish.feature_gates import used
 from dra_agent.slices import Slice
 
-_REMEMBERED = 1000
+MAX_DELETED = 1000
 """Maximum recorded deletions."""
 
 
@@ -53,7 +53,7 @@ class CachedSlice(msgspec.Struct, frozen=True):
         return cls(metadata, entry["spec"]["pool"]["name"], used(entry), msgspec.Raw(encoded))
 
     def decoded(self) -> Slice:
-        """Give it as JSON values, which are the caller's."""
+        """Return it as JSON values, which the caller may change."""
         slice_: Slice = msgspec.json.decode(self.encoded)
         return slice_
 
@@ -92,55 +92,55 @@ class SliceStore:
         return len(self._slices)
 
     def listed(self, found: ObjectList) -> set[ChangedSlice]:
-        """Take a list in; give the slices that differ from what was known.
+        """Store a list; return the slices that differ from the previous state.
 
         A slice that was written after the list is kept.
         """
-        touched: set[ChangedSlice] = set()
+        changed: set[ChangedSlice] = set()
         listed = {entry["metadata"]["name"]: entry for entry in found.items if is_well_formed(entry)}
         for entry in listed.values():
-            touched |= self._take(entry)
+            changed |= self._store(entry)
         at = self._listed_at = _version(found.resource_version)
         for name, known in list(self._slices.items()):
             if name not in listed and not _newer(known, at):
-                touched.add(ChangedSlice(known.pool, known.name))
+                changed.add(ChangedSlice(known.pool, known.name))
                 del self._slices[name]
                 self._stored()
         self.complete = True
-        return touched
+        return changed
 
     def changed(self, event: WatchEvent) -> set[ChangedSlice]:
-        """Take an event of the watch in; give the slice that is changed by it, once for each pool that it is or was of.
+        """Store a watch event; return the slice that it changes, once for each pool that it is or was part of.
 
         The author is not known: the watch may report the agent's own write before the response arrives.
         """
         if not is_well_formed(event.object):
             return set()
         if event.type != "DELETED":
-            return self._take(event.object)
+            return self._store(event.object)
         known = self._slices.get(event.object["metadata"]["name"])
         self.deleted(event.object)
         if known is None or known.metadata["uid"] != event.object["metadata"]["uid"]:
             return set()
         return {ChangedSlice(known.pool, known.name)}
 
-    def wrote(self, answer: Slice) -> None:
+    def wrote(self, response: Slice) -> None:
         """Store the response to a creation or an update.
 
         The response may be older than a list without the slice, if it was deleted at once.
         """
-        if not is_well_formed(answer):
+        if not is_well_formed(response):
             return
-        metadata = answer["metadata"]
+        metadata = response["metadata"]
         version = _version(metadata["resourceVersion"])
         passed = version is not None and self._listed_at is not None and version <= self._listed_at
         if metadata["name"] in self._slices or not passed:
-            self._take(answer)
+            self._store(response)
 
-    def is_known_as(self, answer: Slice) -> bool:
+    def is_newest(self, response: Slice) -> bool:
         """Whether this response is the newest known version of its slice."""
-        known = self._slices.get(answer["metadata"]["name"])
-        return known is not None and known.metadata["resourceVersion"] == answer["metadata"]["resourceVersion"]
+        known = self._slices.get(response["metadata"]["name"])
+        return known is not None and known.metadata["resourceVersion"] == response["metadata"]["resourceVersion"]
 
     def deleted(self, slice_: Slice) -> None:
         """Record that the slice with this uid was deleted."""
@@ -150,10 +150,10 @@ class SliceStore:
             del self._slices[metadata["name"]]
             self._stored()
         self._deleted[metadata["uid"]] = None
-        if len(self._deleted) > _REMEMBERED:
+        if len(self._deleted) > MAX_DELETED:
             del self._deleted[next(iter(self._deleted))]
 
-    def _take(self, entry: Slice) -> set[ChangedSlice]:
+    def _store(self, entry: Slice) -> set[ChangedSlice]:
         metadata = entry["metadata"]
         if metadata["uid"] in self._deleted:
             return set()
@@ -163,9 +163,9 @@ class SliceStore:
                 return set()
             if _newer(known, _version(metadata["resourceVersion"])):
                 return set()
-        taken = self._slices[metadata["name"]] = CachedSlice.of(entry)
+        stored = self._slices[metadata["name"]] = CachedSlice.of(entry)
         self._stored()
-        return {ChangedSlice(slice_.pool, slice_.name) for slice_ in (known, taken) if slice_ is not None}
+        return {ChangedSlice(slice_.pool, slice_.name) for slice_ in (known, stored) if slice_ is not None}
 
 
 def is_well_formed(entry: Any) -> bool:

@@ -25,9 +25,9 @@ class PublisherStats(msgspec.Struct, frozen=True):
     """Pools that differ from the desired slices."""
     last_write: float | None
     """Unix time."""
-    behind: float
+    lag_s: float
     """Seconds without a watch; 0 while the watch is open."""
-    left_out: int
+    unpublishable: int
     """Devices that cannot be published."""
     problems: tuple[str, ...]
     """What keeps slices from being published, for people."""
@@ -36,16 +36,16 @@ class PublisherStats(msgspec.Struct, frozen=True):
 class PublisherCounters:
     """Counts since the start."""
 
-    def __init__(self, told: Callable[[AgentError], None] = lambda error: None) -> None:
-        """`told` is called for every failure."""
-        self._told = told
+    def __init__(self, on_failure: Callable[[AgentError], None] = lambda error: None) -> None:
+        """`on_failure` is called for every failure."""
+        self._on_failure = on_failure
         self.writes: Counter[str] = Counter(create=0, update=0, delete=0)
         self.errors: Counter[str] = Counter()
         self.last_write: float | None = None
         self.gates_off: dict[str, DroppedFieldsError] = {}
-        """By pool: what the server does not take."""
-        self.untold: dict[str, UnsupportedTaintEffectError] = {}
-        """By pool: what the server that was there last does not take; the next one may."""
+        """By pool: fields that the server drops."""
+        self.unsupported_taints: dict[str, UnsupportedTaintEffectError] = {}
+        """By pool: taints that the last server rejected; the next one may accept them."""
 
     def record_write(self, operation: str) -> None:
         """Count a write with a response."""
@@ -55,18 +55,18 @@ class PublisherCounters:
     def record_failure(self, error: AgentError) -> None:
         """Count a failure."""
         self.errors[_kind(error)] += 1
-        self._told(error)
+        self._on_failure(error)
 
     def dropped(self, error: DroppedFieldsError) -> None:
         """Count a write that was stored in part, and keep the error: only the cluster's configuration can fix it."""
         self.record_failure(error)
         self.gates_off[error.pool] = error
 
-    def left_untold(self, error: UnsupportedTaintEffectError) -> bool:
+    def record_unsupported_taints(self, error: UnsupportedTaintEffectError) -> bool:
         """Count a write that was rejected because of taints with effect None; return whether it is the first."""
         first = not self.errors[_kind(error)]
         self.record_failure(error)
-        self.untold[error.pool] = error
+        self.unsupported_taints[error.pool] = error
         return first
 
 
