@@ -29,7 +29,7 @@ def held(name: str, *devices: str, uid: str | None = None) -> PreparedClaim:
 
 @asynccontextmanager
 async def telling(api: ApiClient, host: Host, *claims: PreparedClaim, **more: Any) -> AsyncIterator[ClaimStatusWriter]:
-    status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=0.0, **more)
+    status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.0, **more)
     status.start(claims)
     try:
         yield status
@@ -223,7 +223,7 @@ def test_a_judge_can_say_more_than_the_inventory(fake_api: FakeApi, ask: Any, ho
         def judge(pool: str, name: str, device: Any) -> Condition:
             return Condition("Unknown", "VendorLibraryHangs", f"{pool}/{name}")
 
-        async with telling(api, host, held("a", "gpu-0"), judge=judge):
+        async with telling(api, host, held("a", "gpu-0"), condition_of=judge):
             await eventually_async(lambda: entries(fake_api, "a"))
 
     ask(story)
@@ -252,7 +252,7 @@ def test_a_claim_that_is_not_held_any_more_is_let_be(fake_api: FakeApi, ask: Any
 
 def test_what_is_released_before_its_turn_costs_nothing(fake_api: FakeApi, ask: Any, host: Host) -> None:
     async def story(api: ApiClient) -> None:
-        status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=0.2)
+        status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.2)
         status.start()
         for number in range(100):
             status.prepared(held(f"c{number}", "gpu-0"))
@@ -299,7 +299,7 @@ def test_a_missing_right_is_said_once_and_not_asked_for_in_a_loop(
     async def story(api: ApiClient) -> None:
         again = 0.5
         began = time.monotonic()
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-0"), again=again) as status:
+        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-0"), retry_after_s=again) as status:
             await eventually_async(lambda: status.problem)
             await asyncio.sleep(0.2)
             tried = len(writes(fake_api))
@@ -363,7 +363,7 @@ def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, 
         return Condition("True", "Healthy")
 
     async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1"), judge=judge):
+        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1"), condition_of=judge):
             await eventually_async(lambda: entries(fake_api, "b"))
 
     ask(story)
@@ -374,7 +374,7 @@ def test_claims_without_end_do_not_grow_the_queue_without_end(
     fake_api: FakeApi, ask: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(api: ApiClient) -> int:
-        status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=60.0)
+        status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=60.0)
         status.start(held(f"c{number}", "gpu-0") for number in range(3000))
         waiting = status.waiting
         await status.stop()

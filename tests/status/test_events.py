@@ -210,7 +210,7 @@ def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytes
     refusal = fake_api.fail(403, methods="PATCH", times=None)
 
     async def story(api: ApiClient) -> None:
-        async with recording(api, again=0.2) as recorder:
+        async with recording(api, retry_after_s=0.2) as recorder:
             for number in range(10):
                 recorder.record(PREPARE_FAILED, CLAIM, f"{number}")
             await eventually_async(lambda: recorder.lost == 10)

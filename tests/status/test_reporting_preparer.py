@@ -13,7 +13,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, LedgerEntry
 from dra_agent.status import ObjectReference, PreparedClaim, Reason, ReportingPreparer
 from dra_agent.status.device_status import DeviceKey
-from dra_agent.status.reporting_preparer import held_claims
+from dra_agent.status.reporting_preparer import prepared_claims
 from status.conftest import POOL, claim, result
 
 
@@ -95,4 +95,4 @@ def test_after_a_restart_the_ledger_says_what_is_held() -> None:
         LedgerEntry("u1", "team-a", "a", devices, "completed"),
         LedgerEntry("u2", "team-a", "b", devices, "started"),
     ]
-    assert held_claims(entries) == [PreparedClaim("u1", "team-a", "a", (DeviceKey(POOL, "gpu-0", "share-1"),))]
+    assert prepared_claims(entries) == [PreparedClaim("u1", "team-a", "a", (DeviceKey(POOL, "gpu-0", "share-1"),))]

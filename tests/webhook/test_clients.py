@@ -77,7 +77,7 @@ def test_a_client_of_the_authority_is_answered(start: Start, authority: Authorit
     assert webhook.metric(STRANGERS) == 0
 
 
-@pytest.mark.parametrize("size", [len(RIGHT), server.SMALL * 4], ids=["small", "large"])
+@pytest.mark.parametrize("size", [len(RIGHT), server.SMALL_BODY_BYTES * 4], ids=["small", "large"])
 def test_a_client_without_a_certificate_learns_why_and_nothing_of_it_is_judged(start: Start, size: int) -> None:
     webhook = start()
     with closing(client(webhook, None)) as connection:

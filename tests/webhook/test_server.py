@@ -242,13 +242,13 @@ def test_a_certificate_that_cannot_be_used_is_seen_before_the_old_one_has_ended(
 def test_clients_that_ask_nothing_never_keep_the_api_server_out(running: Running) -> None:
     """Any pod may connect where no network policy is enforced, and a connection may be idle for two minutes."""
     idle = []
-    for _ in range(server.CONNECTIONS + 6):
+    for _ in range(server.MAX_CONNECTIONS + 6):
         connection = running.connect()
         connection.connect()
         idle.append(connection)
     asking = running.connect()
     assert verdict(post(asking, RIGHT))["allowed"] is True
-    assert running.metric("dra_agent_webhook_connections") <= server.CONNECTIONS
+    assert running.metric("dra_agent_webhook_connections") <= server.MAX_CONNECTIONS
     assert running.metric("dra_agent_webhook_connections_closed_total") >= 6
     assert verdict(post(idle[-1], RIGHT))["allowed"] is True, "those who came last stay"
     for connection in (*idle, asking):

@@ -22,7 +22,7 @@ from dra_agent.status import (
     PreparedClaim,
 )
 from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
-from dra_agent.status.reporting_preparer import held_claims
+from dra_agent.status.reporting_preparer import prepared_claims
 
 
 class StatusReporter:
@@ -40,7 +40,7 @@ class StatusReporter:
         self.events.start()
 
         def held() -> list[PreparedClaim]:
-            return held_claims(ledger.entries())
+            return prepared_claims(ledger.entries())
 
         self._watch = DeviceEventEmitter(self._config.node, self.events, lambda: hardware.inventory, held)
         self._watch.changed()

@@ -48,7 +48,7 @@ class WebhookMetrics(ReviewObserver):
         self._reviews.labels(result).inc()
         self._seconds.observe(seconds)
 
-    def stranger(self) -> None:
+    def unauthenticated_client(self) -> None:
         """Count a client without a valid certificate."""
         self._reviews.labels("unauthenticated").inc()
 

@@ -16,8 +16,8 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, Backoff, NotFoundError
 from dra_agent.status.device_status import (
+    ConditionFunction,
     DeviceKey,
-    Judge,
     Object,
     PreparedClaim,
     allocated,
@@ -27,15 +27,15 @@ from dra_agent.status.device_status import (
     keep_transition,
     own_entries,
 )
-from dra_agent.status.permission import AGAIN, PermissionMonitor, lacks_right
+from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor, lacks_permission
 
 log = logging.getLogger(__name__)
 
-SETTLE = 0.5
+DEBOUNCE_S = 0.5
 """Seconds between prepare and the status write: the kubelet's requests go first, and short claims are skipped."""
-MOST = 1024
+MAX_PENDING_CLAIMS = 1024
 """Maximum pending claims; no node has more in normal operation."""
-TIMEOUT = 10.0
+REQUEST_TIMEOUT_S = 10.0
 _GRANT = "patch on resourceclaims/status, and associated-node:patch on resourceclaims/driver named after the driver"
 
 
@@ -48,11 +48,11 @@ class ClaimStatusWriter:
         driver: str,
         lookup: Callable[[str, str], Device | None],
         *,
-        judge: Judge = device_condition,
+        condition_of: ConditionFunction = device_condition,
         addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
         families: frozenset[str] | None = None,
-        settle: float = SETTLE,
-        again: float = AGAIN,
+        debounce_s: float = DEBOUNCE_S,
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
         """`addresses` returns the addresses of an interface (name, hardware address) in CIDR notation, on a thread.
 
@@ -61,15 +61,15 @@ class ClaimStatusWriter:
         self._api = api
         self._driver = driver
         self._lookup = lookup
-        self._judge = judge
+        self._condition_of = condition_of
         self._addresses = addresses
         self._families = families
-        self._settle = settle
-        self._right = PermissionMonitor("claim status is not written", _GRANT, again=again)
+        self._debounce_s = debounce_s
+        self._permission = PermissionMonitor("claim status is not written", _GRANT, retry_after_s=retry_after_s)
         self._backoff = Backoff()
-        self._held: dict[str, PreparedClaim] = {}
+        self._claims: dict[str, PreparedClaim] = {}
         self._due: dict[str, float] = {}
-        self._told: dict[str, list[Object]] = {}
+        self._written: dict[str, list[Object]] = {}
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class ClaimStatusWriter:
     @property
     def problem(self) -> str:
         """Why nothing can be written; empty where that is not known."""
-        return self._right.missing
+        return self._permission.missing
 
     def start(self, held: Iterable[PreparedClaim] = ()) -> None:
         """Start, with the claims of an earlier run."""
@@ -107,11 +107,11 @@ class ClaimStatusWriter:
 
     def released(self, uid: str) -> None:
         """Remove a claim that this node no longer holds."""
-        self._loop.call_soon_threadsafe(self._forget, uid)
+        self._loop.call_soon_threadsafe(self._drop, uid)
 
     def changed(self) -> None:
         """Check all prepared claims again: devices or their health have changed."""
-        self._loop.call_soon_threadsafe(self._look_again)
+        self._loop.call_soon_threadsafe(self._recheck)
 
     def _add(self, claim: PreparedClaim) -> None:
         if self._families is not None:
@@ -119,37 +119,37 @@ class ClaimStatusWriter:
             if not devices:
                 return
             claim = PreparedClaim(claim.uid, claim.namespace, claim.name, devices)
-        if self._held.get(claim.uid) == claim and claim.uid in self._told:
+        if self._claims.get(claim.uid) == claim and claim.uid in self._written:
             return  # already written
-        self._held[claim.uid] = claim
+        self._claims[claim.uid] = claim
         self._enqueue(claim.uid)
 
     def _enqueue(self, uid: str) -> None:
-        if uid not in self._due and len(self._due) >= MOST:
+        if uid not in self._due and len(self._due) >= MAX_PENDING_CLAIMS:
             if not self._overflowed:
-                log.error("claim status is not written for every claim", extra={"waiting": MOST})
+                log.error("claim status is not written for every claim", extra={"waiting": MAX_PENDING_CLAIMS})
             self._overflowed = True
-            self._held.pop(uid, None)
+            self._claims.pop(uid, None)
             return
-        self._due.setdefault(uid, self._loop.time() + self._settle)
+        self._due.setdefault(uid, self._loop.time() + self._debounce_s)
         self._woken.set()
 
-    def _forget(self, uid: str) -> None:
-        self._held.pop(uid, None)
+    def _drop(self, uid: str) -> None:
+        self._claims.pop(uid, None)
         self._due.pop(uid, None)
-        self._told.pop(uid, None)
+        self._written.pop(uid, None)
 
-    def _look_again(self) -> None:
-        for uid in list(self._held):
+    def _recheck(self) -> None:
+        for uid in list(self._claims):
             self._enqueue_if_changed(uid)
 
     def _enqueue_if_changed(self, uid: str) -> None:
-        told = self._told.get(uid)
+        told = self._written.get(uid)
         if told is None:
             return  # still pending
         conditions = {_key(one): _condition(one) for one in told}
-        keys = self._held[uid].devices
-        now = {key: self._judge(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
+        keys = self._claims[uid].devices
+        now = {key: self._condition_of(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
         if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
             self._enqueue(uid)
 
@@ -167,49 +167,49 @@ class ClaimStatusWriter:
 
     async def _try(self, uid: str) -> None:
         del self._due[uid]  # later changes schedule another write
-        claim = self._held[uid]
+        claim = self._claims[uid]
         pause = 0.0
         try:
-            if not await self._tell(claim):
-                self._forget(uid)
+            if not await self._write(claim):
+                self._drop(uid)
             self._backoff.reset()
         except NotFoundError:
-            self._forget(uid)
+            self._drop(uid)
         except RetryableError as error:
             self.failed += 1
             pause = self._backoff.delay(error)
             log.debug("claim status not written yet", extra={"claim": uid, "reason": str(error)})
         except PermanentError as error:
             self.failed += 1
-            if lacks_right(error):
-                pause = self._right.refused(error)
+            if lacks_permission(error):
+                pause = self._permission.refused(error)
             else:
                 log.warning("claim status refused", extra={"claim": uid, "reason": str(error)})
-                self._forget(uid)
+                self._drop(uid)
         except Exception:  # a defect must not end the reporting
             log.exception("claim status not written", extra={"claim": uid})
-            self._forget(uid)
+            self._drop(uid)
         if pause:
-            if uid in self._held:
+            if uid in self._claims:
                 self._due[uid] = self._loop.time() + pause
             await asyncio.sleep(pause)
 
-    async def _tell(self, held: PreparedClaim) -> bool:
+    async def _write(self, held: PreparedClaim) -> bool:
         """Write what changed; return False if the claim was replaced."""
-        claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=TIMEOUT)
+        claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=REQUEST_TIMEOUT_S)
         if (claim.get("metadata") or {}).get("uid") != held.uid:
             return False
-        given = allocated(claim, self._driver)
-        devices = [key for key in held.devices if key in given]
+        allocated_keys = allocated(claim, self._driver)
+        devices = [key for key in held.devices if key in allocated_keys]
         if not devices:
             return False
-        there = own_entries(claim, self._driver)
-        told = [keep_transition(one, there.get(_key(one))) for one in await self._entries(devices)]
-        said_before = self._told.get(held.uid)
-        if all(is_up_to_date(there.get(_key(one)), one) for one in told) and said_before in (None, told):
+        recorded = own_entries(claim, self._driver)
+        told = [keep_transition(one, recorded.get(_key(one))) for one in await self._entries(devices)]
+        last_written = self._written.get(held.uid)
+        if all(is_up_to_date(recorded.get(_key(one)), one) for one in told) and last_written in (None, told):
             self._note(held, told)
             return True
-        answer = await self._api.apply(
+        stored = await self._api.apply(
             RESOURCE_CLAIMS,
             held.name,
             {
@@ -221,9 +221,9 @@ class ClaimStatusWriter:
             field_manager=self._driver,
             subresource="status",
         )
-        self._right.granted()
+        self._permission.granted()
         self.written += 1
-        kept = own_entries(answer, self._driver)
+        kept = own_entries(stored, self._driver)
         if any(key not in kept for key in devices):
             raise PermanentError(
                 "the API server dropped status.devices",
@@ -234,8 +234,8 @@ class ClaimStatusWriter:
         return True
 
     def _note(self, held: PreparedClaim, told: list[Object]) -> None:
-        if held.uid in self._held:  # else released meanwhile
-            self._told[held.uid] = told
+        if held.uid in self._claims:  # else released meanwhile
+            self._written[held.uid] = told
             self._enqueue_if_changed(held.uid)  # while it was written
 
     async def _entries(self, keys: Sequence[DeviceKey]) -> list[Object]:
@@ -247,7 +247,7 @@ class ClaimStatusWriter:
             ips: Sequence[str] = ()
             if len(network) == 2:  # interface and hardware address
                 ips = await asyncio.to_thread(self._addresses, network["interfaceName"], network["hardwareAddress"])
-            entries.append(entry(self._driver, key, device, self._judge(key.pool, key.device, device), ips, now))
+            entries.append(entry(self._driver, key, device, self._condition_of(key.pool, key.device, device), ips, now))
         return entries
 
 

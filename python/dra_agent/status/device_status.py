@@ -42,7 +42,7 @@ class Condition(NamedTuple):
     message: str = ""
 
 
-Judge = Callable[[str, str, Device | None], Condition]
+ConditionFunction = Callable[[str, str, Device | None], Condition]
 """Returns the condition of a device (pool, name, and its inventory entry)."""
 
 
@@ -63,10 +63,10 @@ def entry(
     driver: str, key: DeviceKey, device: Device | None, condition: Condition, ips: Sequence[str], now: str
 ) -> Object:
     """Write an entry; `now` (RFC 3339) is when the condition changed, if it did."""
-    told: Object = {"driver": driver, "pool": key.pool, "device": key.device}
+    desired: Object = {"driver": driver, "pool": key.pool, "device": key.device}
     if key.share_id is not None:
-        told["shareID"] = key.share_id
-    told["conditions"] = [
+        desired["shareID"] = key.share_id
+    desired["conditions"] = [
         {
             "type": READY,
             "status": condition.status,
@@ -76,20 +76,20 @@ def entry(
         }
     ]
     if device is not None:
-        told["data"] = _data(device)
+        desired["data"] = _data(device)
         if network := network_data(device, ips):
-            told["networkData"] = network
-    return told
+            desired["networkData"] = network
+    return desired
 
 
-def keep_transition(told: Object, before: Object | None) -> Object:
+def keep_transition(desired: Object, before: Object | None) -> Object:
     """Take the time of the last transition over where the condition is in the state that it was in."""
-    (ours,) = told["conditions"]
-    for theirs in (before or {}).get("conditions") or ():
-        same = theirs.get("type") == READY and theirs.get("status") == ours["status"]
-        if same and theirs.get("lastTransitionTime"):
-            return {**told, "conditions": [{**ours, "lastTransitionTime": theirs["lastTransitionTime"]}]}
-    return told
+    (own,) = desired["conditions"]
+    for previous in (before or {}).get("conditions") or ():
+        same = previous.get("type") == READY and previous.get("status") == own["status"]
+        if same and previous.get("lastTransitionTime"):
+            return {**desired, "conditions": [{**own, "lastTransitionTime": previous["lastTransitionTime"]}]}
+    return desired
 
 
 def own_entries(claim: Mapping[str, Any], driver: str) -> dict[DeviceKey, Object]:
@@ -105,13 +105,17 @@ def allocated(claim: Mapping[str, Any], driver: str) -> set[DeviceKey]:
     return {_key(result) for result in results if result.get("driver") == driver}
 
 
-def is_up_to_date(there: Any, told: Any) -> bool:
+def is_up_to_date(stored: Any, desired: Any) -> bool:
     """Return whether the stored entry has all desired fields; other clients may have added more."""
-    if isinstance(told, Mapping):
-        return isinstance(there, Mapping) and all(key in there and is_up_to_date(there[key], told[key]) for key in told)
-    if isinstance(told, list) and told and isinstance(told[0], Mapping):
-        return isinstance(there, list) and all(any(is_up_to_date(one, wanted) for one in there) for wanted in told)
-    return bool(there == told)
+    if isinstance(desired, Mapping):
+        return isinstance(stored, Mapping) and all(
+            key in stored and is_up_to_date(stored[key], desired[key]) for key in desired
+        )
+    if isinstance(desired, list) and desired and isinstance(desired[0], Mapping):
+        return isinstance(stored, list) and all(
+            any(is_up_to_date(one, element) for one in stored) for element in desired
+        )
+    return bool(stored == desired)
 
 
 def _key(named: Mapping[str, Any]) -> DeviceKey:
@@ -146,33 +150,33 @@ class DeviceEventEmitter:
         inventory: Callable[[], Inventory],
         holders: Callable[[], Sequence[PreparedClaim]],
         *,
-        judge: Judge = device_condition,
+        condition_of: ConditionFunction = device_condition,
     ) -> None:
         self._node = node
         self._events = events
         self._inventory = inventory
         self._holders = holders
-        self._judge = judge
-        self._ill: dict[Name, Condition] = {}
+        self._condition_of = condition_of
+        self._unhealthy: dict[Name, Condition] = {}
         self._lost: set[tuple[str, Name]] = set()
 
     def changed(self) -> None:
         """Check all devices. Also called at the start, where issues are reported but no recoveries."""
         inventory, holders = self._inventory(), self._holders()
-        there = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
-        verdicts = {name: self._judge(*name, device) for name, device in there.items()}
-        ill = {name: verdict for name, verdict in verdicts.items() if verdict.status == "False"}
-        for name, verdict in ill.items():
-            before = self._ill.get(name)
-            if before is None or (before.reason, before.message) != (verdict.reason, verdict.message):
-                self._tell(DEVICE_UNHEALTHY, name, f"{verdict.reason}: {verdict.message}", holders)
-        for name in self._ill.keys() - ill.keys():
-            if name in there:
-                self._tell(DEVICE_HEALTHY, name, "has recovered", holders)
-        self._ill = ill
-        self._tell_of_lost(there.keys(), holders)
+        stored = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
+        conditions = {name: self._condition_of(*name, device) for name, device in stored.items()}
+        unhealthy = {name: condition for name, condition in conditions.items() if condition.status == "False"}
+        for name, condition in unhealthy.items():
+            before = self._unhealthy.get(name)
+            if before is None or (before.reason, before.message) != (condition.reason, condition.message):
+                self._record(DEVICE_UNHEALTHY, name, f"{condition.reason}: {condition.message}", holders)
+        for name in self._unhealthy.keys() - unhealthy.keys():
+            if name in stored:
+                self._record(DEVICE_HEALTHY, name, "has recovered", holders)
+        self._unhealthy = unhealthy
+        self._record_lost(stored.keys(), holders)
 
-    def _tell(self, reason: Reason, name: Name, note: str, holders: Sequence[PreparedClaim]) -> None:
+    def _record(self, reason: Reason, name: Name, note: str, holders: Sequence[PreparedClaim]) -> None:
         pool, device = name
         note = f"device {device} of pool {pool}: {note}"
         self._events.record(reason, ObjectReference.node(self._node), note)
@@ -180,12 +184,12 @@ class DeviceEventEmitter:
             if any((key.pool, key.device) == name for key in claim.devices):
                 self._events.record(reason, ObjectReference.claim(claim.namespace, claim.name, claim.uid), note)
 
-    def _tell_of_lost(self, there: Set[Name], holders: Sequence[PreparedClaim]) -> None:
+    def _record_lost(self, stored: Set[Name], holders: Sequence[PreparedClaim]) -> None:
         lost = {
             (claim.uid, (key.pool, key.device))
             for claim in holders
             for key in claim.devices
-            if (key.pool, key.device) not in there
+            if (key.pool, key.device) not in stored
         }
         by_uid = {claim.uid: claim for claim in holders}
         for uid, (pool, device) in sorted(lost - self._lost):

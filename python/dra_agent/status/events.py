@@ -17,7 +17,7 @@ from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.kube_client import EVENTS, NODES, RESOURCE_CLAIMS, ApiClient, Backoff, ForbiddenError, Kind
 from dra_agent.printable import printable
-from dra_agent.status.permission import AGAIN, PermissionMonitor
+from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ BURST, EVERY = 20.0, 3.0
 """Writes at once, and seconds for one more after that."""
 REPEAT_AFTER_S = 60.0
 """Seconds between two writes of one Event's count."""
-FORGET_AFTER_S = 1800.0
+SERIES_EXPIRE_AFTER_S = 1800.0
 """Seconds without a repeat after which the next one is a new Event; the API server keeps Events for an hour."""
 MAX_PENDING = 256
 """Maximum of pending and of recorded Events."""
@@ -93,7 +93,7 @@ class ObjectReference(NamedTuple):
 
     @classmethod
     def node(cls, name: str) -> ObjectReference:
-        """Name a Node; its uid is its name, as the kubelet writes it: `kubectl describe node` looks for that."""
+        """Name a Node; its uid is its name, as the kubelet writes it: `kubectl describe node` selects by that."""
         return cls(NODES, name, None, name)
 
 
@@ -131,7 +131,7 @@ class EventRecorder:
         burst: float = BURST,
         every: float = EVERY,
         repeat: float = REPEAT_AFTER_S,
-        again: float = AGAIN,
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
         self._api = api
         self._driver = driver
@@ -141,11 +141,11 @@ class EventRecorder:
         self._repeat = repeat
         self._tokens = burst
         self._refilled = 0.0
-        self._right = PermissionMonitor("Events are not written", _GRANT, again=again)
+        self._permission = PermissionMonitor("Events are not written", _GRANT, retry_after_s=retry_after_s)
         self._series: OrderedDict[tuple[Reason, ObjectReference, str], _Series] = OrderedDict()
         self._due: dict[tuple[Reason, ObjectReference, str], float] = {}
         self.written = 0
-        """Events, and counts of Events, that the API server has taken since the start."""
+        """Events, and counts of Events, that the API server accepted since the start."""
         self.lost = 0
         """Events that were recorded and not written since the start."""
         self._woken = asyncio.Event()
@@ -162,10 +162,10 @@ class EventRecorder:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._say_lost(len(self._due))
+        self._log_lost(len(self._due))
 
     def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        """Take note of something; the same again is counted."""
+        """Record an event; a repetition is counted."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._record, reason, subject, note)
 
@@ -173,13 +173,13 @@ class EventRecorder:
         key = (reason, subject, note)
         now = STEADY.now()
         known = self._series.get(key)
-        if known is not None and (now - known.last).total_seconds() < FORGET_AFTER_S:
+        if known is not None and (now - known.last).total_seconds() < SERIES_EXPIRE_AFTER_S:
             known.last = now
             known.count += 1
             self._series.move_to_end(key)
             self._due.setdefault(key, known.wrote + self._repeat if known.written else self._loop.time())
         elif len(self._due) >= MAX_PENDING:
-            self._say_lost(1)
+            self._log_lost(1)
             return
         else:
             self._series[key] = _Series(reason, subject, note, now, now)
@@ -194,7 +194,7 @@ class EventRecorder:
             if key not in self._due:
                 del self._series[key]
 
-    def _say_lost(self, count: int) -> None:
+    def _log_lost(self, count: int) -> None:
         if count:
             self.lost += count
             log.warning("Events are lost", extra={"events": count, "since_start": self.lost})
@@ -234,23 +234,23 @@ class EventRecorder:
         for attempt in range(MAX_TRIES):
             try:
                 await self._write(series)
-                self._right.granted()
+                self._permission.granted()
             except ForbiddenError as error:
                 if _TERMINATING in str(error):
                     return  # no reader is left
-                pause = self._right.refused(error)
+                pause = self._permission.refused(error)
                 if attempt + 1 == MAX_TRIES:
                     waiting = len(self._due)
                     self._due.clear()
-                    self._say_lost(waiting + 1)
+                    self._log_lost(waiting + 1)
                 await asyncio.sleep(pause)
             except RetryableError as error:
                 if attempt + 1 == MAX_TRIES:
-                    self._say(series, error)
+                    self._log_failure(series, error)
                     return
                 await asyncio.sleep(backoff.delay(error))
             except AgentError as error:
-                self._say(series, error)
+                self._log_failure(series, error)
                 return
             except Exception:  # a bug here must not end all Events
                 log.exception("Event not written", extra={"event": series.reason.name})
@@ -258,7 +258,7 @@ class EventRecorder:
             else:
                 return
 
-    def _say(self, series: _Series, error: AgentError) -> None:
+    def _log_failure(self, series: _Series, error: AgentError) -> None:
         self.lost += 1
         log.warning("Event not written", extra={"event": series.reason.name, "note": series.note, "reason": str(error)})
 

@@ -96,7 +96,7 @@ class GoneClaims:
     def holders(self, claim: dict[str, Any]) -> list[LedgerEntry]:
         """Return the entries that hold a device that the claim was allocated."""
         results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or ()
-        wanted = {
+        requested = {
             device_key(str(one.get("pool")), str(one.get("device")))
             for one in results
             if one.get("driver") == self._driver
@@ -105,7 +105,7 @@ class GoneClaims:
         return [
             entry
             for entry in self._ledger.entries()
-            if entry.uid != own and any(device_key(held.pool, held.device) in wanted for held in entry.devices)
+            if entry.uid != own and any(device_key(held.pool, held.device) in requested for held in entry.devices)
         ]
 
     def unusable(self) -> list[dict[str, str]]:
@@ -227,8 +227,8 @@ class GoneClaims:
                 extra={"claim": entry.uid, "claim_name": f"{entry.namespace}/{entry.name}"},
             )
             return
-        if (left := since + self._confirm_after_s - self._now()) > 0:
-            self._due[entry.uid] = self._now() + left
+        if (remaining_s := since + self._confirm_after_s - self._now()) > 0:
+            self._due[entry.uid] = self._now() + remaining_s
             return
         try:
             await asyncio.to_thread(self._check_unused, entry)

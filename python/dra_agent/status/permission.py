@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 FIRST_AGAIN_S = 1.0
 """Seconds after the first refusal, which may be temporary: authorization caches are updated late."""
-AGAIN = 600.0
+RETRY_AFTER_S = 600.0
 """Seconds between attempts while the permission is missing."""
 
 # A missing permission for a part of a claim's status is a field error, with status 422 instead of 403
@@ -19,7 +19,7 @@ AGAIN = 600.0
 _PART = "Forbidden: changing status"
 
 
-def lacks_right(error: PermanentError) -> bool:
+def lacks_permission(error: PermanentError) -> bool:
     """Whether a request was rejected for a missing permission, not for its content."""
     return isinstance(error, ForbiddenError) or (isinstance(error, InvalidObjectError) and _PART in error.message)
 
@@ -27,19 +27,19 @@ def lacks_right(error: PermanentError) -> bool:
 class PermissionMonitor:
     """One right of the agent's identity."""
 
-    def __init__(self, what: str, grant: str, *, again: float = AGAIN) -> None:
+    def __init__(self, what: str, grant: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         """`what` is not done without it ("claim status is not written"); `grant` names the RBAC rule.
 
-        `again` is the longest pause between two tries, in seconds.
+        `retry_after_s` is the longest pause between two tries, in seconds.
         """
         self._what = what
         self._grant = grant
-        self._backoff = Backoff(first=FIRST_AGAIN_S, longest=again)
+        self._backoff = Backoff(first=FIRST_AGAIN_S, longest=retry_after_s)
         self.missing = ""
         """Why it is refused at present; empty where it is not known to be."""
 
     def refused(self, error: PermanentError) -> float:
-        """Take note, and give the seconds after which to try again; logs the first time."""
+        """Record the refusal and return the seconds until the next try; logs the first time."""
         if not self.missing:
             log.warning(self._what, extra={"reason": str(error.message), "grant": self._grant})
         self.missing = str(error)

@@ -15,7 +15,7 @@ from dra_agent.status.gone_claims import GoneClaims
 SOCKET = "claims.sock"
 LINE_LIMIT = 4096
 """Bytes of one request."""
-ANSWER_TIMEOUT_S = 120.0
+RESPONSE_TIMEOUT_S = 120.0
 """The response follows after vendor set-ups are rolled back."""
 
 
@@ -71,4 +71,4 @@ def ask(state_dir: Path, request: Release | Health) -> Any:
         nobody="no agent is running here",
         hint="start it, or name its directory with --state-dir",
     ) as connection:
-        return connection.ask(request, timeout=ANSWER_TIMEOUT_S)
+        return connection.ask(request, timeout=RESPONSE_TIMEOUT_S)

@@ -45,7 +45,7 @@ class ReportingPreparer:
             self._failed(claim, error)
             raise
         if self._status is not None and devices:
-            self._status.prepared(_held(claim, devices))
+            self._status.prepared(_prepared_claim(claim, devices))
         return devices
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:
@@ -68,7 +68,7 @@ class ReportingPreparer:
             self._events.record(PREPARE_FAILED, ObjectReference.claim(namespace, name, uid), str(error))
 
 
-def held_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
+def prepared_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
     """Return the prepared claims of a ledger, to report them after a restart."""
     return [
         PreparedClaim(
@@ -82,7 +82,7 @@ def held_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
     ]
 
 
-def _held(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:
+def _prepared_claim(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:
     metadata = claim["metadata"]
     keys = tuple(DeviceKey(item.pool, item.device, item.share_id) for item in devices)
     return PreparedClaim(metadata["uid"], metadata.get("namespace", "default"), metadata["name"], keys)

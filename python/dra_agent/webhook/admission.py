@@ -57,18 +57,18 @@ class MalformedReviewError(Exception):
 def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> ReviewResult:
     """Return the response to a review; raises MalformedReviewError."""
     try:
-        asked = msgspec.json.decode(body, type=_Review)
+        found = msgspec.json.decode(body, type=_Review)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise MalformedReviewError(f"not an AdmissionReview: {error}") from error
-    if (asked.api_version, asked.kind) != (VERSION, "AdmissionReview"):
-        raise MalformedReviewError(f"{asked.kind} of {asked.api_version} is not AdmissionReview of {VERSION}")
-    problems = _problems(asked.request, driver, setups)
-    response: dict[str, Any] = {"uid": asked.request.uid, "allowed": not problems}
+    if (found.api_version, found.kind) != (VERSION, "AdmissionReview"):
+        raise MalformedReviewError(f"{found.kind} of {found.api_version} is not AdmissionReview of {VERSION}")
+    problems = _problems(found.request, driver, setups)
+    response: dict[str, Any] = {"uid": found.request.uid, "allowed": not problems}
     if problems:
         message = printable("; ".join(problems), longest=MAX_MESSAGE)
         response["status"] = {"code": _INVALID, "reason": "Invalid", "message": message}
-    answer = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
-    return ReviewResult(msgspec.json.encode(answer), _name(asked.request), problems)
+    document = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
+    return ReviewResult(msgspec.json.encode(document), _name(found.request), problems)
 
 
 def _problems(request: _Request, driver: str, setups: Mapping[Kind, DeviceSetup]) -> tuple[str, ...]:

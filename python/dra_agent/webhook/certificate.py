@@ -29,21 +29,21 @@ class ReloadingCertificate:
         """Load them. Raises UsageError where they cannot be used."""
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self._paths = [path for path in (certificate, key, client_ca) if path is not None]
-        self._told = ""
+        self._logged = ""
         try:
-            self._seen = self._identity()
+            self._loaded = self._identity()
             self.context = self._load()
         except (OSError, ssl.SSLError) as error:
             where, hint = f"{certificate} and {key}", "give a PEM certificate and its key, without passphrase"
             if client_ca is not None:
                 where = f"{certificate}, {key} and {client_ca}"
                 hint += ", and a PEM bundle with the authority of the clients' certificates"
-            raise UsageError(_said(error), where=where, hint=hint) from error
+            raise UsageError(_reason(error), where=where, hint=hint) from error
 
     @property
     def unusable(self) -> bool:
         """Whether the files hold something newer that cannot be used, so that the old ones serve to their end."""
-        return bool(self._told)
+        return bool(self._logged)
 
     @property
     def files(self) -> list[str]:
@@ -54,18 +54,18 @@ class ReloadingCertificate:
         """Return whether `context` is a new one, of replaced files; what is not whole yet is tried again."""
         try:
             identity = self._identity()
-            if identity == self._seen:
-                self._told = ""  # restored
+            if identity == self._loaded:
+                self._logged = ""  # restored
                 return False
             context = self._load()
             if self._identity() != identity:
                 return False
         except (OSError, ssl.SSLError) as error:
-            if (what := _said(error)) != self._told:
+            if (what := _reason(error)) != self._logged:
                 log.error("the new certificate cannot be used", extra={"reason": what, "files": self.files})
-            self._told = what
+            self._logged = what
             return False
-        self.context, self._seen, self._told = context, identity, ""
+        self.context, self._loaded, self._logged = context, identity, ""
         return True
 
     def _load(self) -> ssl.SSLContext:
@@ -90,7 +90,7 @@ def _no_passphrase() -> str:
     return ""  # instead of asking on the terminal
 
 
-def _said(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
     return error.strerror or str(error)

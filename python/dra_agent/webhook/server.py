@@ -24,29 +24,29 @@ from dra_agent.webhook.clients import ClientRule, reporting
 
 log = logging.getLogger(__name__)
 
-Judge = Callable[[bytes], ReviewResult]
+ReviewFunction = Callable[[bytes], ReviewResult]
 """Returns the response to the body of a review; raises MalformedReviewError."""
 
-MOST = 4 << 20
+MAX_BODY_BYTES = 4 << 20
 """Bytes of a body: an object of the API has 1.5 MiB at most (etcd), and a review has its old version too."""
-SMALL = 64 << 10
+SMALL_BODY_BYTES = 64 << 10
 """Bytes of a body that is read at once; the claims of people have a few KiB."""
-LARGE_AT_ONCE = 3
+MAX_LARGE_BODIES = 3
 """Larger bodies in memory at the same time; others wait, within the timeout of their request."""
-JUDGES = 2
+REVIEW_THREADS = 2
 """Reviews that are evaluated concurrently, on separate threads: probes and small reviews do not wait for them."""
-MAX_LOGGED = 1024
+MAX_LOGGED_CHARS = 1024
 """Characters of what was wrong, in one line of the log."""
-SLOWEST = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """Seconds for one request to come in, or for the TLS handshake."""
-IDLE = 120.0
+IDLE_TIMEOUT_S = 120.0
 """Seconds after which an idle connection is closed; the API server keeps its own for 90."""
-CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 """Maximum connections; one more closes the one that is idle longest, and is refused if all are busy."""
-REFUSALS_LOGGED_S = 60.0
+REFUSAL_LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about clients without a valid certificate, which could flood the log."""
-_REFRESH = 5.0
-_HEADERS = 64 << 10
+_CERTIFICATE_CHECK_INTERVAL_S = 5.0
+_MAX_HEADERS_BYTES = 64 << 10
 
 
 class ReviewObserver:
@@ -55,7 +55,7 @@ class ReviewObserver:
     def review(self, result: str, seconds: float) -> None:
         """Record the result of a POST to /validate: allowed, refused, unreadable, too_large or defect."""
 
-    def stranger(self) -> None:
+    def unauthenticated_client(self) -> None:
         """Record a client without a valid certificate."""
 
 
@@ -66,8 +66,8 @@ class Webhook:
         self,
         address: tuple[str, int],
         certificate: ReloadingCertificate,
-        judge: Judge,
-        told: ReviewObserver | None = None,
+        review: ReviewFunction,
+        observer: ReviewObserver | None = None,
         clients: ClientRule | None = None,
     ) -> None:
         """`clients`: who may have objects reviewed; without it, everybody."""
@@ -76,9 +76,9 @@ class Webhook:
         self._refusal_logged: float | None = None
         self._certificate = certificate
         self._context = certificate.context
-        """That new connections are made with."""
-        self._judge = judge
-        self._told = told or ReviewObserver()
+        """The context of new connections."""
+        self._review = review
+        self._observer = observer or ReviewObserver()
         self._servers: list[asyncio.Server] = []
         """All of one TLS context: one after the start, and one for each of its sockets after a new context."""
         self._connections: dict[asyncio.Task[None], None] = {}
@@ -88,8 +88,8 @@ class Webhook:
         """Connections that were ended, or refused, because there were too many."""
         self._refresher: asyncio.Task[None] | None = None
         self._closing = False
-        self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="review")
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._executor = ThreadPoolExecutor(REVIEW_THREADS, thread_name_prefix="review")
+        self._large = asyncio.Semaphore(MAX_LARGE_BODIES)
 
     @property
     def connections(self) -> int:
@@ -114,27 +114,27 @@ class Webhook:
             ) from error
         self._refresher = asyncio.create_task(self._refresh(), name="certificate")
 
-    async def close(self, patience: float = 5.0) -> None:
+    async def close(self, timeout_s: float = 5.0) -> None:
         """Take no more connections, let requests in work finish, and end."""
         assert self._refresher is not None
         self._closing = True
         self._refresher.cancel()
         for server in self._servers:
             await stop_accepting(server)
-        busy = {task for task in self._connections if not task.done()}
-        for task in busy:
+        open_tasks = {task for task in self._connections if not task.done()}
+        for task in open_tasks:
             if task.get_name() == _WAITING:
                 task.cancel()
-        if busy:
-            await asyncio.wait(busy, timeout=patience)
-        for task in busy:
+        if open_tasks:
+            await asyncio.wait(open_tasks, timeout=timeout_s)
+        for task in open_tasks:
             task.cancel()
-        await asyncio.gather(*busy, self._refresher, return_exceptions=True)
-        self._judges.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*open_tasks, self._refresher, return_exceptions=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(_REFRESH)
+            await asyncio.sleep(_CERTIFICATE_CHECK_INTERVAL_S)
             self._certificate.refresh()
             if self._context is self._certificate.context:
                 continue
@@ -152,24 +152,24 @@ class Webhook:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._connected(reader, writer, context)
 
-        return await asyncio.start_server(connected, ssl=context, ssl_handshake_timeout=SLOWEST, **where)  # type: ignore[arg-type]
+        return await asyncio.start_server(connected, ssl=context, ssl_handshake_timeout=REQUEST_TIMEOUT_S, **where)  # type: ignore[arg-type]
 
     async def _renew(self) -> None:
-        """Use the new context for new connections; the sockets, and who waits at them, stay.
+        """Use the new context for new connections; the sockets and their waiting connections are kept.
 
         An authority or a session cannot be removed from a context, so each set of files has its own context.
         """
         context = self._certificate.context
-        made: list[asyncio.Server] = []
+        created: list[asyncio.Server] = []
         listening = [found for server in self._servers for found in server.sockets]
         try:
             for one in listening:
-                made.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (what is made is kept on errors)
+                created.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (what is created is kept on errors)
         except OSError:
-            for server in made:
+            for server in created:
                 await stop_accepting(server)
             raise
-        before, self._servers, self._context = self._servers, made, context
+        before, self._servers, self._context = self._servers, created, context
         for server in before:
             await stop_accepting(server)
         if self._clients.required:
@@ -181,7 +181,7 @@ class Webhook:
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= CONNECTIONS and not self._make_room():
+        if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
             writer.close()
             return
         self._connections[task] = None
@@ -219,21 +219,21 @@ class Webhook:
         # A client that an authority of before vouched for has to show that it is one of the present authority's.
         while context is self._context or not self._clients.required:
             task.set_name(_WAITING)
-            if not await connection.asked():
+            if not await connection.wait_for_request():
                 return
             task.set_name("answering")
-            async with AsyncExitStack() as held:
+            async with AsyncExitStack() as resources:
                 objection = self._objection(connection)
-                async with asyncio.timeout(SLOWEST):
-                    large = None if objection else lambda: held.enter_async_context(self._large)
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    large = None if objection else lambda: resources.enter_async_context(self._large)
                     request, body = await connection.request(large)
                 if objection:
                     status, content, kind = 403, f"{objection}\n".encode(), _TEXT
                 else:
-                    status, content, kind = await self._answer(request, body)
+                    status, content, kind = await self._respond(request, body)
                 del body
-            async with asyncio.timeout(SLOWEST):
-                again = await connection.answer(status, content, kind)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                again = await connection.respond(status, content, kind)
             if not again:
                 return
             self._connections.pop(task, None)
@@ -246,13 +246,13 @@ class Webhook:
         return objection
 
     def _refused(self, reason: str) -> None:
-        self._told.stranger()
+        self._observer.unauthenticated_client()
         now = time.monotonic()
-        if self._refusal_logged is None or now - self._refusal_logged >= REFUSALS_LOGGED_S:
+        if self._refusal_logged is None or now - self._refusal_logged >= REFUSAL_LOG_INTERVAL_S:
             self._refusal_logged = now
             log.warning("client refused", extra={"reason": reason})
 
-    async def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
+    async def _respond(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
         method, path = request.method, request.target.partition(b"?")[0]
         if path in (b"/healthz", b"/readyz"):
             return (200, b"ok\n", _TEXT) if method in (b"GET", b"HEAD") else (405, b"GET it\n", _TEXT)
@@ -261,22 +261,24 @@ class Webhook:
         if method != b"POST":
             return 405, b"POST an AdmissionReview\n", _TEXT
         began = time.monotonic()
-        result, answer = await asyncio.get_running_loop().run_in_executor(self._judges, self._judged, body)
-        self._told.review(result, time.monotonic() - began)
-        return answer
+        result, response = await asyncio.get_running_loop().run_in_executor(self._executor, self._run_review, body)
+        self._observer.review(result, time.monotonic() - began)
+        return response
 
-    def _judged(self, body: bytes | None) -> tuple[str, tuple[int, bytes, str]]:
+    def _run_review(self, body: bytes | None) -> tuple[str, tuple[int, bytes, str]]:
         if body is None:
-            return "too_large", (413, f"at most {MOST} bytes are read\n".encode(), _TEXT)
+            return "too_large", (413, f"at most {MAX_BODY_BYTES} bytes are read\n".encode(), _TEXT)
         try:
-            verdict = self._judge(body)
+            verdict = self._review(body)
         except MalformedReviewError as error:
             return "unreadable", (400, f"{error}\n".encode(), _TEXT)
         except Exception:  # the API server gets an error, and its failure policy decides
             log.exception("a review failed")
             return "defect", (500, b"internal error; see the log of the webhook\n", _TEXT)
         if verdict.problems:
-            log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)[:MAX_LOGGED]})
+            log.info(
+                "refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)[:MAX_LOGGED_CHARS]}
+            )
         else:
             log.debug("allowed", extra={"object": verdict.what})
         return "refused" if verdict.problems else "allowed", (200, verdict.body, "application/json")
@@ -292,7 +294,7 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEADERS)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEADERS_BYTES)
         self._first: h11.Request | None = None
         self._head = False
 
@@ -304,23 +306,23 @@ class _Connection:
 
     @property
     def path(self) -> bytes:
-        """The path without the query; valid after `asked`."""
+        """The path without the query; valid after `wait_for_request`."""
         assert self._first is not None
         return self._first.target.partition(b"?")[0]
 
-    async def asked(self) -> bool:
+    async def wait_for_request(self) -> bool:
         """Wait for the head of a request; False if the client closed the connection or is idle for too long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE):
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
                 event = await self._next()
                 self._first = event if isinstance(event, h11.Request) else None
                 return self._first is not None
         return False
 
     async def request(self, large: Callable[[], Awaitable[object]] | None) -> tuple[h11.Request, bytes | None]:
-        """Read a request to its end; the body is None where it is too large. `large` is awaited beyond SMALL.
+        """Read a request to its end; the body is None if too large. `large` is awaited above SMALL_BODY_BYTES.
 
-        Without `large`, SMALL is all that is read: enough of a refused request that its client reads why.
+        Without `large`, SMALL_BODY_BYTES is all that is read: enough of a refused request that its client reads why.
         """
         request = self._first
         assert request is not None
@@ -333,17 +335,17 @@ class _Connection:
         while True:
             event = await self._next()
             if isinstance(event, h11.EndOfMessage):
-                return request, b"".join(parts) if size <= MOST else None
+                return request, b"".join(parts) if size <= MAX_BODY_BYTES else None
             if not isinstance(event, h11.Data):
                 raise ConnectionError("the client closed the connection within its request")
             before, size = size, size + len(event.data)
-            if size > (MOST if large is not None else SMALL):
+            if size > (MAX_BODY_BYTES if large is not None else SMALL_BODY_BYTES):
                 return request, None
-            if large is not None and before <= SMALL < size:
+            if large is not None and before <= SMALL_BODY_BYTES < size:
                 await large()
             parts.append(bytes(event.data))
 
-    async def answer(self, status: int, content: bytes, kind: str) -> bool:
+    async def respond(self, status: int, content: bytes, kind: str) -> bool:
         """Send the response; True if the connection stays open."""
         headers = [("Content-Type", kind), ("Content-Length", str(len(content)))]
         response = self._http.send(h11.Response(status_code=status, headers=headers)) or b""
