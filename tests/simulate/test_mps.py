@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dra_agent.device_setup.mps.daemon import MpsDaemon
+from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.host import Host
 from dra_agent.simulate import build_machine, nvml
 from dra_agent.simulate import mps as mps_tool
@@ -51,8 +54,9 @@ class Mps:
             "CUDA_VISIBLE_DEVICES": visible,
         }
 
-    def start(self) -> int:
-        return subprocess.run([self.program, "-d"], env=self.environment, timeout=120, check=False).returncode
+    def start(self, *options: str) -> int:
+        command = [str(self.program), "-d", *options]
+        return subprocess.run(command, env=self.environment, timeout=120, check=False).returncode
 
     def say(self, command: str, timeout: float = DEADLINE_S) -> tuple[int, str]:
         done = subprocess.run(
@@ -182,3 +186,56 @@ def ended(pid: int) -> bool:
             return True
 
     return eventually(gone)
+
+
+def test_a_second_user_waits_without_the_option(mps: Callable[[str], Mps]) -> None:
+    one = mps("one")
+    assert one.start() == 0
+    assert one.say("connect 1000") == (0, "connected as user 1000")
+    assert one.say("connect 1000") == (0, "connected as user 1000")
+    assert one.say("connect 1001") == (0, "pending: the server is of user 1000")
+
+
+@pytest.mark.parametrize("option", ["-M", "-multiuser-server"])
+def test_all_users_share_a_server_with_the_option(mps: Callable[[str], Mps], option: str) -> None:
+    one = mps("one")
+    assert one.start(option) == 0
+    assert {one.say(f"connect {uid}")[1] for uid in (1000, 1001)} == {"connected as user 0"}
+
+
+def test_an_old_program_does_not_know_the_option(mps: Callable[[str], Mps], host: Host) -> None:
+    mps_tool.inject_fault(host.sysfs.parent, "multiuser", "fail", times=None)
+    one = mps("one")
+    assert one.start("-multiuser-server") == 1
+    assert one.start() == 0
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Pipes have short paths; pytest's folders do not."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as path:
+        yield Path(path)
+
+
+def test_the_agent_serves_all_users_where_the_program_can(
+    host: Host, uuid: str, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def connect(state: str) -> set[str]:
+        paths = MpsPaths.of(short / state, host.dev, "gpu")
+        for folder in (paths.pipe, paths.log):
+            folder.mkdir(parents=True)
+        program = host.sysfs.parent / "lib" / mps_tool.CONTROL
+        daemon = MpsDaemon(program, paths, uuid, own_shm=False, proc=Path("/proc"), deadline=DEADLINE_S)
+        daemon.start()
+        client = Mps(host, paths.pipe, uuid)
+        client.environment["CUDA_MPS_LOG_DIRECTORY"] = str(paths.log)
+        try:
+            return {client.say(f"connect {uid}")[1].partition(":")[0] for uid in (1000, 1001)}
+        finally:
+            daemon.quit()
+
+    assert connect("a") == {"connected as user 0"}
+    assert not caplog.records
+    mps_tool.inject_fault(host.sysfs.parent, "multiuser", "fail", times=None)
+    assert connect("b") == {"connected as user 1000", "pending"}
+    assert "one user at a time" in caplog.text

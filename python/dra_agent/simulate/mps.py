@@ -31,7 +31,8 @@ def inject_fault(
 ) -> None:
     """Let a command take longer and then fail, hang, crash the daemon or do nothing.
 
-    `command` is one of the daemon's, or "start". `times`: so many commands, None for all until `clear_faults`.
+    `command` is one of the daemon's, "start", or "multiuser": with "fail" the program does not know that option.
+    `times`: so many commands, None for all until `clear_faults`.
     """
     with (root / "lib" / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -61,7 +61,10 @@ def fault(command: str) -> str | None:
 class Daemon:
     """The commands that one daemon has received."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, multi_user: bool) -> None:
+        self.multi_user = multi_user
+        self.uid: int | None = None
+        """The user of the server that has clients."""
         self.visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         self.percentage = 100.0
         self.limits: dict[str, str] = {}
@@ -76,6 +79,7 @@ class Daemon:
             "get_default_device_pinned_mem_limit": lambda words: self.limits.get(self._device(words), "N/A"),
             "set_default_device_pinned_mem_limit": self._set_limit,
             "quit": self._quit,
+            "connect": self._connect,
         }
 
     def answer(self, line: str) -> str:
@@ -144,6 +148,17 @@ class Daemon:
         log(f"Starting new server {server} for user {words[1]}")
         return ""
 
+    def _connect(self, words: list[str]) -> str:
+        """Stand for a client of a user: a real one connects through CUDA, and no command does this."""
+        uid = int(words[0])
+        if self.multi_user:
+            return "connected as user 0"
+        if self.uid in (None, uid):
+            self.uid = uid
+            return f"connected as user {uid}"
+        log(f"NEW CLIENT from user {uid}: Server is not ready, push client to pending list")
+        return f"pending: the server is of user {self.uid}"
+
     def _shutdown_server(self, words: list[str]) -> str:
         if int(words[0]) not in self.servers:
             raise ValueError(f"no server {words[0]}")
@@ -169,8 +184,10 @@ def log(text: str) -> None:
         file.write(f"[{moment}.000 Control {os.getpid():5d}] {text}\n")
 
 
-def start(*, background: bool) -> int:
+def start(*, background: bool, multi_user: bool) -> int:
     """Start a daemon, one for each directory of pipes."""
+    if multi_user and fault("multiuser") == "fail":
+        return usage()
     if (action := fault("start")) in ("fail", "crash"):
         print("Failed to start the MPS control daemon", file=sys.stderr)
         return 1
@@ -205,15 +222,15 @@ def start(*, background: bool) -> int:
     os.write(tells, b"1")
     os.close(told)
     os.close(tells)
-    serve(listening)
+    serve(listening, multi_user=multi_user)
     for name in (PID_FILE, CONTROL):
         Path(name).unlink(missing_ok=True)
     return 0
 
 
-def serve(listening: socket.socket) -> None:
+def serve(listening: socket.socket, *, multi_user: bool) -> None:
     """Serve requests until the command to quit."""
-    daemon = Daemon()
+    daemon = Daemon(multi_user=multi_user)
     listening.settimeout(_LOOK)
     while not daemon.ends:
         try:
@@ -254,17 +271,23 @@ def send() -> int:
     return 0
 
 
+def usage() -> int:
+    """Print the usage, as for an option that is not known."""
+    print("usage: nvidia-cuda-mps-control [-d | -f] [-M | -multiuser-server]", file=sys.stderr)
+    return 1
+
+
 def main(arguments: list[str]) -> int:
     """Run the program."""
-    match arguments:
+    multi_user = [word for word in arguments if word in ("-M", "-multiuser-server")]
+    match [word for word in arguments if word not in multi_user]:
         case ["-d"]:
-            return start(background=True)
+            return start(background=True, multi_user=bool(multi_user))
         case ["-f"]:
-            return start(background=False)
-        case []:
+            return start(background=False, multi_user=bool(multi_user))
+        case [] if not multi_user:
             return send()
-    print("usage: nvidia-cuda-mps-control [-d | -f]", file=sys.stderr)
-    return 1
+    return usage()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The commands are those of nvidia-cuda-mps-control(1). The daemon sees only one G
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -20,6 +21,12 @@ from dra_agent.device_setup.mps.launch import stat_of
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.errors import RetryableError
 
+_log = logging.getLogger(__name__)
+
+MULTI_USER = "-multiuser-server"
+"""Lets clients of all users share one server, which runs as root. Without it, a client of another user waits until all
+clients of the server's user have ended (docs.nvidia.com/deploy/mps, architecture). It needs root, Volta or newer, and
+does not exist on Tegra."""
 COMMAND_TIMEOUT_S = 10.0
 """Seconds for one command."""
 _QUIT_TIMEOUT_S = 10.0
@@ -74,7 +81,16 @@ class MpsDaemon:
         """Start the daemon; RetryableError if it does not start."""
         shm = str(self._paths.shm) if self._own_shm else "-"
         log = str(self._paths.log / "start.log")
-        done = self._launcher.run([shm, log, str(self._path.absolute()), "-d"])
+        command = [shm, log, str(self._path.absolute()), "-d"]
+        done = self._launcher.run([*command, MULTI_USER])
+        if done.status != 0:
+            # The first version with the option is not documented.
+            reason, done = done.last_line, self._launcher.run(command)
+            if done.status == 0:
+                _log.warning(
+                    "the MPS daemon serves one user at a time: clients of other users wait until all others have ended",
+                    extra={"gpu": self._paths.log.parent.name, "reason": reason},
+                )
         if done.status != 0:
             raise self._tool.error(f"does not start: {done.last_line} (exit status {done.status})")
         self._record(done.output)
