@@ -124,3 +124,20 @@ def test_gpus_that_share_an_id_have_no_uuid(tmp_path: Path) -> None:
         properties.chmod(0o644)
         properties.write_text("\n".join([*rows, "unique_id 4711\n"]))
     assert ["uuid" in device.attributes for device in collect(host, scan(host)).devices] == [False, False]
+
+
+def test_virtual_functions_of_one_slot_are_gpus_of_their_own(tmp_path: Path) -> None:
+    host = Host(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", None)
+    for function in (0, 1):
+        folder = host.sysfs / f"bus/pci/devices/0000:02:00.{function}"
+        folder.mkdir(parents=True)
+        (folder / "current_compute_partition").write_text("SPX\n")
+        node = host.sysfs / f"class/kfd/kfd/topology/nodes/{function + 1}"
+        node.mkdir(parents=True)
+        rows = f"simd_count 1216\nsimd_per_cu 4\nlocation_id {0x200 + function}\ndrm_render_minor {128 + function}\n"
+        (node / "properties").write_text(rows)
+    nodes = gpu_nodes(host, [])
+    assert {address: [node.render_minor for node in of_gpu] for address, of_gpu in nodes.items()} == {
+        "0000:02:00.0": [128],
+        "0000:02:00.1": [129],
+    }

@@ -198,6 +198,15 @@ def test_a_gpu_in_a_mode_of_which_a_part_is_there_is_not_offered_as_a_whole(benc
     assert not bench.collector.lost_event_stream()
 
 
+def test_a_gpu_that_stays_half_made_is_not_scanned_ever_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.inventory.amd.backend.SETTLE_TIMEOUT_S", 0.0)
+    bench.divide("DPX")
+    with half_made(bench.host, FIRST, left=1):
+        assert of(bench.look(), FIRST) == []
+        assert not bench.collector.lost_event_stream(), "the next periodic scan is soon enough"
+    assert len(of(bench.look(), FIRST)) == 2
+
+
 def test_gpus_that_claims_divide_wait_for_a_rebuild_too(bench: Bench) -> None:
     collector = Collector(bench.host, DIVISIBLE)
     before = collector.collect(scan(bench.host))

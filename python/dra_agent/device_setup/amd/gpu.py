@@ -54,9 +54,12 @@ class Gpu:
         while self.mode != mode or len(self._partitions()) != partitions:
             if time.monotonic() > until:
                 raise RetryableError(
-                    f"its driver has not created {partitions} partitions of mode {mode}",
+                    f"its driver has created {len(self._partitions())} of the {partitions} partitions of mode {mode}",
                     where=self._where,
-                    hint="check the kernel log (dmesg)",
+                    # Inferred: a display of the board's controller takes one of the 64 minors of older kernels. The
+                    # recorded CPX host of ROCm/k8s-device-plugin shows 63 of 64 partitions.
+                    hint="check the kernel log (dmesg): with 'Skip xcp node' the kernel has no DRM minor left for it;"
+                    " unload the driver of the board's display (ast), or use a newer kernel",
                 )
             time.sleep(_POLL_INTERVAL_S)
 

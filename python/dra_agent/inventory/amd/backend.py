@@ -6,11 +6,12 @@ the operator lets claims divide, as a whole and as the partitions of every mode.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
-from dra_agent.inventory.amd.mode_transition import die_count, matches_mode
+from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S, die_count, matches_mode
 from dra_agent.inventory.amd.modes import WHOLE, known_mode
 from dra_agent.inventory.amd.partitionable import (
     PartitionableGpus,
@@ -41,8 +42,9 @@ class AmdBackend:
         self._changes = ModeChanges()
         self._divisible: PartitionableGpus | None = None
         self._topology = KfdReader(host)
-        self._is_changing = False
-        """Whether the last scan withheld a GPU whose mode changes."""
+        self._half_since: dict[str, float] = {}
+        """By address, of GPUs that are withheld because their nodes are not those of their mode: since when."""
+        self._look_again = False
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs can be divided by claims."""
@@ -62,15 +64,16 @@ class AmdBackend:
 
     def lost_event_stream(self) -> bool:
         """Return once that a GPU appeared incomplete."""
-        changed, self._is_changing = self._is_changing, False
-        return (self._divisible is not None and self._divisible.look_again()) or changed
+        look_again, self._look_again = self._look_again, False
+        return (self._divisible is not None and self._divisible.look_again()) or look_again
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU, or each of its partitions."""
         if self._divisible is None and self._rules is not None and self._rules.has_mode("amd"):
             self._divisible = PartitionableGpus(self._host, self._rules, self._changes, self._topology)
         divisible = self._divisible
-        self._is_changing = False
+        self._look_again = False
+        half_since, self._half_since = self._half_since, {}
         nodes = divisible.begin(functions, problems) if divisible is not None else self._topology.nodes(problems)
         modules = SysfsDir(self._host.sysfs / "module", problems)
         devices = []
@@ -81,7 +84,10 @@ class AmdBackend:
             if of_all_modes is not None:
                 devices += of_all_modes
             elif self._is_divided(function, of_function):
-                devices += self._partitions(function, of_function, driver_version, problems)
+                parts = self._partitions(function, of_function, driver_version, problems)
+                if not parts:
+                    self._withhold(function.pci_address, half_since)
+                devices += parts
             else:
                 draft = DeviceBuilder(self._host, function, "gpu", problems)
                 describe_whole(draft, of_function[0] if of_function else None, driver_version)
@@ -90,6 +96,11 @@ class AmdBackend:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _withhold(self, address: str, half_since: dict[str, float]) -> None:
+        now = time.monotonic()
+        self._half_since[address] = since = half_since.get(address, now)
+        self._look_again = self._look_again or now - since < SETTLE_TIMEOUT_S
 
     def _is_divided(self, function: Function, nodes: list[KfdNode]) -> bool:
         """Whether a GPU is more than one device; a guest's virtual function is one, in every mode of its host."""
@@ -104,7 +115,6 @@ class AmdBackend:
         mode = known_mode(files, COMPUTE_MODE)
         if mode is not None and not matches_mode(nodes, mode):
             # Neither the whole GPU nor a part of it: what is left of it would be offered with the memory of all.
-            self._is_changing = True
             problems.append(half_made(device_name("gpu", function.pci_address), die_count(nodes), die_count(nodes)))
             return []
         mode = mode or _mode(nodes)
