@@ -35,12 +35,12 @@ class Metadata:
 
     def __init__(self, node: Node) -> None:
         command = [sys.executable, "-P", "-m", "reclaim.metadata", "aws"]
-        log, owner = node.directory / "metadata.log", node.place.directory
+        log, owner = node.directory / "metadata.log", node.cluster_dir.directory
         path = {"PYTHONPATH": str(ROOT / "tests")}
         self._process = Process(f"{node.name} metadata", command, log, owner, environment=path)
         self._process.start()
-        until(lambda: self._process.said().endswith("\n"), "the metadata service says where it is", 20)
-        self.endpoint = self._process.said().strip()
+        until(lambda: self._process.read_log().endswith("\n"), "the metadata service says where it is", 20)
+        self.endpoint = self._process.read_log().strip()
 
     def take(self) -> float:
         """Announce an interruption; return the Unix time of the announcement."""

@@ -1,4 +1,4 @@
-"""What containers really get of their claims: variables, device nodes and mounts, for each kind of device."""
+"""What containers get for their claims: variables, device nodes and mounts, for each kind of device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Agents = dict[str, Agent]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device in the machine `mixed`, and what a container has of it."""
+    """A kind of device of the machine `mixed`, and what a container gets for it."""
 
     selector: str
     """Of the device's own attributes."""
     nodes: tuple[str, ...]
-    """Every device node that the container has more than one without a claim."""
+    """Every device node that a container has only with the claim."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of the device, without DRA_AGENT_DEVICE_<DEVICE>: regular expressions."""
 
@@ -85,7 +85,7 @@ OWN = 'device.attributes["dra-agent.internal"]'
 
 @pytest.fixture
 def any_device(cluster: Cluster) -> Iterator[str]:
-    """A DeviceClass of everything that the agent has."""
+    """A DeviceClass of all devices of the agent."""
     spec = {"selectors": [{"cel": {"expression": 'device.driver == "dra-agent.internal"'}}]}
     cluster.api.create(CLASSES, {"metadata": {"name": "any-device"}, "spec": spec})
     yield "any-device"
@@ -93,15 +93,17 @@ def any_device(cluster: Cluster) -> Iterator[str]:
 
 
 def nodes(namespace: Namespace, pod: str) -> set[str]:
-    """Every file below /dev that is a device node, or stands for one, and is not of containerd's own."""
+    """Return every file below /dev that is a device node, or replaces one, except containerd's own."""
     listed = namespace.execute(pod, "find /dev -type c -o -type b -o -type f").split()
     return {path for path in listed if not path.startswith(("/dev/pts/", "/dev/shm/", "/dev/mqueue/"))}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_containers_see_their_cdi_edits(agents: Agents, namespace: Namespace, any_device: str, kind: str) -> None:
-    wanted = KINDS[kind]
-    selector = f"{OWN}.{wanted.selector.format(OWN)}"
+def test_container_gets_the_cdi_edits_of_its_device(
+    agents: Agents, namespace: Namespace, any_device: str, kind: str
+) -> None:
+    expected = KINDS[kind]
+    selector = f"{OWN}.{expected.selector.format(OWN)}"
     if kind == "rdma":
         selector = f'{OWN}.type == "nic" && {OWN}.?ifName.orValue("") == "enp4f1np1"'
     namespace.claim("one", request("device", any_device, selector))
@@ -114,16 +116,16 @@ def test_containers_see_their_cdi_edits(agents: Agents, namespace: Namespace, an
     assert environment["DRA_AGENT_CLAIM"] == f"{namespace.name}/one"
     assert environment["DRA_AGENT_REQUEST_DEVICE"] == result["device"]
     assert environment[f"DRA_AGENT_DEVICE_{device}"] == f"{namespace.name}/one/device"
-    for name, value in wanted.variables.items():
+    for name, value in expected.variables.items():
         assert re.fullmatch(value, environment[f"DRA_AGENT_DEVICE_{device}{name}"])
-    assert nodes(namespace, "user") - nodes(namespace, "without") == set(wanted.nodes)
+    assert nodes(namespace, "user") - nodes(namespace, "without") == set(expected.nodes)
     # The nodes are those of the host, with the same numbers.
-    for path in wanted.nodes:
+    for path in expected.nodes:
         assert numbers(namespace, path) == host_numbers(agents["node-b"], path), path
 
 
 def numbers(namespace: Namespace, path: str) -> str:
-    """Type, major and minor of a container's node."""
+    """Return type, major and minor of a container's node."""
     return namespace.execute("user", f"stat -c '%F %t:%T' {path}").strip()
 
 
@@ -133,7 +135,7 @@ def host_numbers(agent: Agent, path: str) -> str:
     return f"{kind} {os.major(status.st_rdev):x}:{os.minor(status.st_rdev):x}"
 
 
-def test_mounts_an_intel_gpu_by_its_path(agents: Agents, namespace: Namespace) -> None:
+def test_intel_gpu_is_mounted_by_path(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("one", request("gpu", "intel-gpu"))
     namespace.pod("user", claim="one", node="node-b")
     namespace.running("user")
@@ -143,7 +145,7 @@ def test_mounts_an_intel_gpu_by_its_path(agents: Agents, namespace: Namespace) -
     assert len(mounts) == 2
 
 
-def test_two_pods_never_see_each_others_device(agents: Agents, namespace: Namespace) -> None:
+def test_two_pods_never_share_a_device(agents: Agents, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
     pods = [f"user-{number}" for number in range(8)]
     for pod in pods:
@@ -159,12 +161,12 @@ def test_two_pods_never_see_each_others_device(agents: Agents, namespace: Namesp
         for other, device in held.items():
             mentions = device in str(environment) or device.replace("-", "_").upper() in str(environment)
             assert mentions == (other == pod)
-    # Not even by its number: the cgroup lets a container open its own devices alone.
+    # Nor by device number: the cgroup allows a container its own devices only.
     first, second = pods[:2]
     listed = namespace.execute(second, f"stat -c '%t %T' /dev/{next(iter(seen[second]))}").split()
     major, minor = (int(number, 16) for number in listed)
-    said = namespace.execute(first, f"(mknod /tmp/stolen c {major} {minor} && head -c1 /tmp/stolen) 2>&1 || true")
-    assert "Operation not permitted" in said or "Permission denied" in said, said
+    output = namespace.execute(first, f"(mknod /tmp/stolen c {major} {minor} && head -c1 /tmp/stolen) 2>&1 || true")
+    assert "Operation not permitted" in output or "Permission denied" in output, output
 
 
 def own_gpus(namespace: Namespace, pod: str) -> set[str]:

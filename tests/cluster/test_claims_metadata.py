@@ -1,4 +1,4 @@
-"""Files that describe a container's devices, in the container, at the paths that Kubernetes has set for them."""
+"""Device metadata files in the container, at the paths that Kubernetes defines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster.kube.workload import Namespace, request
 FILES = "/var/run/kubernetes.io/dra-device-attributes"
 
 
-def test_device_metadata_in_containers(start_agent: StartAgent, namespace: Namespace) -> None:
+def test_device_metadata_files_are_in_the_container(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", "dgx-h100", "--device-metadata")
     namespace.claim("named", request("gpu", "gpu"))
     namespace.template("made", request("gpu", "gpu"))
@@ -22,8 +22,8 @@ def test_device_metadata_in_containers(start_agent: StartAgent, namespace: Names
     for pod, path in paths.items():
         claim = namespace.claim_of(pod)
         (result,) = namespace.results(claim)
-        said = namespace.execute(pod, f"cat {path}")
+        content = namespace.execute(pod, f"cat {path}")
         uuid = agent.devices()[result["device"]]["attributes"]["uuid"]["string"]
         for expected in ("metadata.resource.k8s.io/v1beta1", result["device"], uuid, claim["metadata"]["uid"]):
-            assert expected in said
+            assert expected in content
         assert " ro," in namespace.execute(pod, f"grep {path} /proc/self/mounts")

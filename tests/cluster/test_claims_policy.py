@@ -1,4 +1,4 @@
-"""Who may have what: quotas, rights, admin access, and pods that ask in the way of device plugins."""
+"""Access to devices: quotas, RBAC, admin access, and extended resources as requested from device plugins."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cluster.kube.api import (
     CLASSES,
     NAMESPACES,
     RESOURCE_QUOTAS,
+    ApiStatusError,
     Kind,
     Object,
-    RefusedError,
 )
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, container, request
@@ -28,20 +28,20 @@ ROLE_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "rolebindings")
 Agents = dict[str, Agent]
 
 
-def test_resource_quota_per_class(agents: Agents, namespace: Namespace) -> None:
+def test_resource_quota_limits_devices_per_class(agents: Agents, namespace: Namespace) -> None:
     limit = "gpu.deviceclass.resource.k8s.io/devices"
     namespace.api.create(
         RESOURCE_QUOTAS, {"metadata": {"name": "gpus"}, "spec": {"hard": {limit: "2"}}}, namespace.name
     )
 
-    def counted() -> Object:
+    def quota_status() -> Object:
         status: Object = namespace.api.get(RESOURCE_QUOTAS, "gpus", namespace.name)["status"]
         return status
 
-    namespace.api.wait(lambda: counted()["used"] == {limit: "0"}, "the quota is counted")
-    namespace.api.wait(lambda: too_many(namespace), "the quota is in force")
+    namespace.api.wait(lambda: quota_status()["used"] == {limit: "0"}, "the quota is counted")
+    namespace.api.wait(lambda: quota_is_enforced(namespace), "the quota is in force")
     namespace.claim("two", request("gpus", "gpu", count=2))
-    with pytest.raises(RefusedError, match=r"403 Forbidden.*exceeded quota: gpus, requested: .*=1, used: .*=2"):
+    with pytest.raises(ApiStatusError, match=r"403 Forbidden.*exceeded quota: gpus, requested: .*=1, used: .*=2"):
         namespace.claim("third", request("gpu", "gpu"))
     # Another class has a quota of its own.
     namespace.claim("other", request("gpu", "research"))
@@ -51,23 +51,25 @@ def test_resource_quota_per_class(agents: Agents, namespace: Namespace) -> None:
     namespace.delete_pod("user")
     namespace.gone("user")
     namespace.delete_claim("two")
-    namespace.api.wait(lambda: counted()["used"] == {limit: "0"}, "the quota is free again")
-    wait_for_rights(namespace, "third")
+    namespace.api.wait(lambda: quota_status()["used"] == {limit: "0"}, "the quota is free again")
+    create_when_allowed(namespace, "third")
 
 
-def too_many(namespace: Namespace) -> bool:
-    """Whether three devices are refused; the API server counts by what it has read of the quota some time ago."""
+def quota_is_enforced(namespace: Namespace) -> bool:
+    """Return whether three devices are refused; the API server uses a cached copy of the quota."""
     devices = {"requests": [request("gpus", "gpu", count=3)]}
     body = {"apiVersion": CLAIMS.version, "metadata": {"name": "too-many"}, "spec": {"devices": devices}}
     try:
         namespace.api.call("POST", f"{CLAIMS.path(namespace.name, None, None)}?dryRun=All", body)
-    except RefusedError as refused:
-        assert "exceeded quota" in str(refused)
+    except ApiStatusError as error:
+        assert "exceeded quota" in str(error)
         return True
     return False
 
 
-def test_namespace_without_rights(agents: Agents, cluster: Cluster, namespace: Namespace) -> None:
+def test_namespace_without_permission_cannot_create_claims(
+    agents: Agents, cluster: Cluster, namespace: Namespace
+) -> None:
     user = {"kind": "User", "name": "developer", "apiGroup": "rbac.authorization.k8s.io"}
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["create", "get"]},
@@ -87,12 +89,12 @@ def test_namespace_without_rights(agents: Agents, cluster: Cluster, namespace: N
     try:
         developer = replace(cluster.api, impersonate=(("Impersonate-User", "developer"),))
         without.api = developer
-        with pytest.raises(RefusedError, match=r'403 Forbidden.*"developer" cannot create resource "resourceclaims"'):
+        with pytest.raises(ApiStatusError, match=r'403 Forbidden.*"developer" cannot create resource "resourceclaims"'):
             without.claim("mine", request("gpu", "gpu"))
-        # A namespace that may use devices does; its pod cannot use another namespace's claim, for want of a field.
+        # A permitted namespace can use devices; its pod cannot name a claim of another namespace: no field exists.
         allowed = developer
         namespace.api = allowed
-        wait_for_rights(namespace, "mine")
+        create_when_allowed(namespace, "mine")
         namespace.pod("user", claim="mine")
         namespace.running("user")
     finally:
@@ -100,39 +102,39 @@ def test_namespace_without_rights(agents: Agents, cluster: Cluster, namespace: N
         without.remove()
 
 
-def wait_for_rights(namespace: Namespace, name: str) -> None:
-    """Make a claim as soon as the API server has seen what allows it: a role, or a quota that is free again."""
+def create_when_allowed(namespace: Namespace, name: str) -> None:
+    """Create a claim as soon as the API server observes a role, or a quota that is free again."""
 
-    def made() -> bool:
+    def created() -> bool:
         try:
             namespace.claim(name, request("gpu", "gpu"))
-        except RefusedError as refused:
-            if refused.code != 403:
+        except ApiStatusError as error:
+            if error.code != 403:
                 raise
             return False
         return True
 
-    namespace.api.wait(made, f"claim {name} may be made")
+    namespace.api.wait(created, f"claim {name} may be created")
 
 
-def test_admin_access_with_the_namespace_label(agents: Agents, namespace: Namespace) -> None:
+def test_admin_access_is_granted_with_the_namespace_label(agents: Agents, namespace: Namespace) -> None:
     namespace.api.patch(NAMESPACES, namespace.name, {"metadata": {"labels": {ADMIN_ACCESS: "true"}}})
     selector = 'device.attributes["dra-agent.internal"].architecture == "Ada Lovelace"'
     namespace.claim("every", request("gpus", "gpu", selector, allocationMode="All"))
     namespace.pod("user", claim="every")
     namespace.running("user")
-    # All of them are in use, and the monitor sees them all the same.
+    # All of them are in use; the monitor gets them, too.
     everything = request("gpus", "gpu", selector, allocationMode="All", adminAccess=True)
 
-    def made() -> bool:
+    def created() -> bool:
         try:
             namespace.claim("watched", everything)
-        except RefusedError as refused:
-            assert "admin access to devices requires" in str(refused)
+        except ApiStatusError as error:
+            assert "admin access to devices requires" in str(error)
             return False
         return True
 
-    namespace.api.wait(made, "the namespace's label is seen")
+    namespace.api.wait(created, "the namespace's label is seen")
     namespace.pod("monitor", claim="watched")
     namespace.running("monitor")
     watched = namespace.results("watched")
@@ -141,9 +143,9 @@ def test_admin_access_with_the_namespace_label(agents: Agents, namespace: Namesp
     assert sorted(result["device"] for result in watched) == sorted(
         result["device"] for result in namespace.results("every")
     )
-    given = namespace.environment("monitor")["DRA_AGENT_REQUEST_GPUS"]
-    assert sorted(given.split(",")) == sorted(result["device"] for result in watched)
-    # When the monitor goes, its claim alone is unprepared.
+    devices_in_variable = namespace.environment("monitor")["DRA_AGENT_REQUEST_GPUS"]
+    assert sorted(devices_in_variable.split(",")) == sorted(result["device"] for result in watched)
+    # When the monitor ends, only its claim is unprepared.
     namespace.delete_pod("monitor")
     namespace.gone("monitor")
     uids = {name: namespace.get_claim(name)["metadata"]["uid"] for name in ("every", "watched")}
@@ -152,14 +154,14 @@ def test_admin_access_with_the_namespace_label(agents: Agents, namespace: Namesp
     assert uids["watched"] not in files
 
 
-def test_admin_access_without_the_namespace_label(agents: Agents, namespace: Namespace) -> None:
-    with pytest.raises(RefusedError, match="admin access to devices requires"):
+def test_admin_access_is_refused_without_the_namespace_label(agents: Agents, namespace: Namespace) -> None:
+    with pytest.raises(ApiStatusError, match="admin access to devices requires"):
         namespace.claim("watched", request("gpus", "gpu", allocationMode="All", adminAccess=True))
 
 
 @pytest.fixture
 def drop_in(cluster: Cluster) -> Iterator[str]:
-    """The name of a device plugin's resource that a DeviceClass stands for."""
+    """The name of a device plugin's resource that a DeviceClass replaces."""
     selector = 'device.driver == "dra-agent.internal" && device.attributes["dra-agent.internal"].type == "gpu"'
     spec = {"selectors": [{"cel": {"expression": selector}}], "extendedResourceName": "vendor.example/gpu"}
     cluster.api.create(CLASSES, {"metadata": {"name": "drop-in"}, "spec": spec})
@@ -167,13 +169,13 @@ def drop_in(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(CLASSES, "drop-in")
 
 
-def asking(resource: str, count: int) -> Object:
-    """A container that asks as it would ask a device plugin."""
+def plugin_style_container(resource: str, count: int) -> Object:
+    """Return a container that requests the resource as from a device plugin."""
     return container("main", resources={"limits": {resource: str(count)}})
 
 
-def test_extended_resource_name_drop_in(agents: Agents, namespace: Namespace, drop_in: str) -> None:
-    namespace.pod("user", containers=[asking(drop_in, 2)])
+def test_extended_resource_name_replaces_a_device_plugin(agents: Agents, namespace: Namespace, drop_in: str) -> None:
+    namespace.pod("user", containers=[plugin_style_container(drop_in, 2)])
     body = namespace.running("user")
     status = body["status"]["extendedResourceClaimStatus"]
     claim = namespace.get_claim(status["resourceClaimName"])
@@ -188,7 +190,7 @@ def test_extended_resource_name_drop_in(agents: Agents, namespace: Namespace, dr
     assert not any(uid in name for agent in agents.values() for name in agent.node.cdi_files())
 
 
-def test_extended_resource_of_any_class(agents: Agents, namespace: Namespace) -> None:
-    namespace.pod("user", containers=[asking("deviceclass.resource.kubernetes.io/research", 1)])
+def test_extended_resource_exists_for_any_class(agents: Agents, namespace: Namespace) -> None:
+    namespace.pod("user", containers=[plugin_style_container("deviceclass.resource.kubernetes.io/research", 1)])
     namespace.running("user")
     assert [key for key in namespace.environment("user") if key.startswith("DRA_AGENT_DEVICE_GPU_")]

@@ -1,4 +1,4 @@
-"""What a claim can ask for, from the claim to the container, on real hardware of two kinds: H100 and L40S."""
+"""All kinds of requests, from the claim to the container, on simulated H100 and L40S nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(results: list[Object]) -> list[str]:
 
 
 def published(agents: Agents, result: Object) -> Object:
-    """The device of an allocation as its node has published it."""
+    """Return the device of an allocation as its node published it."""
     node = result["pool"].partition("/")[0]
     device: Object = agents[node].devices()[result["device"]]
     return device
@@ -31,29 +31,29 @@ def node_of(result: Object) -> str:
 
 
 def has_spec(agents: Agents, claim: Object) -> bool:
-    """Whether any node has a CDI spec for the claim."""
+    """Return whether any node has a CDI spec for the claim."""
     return any(claim["metadata"]["uid"] in name for agent in agents.values() for name in agent.node.cdi_files())
 
 
-def test_template(agents: Agents, namespace: Namespace) -> None:
+def test_each_pod_gets_a_claim_from_its_template(agents: Agents, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
     namespace.pod("first", template="one-gpu")
     namespace.pod("second", template="one-gpu")
     namespace.running("first", "second")
-    held = {pod: namespace.claim_of(pod) for pod in ("first", "second")}
-    devices = {pod: namespace.results(claim)[0] for pod, claim in held.items()}
+    claims = {pod: namespace.claim_of(pod) for pod in ("first", "second")}
+    devices = {pod: namespace.results(claim)[0] for pod, claim in claims.items()}
     assert len({(one["pool"], one["device"]) for one in devices.values()}) == 2
     for pod, device in devices.items():
         assert namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] == device["device"]
-    assert all(has_spec(agents, claim) for claim in held.values())
+    assert all(has_spec(agents, claim) for claim in claims.values())
     for pod in devices:
         namespace.delete_pod(pod)
     namespace.gone("first", "second")
     namespace.api.wait(lambda: not namespace.api.list(CLAIMS, namespace.name), "the pods' claims are gone")
-    assert not any(has_spec(agents, claim) for claim in held.values())
+    assert not any(has_spec(agents, claim) for claim in claims.values())
 
 
-def test_named(agents: Agents, namespace: Namespace) -> None:
+def test_a_named_claim_is_used_and_reused(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("mine", request("gpu", "gpu"))
     assert namespace.results("mine") == []
     namespace.pod("user", claim="mine")
@@ -70,7 +70,7 @@ def test_named(agents: Agents, namespace: Namespace) -> None:
     assert namespace.environment("next")["DRA_AGENT_REQUEST_GPU"] == namespace.results("mine")[0]["device"]
 
 
-def test_two_requests(agents: Agents, namespace: Namespace) -> None:
+def test_containers_get_only_their_request_of_a_claim(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("both", request("gpu", "gpu"), request("nic", "rdma-nic"))
     each = [container(name, ("both", name)) for name in ("gpu", "nic")]
     namespace.pod("user", claims=[{"name": "both", "resourceClaimName": "both"}], containers=each)
@@ -84,26 +84,26 @@ def test_two_requests(agents: Agents, namespace: Namespace) -> None:
         assert f"DRA_AGENT_REQUEST_{other.upper()}" not in environment
 
 
-def test_count_2(agents: Agents, namespace: Namespace) -> None:
+def test_a_request_for_two_devices_gets_both(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("two", request("gpus", "gpu", count=2))
     namespace.pod("user", claim="two")
     namespace.running("user")
     results = namespace.results("two")
     assert len(set(names(results))) == 2
-    given = namespace.environment("user")["DRA_AGENT_REQUEST_GPUS"]
-    assert sorted(given.split(",")) == sorted(names(results))
+    devices_in_variable = namespace.environment("user")["DRA_AGENT_REQUEST_GPUS"]
+    assert sorted(devices_in_variable.split(",")) == sorted(names(results))
 
 
-def test_all(agents: Agents, namespace: Namespace) -> None:
+def test_allocation_mode_all_gets_every_device(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("all", request("gpus", "gpu", f'{OWN}.architecture == "Ada Lovelace"', allocationMode="All"))
     namespace.pod("user", claim="all")
     namespace.running("user")
-    every = [name for name, device in agents["node-b"].devices().items() if name.startswith("gpu-")]
-    assert len(every) == 4
-    assert sorted(names(namespace.results("all"))) == sorted(every)
+    ada_gpus = [name for name, device in agents["node-b"].devices().items() if name.startswith("gpu-")]
+    assert len(ada_gpus) == 4
+    assert sorted(names(namespace.results("all"))) == sorted(ada_gpus)
     namespace.claim("one-more", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
     namespace.pod("waits", claim="one-more")
-    namespace.scheduled_never("waits", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("waits", "cannot allocate all claims")
     namespace.delete_pod("user")
     namespace.running("waits")
 
@@ -116,7 +116,7 @@ def test_all(agents: Agents, namespace: Namespace) -> None:
     ],
     ids=["second", "first"],
 )
-def test_first_available(
+def test_first_available_alternative_is_allocated(
     agents: Agents, namespace: Namespace, alternatives: list[tuple[str, str]], chosen: str, node: str
 ) -> None:
     subrequests = [request(name, "gpu", f'{OWN}.architecture == "{wanted}"') for name, wanted in alternatives]
@@ -129,7 +129,7 @@ def test_first_available(
     namespace.running("user")
     (result,) = namespace.results("some")
     assert (result["request"], node_of(result)) == (f"gpu/{chosen}", node)
-    # The container asks for the request, and its alternative answers.
+    # The container names the request, and gets its alternative.
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == result["device"]
 
 
@@ -141,8 +141,8 @@ def test_first_available(
     ],
     ids=["more", "less"],
 )
-def test_cel_on_memory(agents: Agents, namespace: Namespace, selector: str, node: str) -> None:
-    chosen_by(selector, node, agents, namespace)
+def test_cel_selects_by_memory(agents: Agents, namespace: Namespace, selector: str, node: str) -> None:
+    assert_selects(selector, node, agents, namespace)
 
 
 @pytest.mark.parametrize(
@@ -153,19 +153,19 @@ def test_cel_on_memory(agents: Agents, namespace: Namespace, selector: str, node
     ],
     ids=["from-9.0", "below-9.0"],
 )
-def test_cel_on_capability(agents: Agents, namespace: Namespace, selector: str, node: str) -> None:
-    chosen_by(selector, node, agents, namespace)
+def test_cel_selects_by_compute_capability(agents: Agents, namespace: Namespace, selector: str, node: str) -> None:
+    assert_selects(selector, node, agents, namespace)
 
 
 @pytest.mark.parametrize(
     ("architecture", "node"), [("Hopper", "node-a"), ("Ada Lovelace", "node-b")], ids=["hopper", "ada"]
 )
-def test_cel_on_architecture(agents: Agents, namespace: Namespace, architecture: str, node: str) -> None:
-    chosen_by(f'{OWN}.architecture == "{architecture}"', node, agents, namespace)
+def test_cel_selects_by_architecture(agents: Agents, namespace: Namespace, architecture: str, node: str) -> None:
+    assert_selects(f'{OWN}.architecture == "{architecture}"', node, agents, namespace)
 
 
-def chosen_by(selector: str, node: str, agents: Agents, namespace: Namespace) -> None:
-    """A pod with a GPU by this selector runs on that node, with the device that was allocated."""
+def assert_selects(selector: str, node: str, agents: Agents, namespace: Namespace) -> None:
+    """Assert that a pod with a GPU of this selector runs on that node with the allocated device."""
     namespace.claim("gpu", request("gpu", "gpu", selector))
     namespace.pod("user", claim="gpu")
     body = namespace.running("user")
@@ -175,7 +175,7 @@ def chosen_by(selector: str, node: str, agents: Agents, namespace: Namespace) ->
     assert uuid in namespace.environment("user").values()
 
 
-def test_match_attribute_pcie_root_over_gpu_and_nic(agents: Agents, namespace: Namespace) -> None:
+def test_match_attribute_joins_gpu_and_nic_at_a_pcie_root(agents: Agents, namespace: Namespace) -> None:
     root = "resource.kubernetes.io/pcieRoot"
     pair = [request("gpu", "gpu"), request("nic", "rdma-nic")]
     claims = [f"near-{number}" for number in range(8)]
@@ -189,5 +189,5 @@ def test_match_attribute_pcie_root_over_gpu_and_nic(agents: Agents, namespace: N
         roots = {published(agents, result)["attributes"][root]["string"] for result in results.values()}
         assert len(roots) == 1, f"{name}: {results}"
         used |= roots
-    # Each of the eight GPUs of a DGX has a root of its own, with one adapter.
+    # Each of the eight GPUs of a DGX has its own root, with one adapter.
     assert len(used) == 8

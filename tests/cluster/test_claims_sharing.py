@@ -1,4 +1,4 @@
-"""Who uses a claim: several containers, several pods, an init container, nobody, two drivers; and its configuration."""
+"""Consumers of a claim: several containers or pods, an init container, none, two drivers; and its configuration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Agents = dict[str, Agent]
 
 
 def has_spec(agents: Agents, claim: Object) -> bool:
-    """Whether any node has a CDI spec for the claim."""
+    """Return whether any node has a CDI spec for the claim."""
     return any(claim["metadata"]["uid"] in name for agent in agents.values() for name in agent.node.cdi_files())
 
 
-def test_shared_by_two_containers(agents: Agents, namespace: Namespace) -> None:
+def test_two_containers_share_a_claim(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod(
         "user",
@@ -38,11 +38,11 @@ def test_shared_by_two_containers(agents: Agents, namespace: Namespace) -> None:
 
 
 def nvidia_gpus(namespace: Namespace, pod: str, name: str | None = None) -> list[str]:
-    """The NVIDIA GPUs that a container has nodes of."""
+    """Return the NVIDIA GPUs that a container has nodes of."""
     return namespace.execute(pod, "cd /dev; ls -d nvidia[0-9]* 2>/dev/null || true", name).split()
 
 
-def test_shared_by_two_pods(agents: Agents, namespace: Namespace) -> None:
+def test_two_pods_share_a_claim(agents: Agents, namespace: Namespace) -> None:
     claim = namespace.claim("one", request("gpu", "gpu"))
     for pod in ("first", "second"):
         namespace.pod(pod, claim="one")
@@ -54,7 +54,7 @@ def test_shared_by_two_pods(agents: Agents, namespace: Namespace) -> None:
         assert namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] == device
     namespace.delete_pod("first")
     namespace.gone("first")
-    # The other pod has it still: nothing is taken away, and a third one joins.
+    # The other pod still holds it: the device stays, and a third pod joins.
     assert has_spec(agents, claim)
     namespace.pod("third", claim="one")
     namespace.running("second", "third")
@@ -65,7 +65,7 @@ def test_shared_by_two_pods(agents: Agents, namespace: Namespace) -> None:
     namespace.api.wait(lambda: not has_spec(agents, claim), "the claim is unprepared after its last pod")
 
 
-def test_init_container(agents: Agents, namespace: Namespace) -> None:
+def test_init_container_uses_the_claim_of_its_pod(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod(
         "user",
@@ -75,14 +75,14 @@ def test_init_container(agents: Agents, namespace: Namespace) -> None:
     )
     namespace.running("user")
     device = namespace.results("one")[0]["device"]
-    said = namespace.log("user", "first")
-    assert said.startswith(f"init {device}\n")
-    # What the init container had is what the other one has.
-    assert set(nvidia_gpus(namespace, "user")) <= set(said.split())
+    output = namespace.log("user", "first")
+    assert output.startswith(f"init {device}\n")
+    # Both containers have the same devices.
+    assert set(nvidia_gpus(namespace, "user")) <= set(output.split())
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == device
 
 
-def test_init_container_alone(agents: Agents, namespace: Namespace) -> None:
+def test_claim_is_used_by_an_init_container_only(agents: Agents, namespace: Namespace) -> None:
     namespace.template("one", request("gpu", "gpu"))
     namespace.pod(
         "user",
@@ -94,11 +94,11 @@ def test_init_container_alone(agents: Agents, namespace: Namespace) -> None:
     assert namespace.log("user", "first").startswith("init gpu-")
 
 
-def test_unused_by_any_container(agents: Agents, namespace: Namespace) -> None:
+def test_claim_that_no_container_uses_is_held(agents: Agents, namespace: Namespace) -> None:
     claim = namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("user", claims=[{"name": "gpu", "resourceClaimName": "one"}], containers=[container("main")])
     namespace.running("user")
-    # It holds the device all the same, and gets nothing of it.
+    # The pod still holds the device, and its container gets nothing.
     assert len(namespace.results("one")) == 1
     assert has_spec(agents, claim)
     assert not [key for key in namespace.environment("user") if key.startswith("DRA_AGENT_")]
@@ -118,7 +118,7 @@ def other_class(cluster: Cluster) -> object:
     cluster.api.delete(CLASSES, "other-gpu")
 
 
-def test_claim_of_two_drivers(
+def test_one_claim_has_devices_of_two_drivers(
     agents: Agents, start_agent: StartAgent, namespace: Namespace, other_class: object
 ) -> None:
     other = start_agent("node-b", "mi300x", driver=OTHER)
@@ -144,7 +144,7 @@ def test_claim_of_two_drivers(
 
 
 def nodes_of(agent: Agent, device: str) -> list[str]:
-    """The nodes below /dev/dri that a device of the simulated host has."""
+    """Return the nodes below /dev/dri of a device of the simulated host."""
     address = agent.devices()[device]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     return [path.name for path in (agent.host / "sys/bus/pci/devices" / address / "drm").iterdir()]
 
@@ -154,7 +154,7 @@ CONFIG = {"apiVersion": "dra-agent.internal/v1", "kind": "Unheard", "level": 1}
 
 @pytest.fixture
 def configured_class(cluster: Cluster) -> object:
-    """A DeviceClass of GPUs with configuration for two drivers; the agent's is of a kind that it does not know."""
+    """A DeviceClass of GPUs with configuration for two drivers; the kind of the agent's one is unknown."""
     selector = 'device.driver == "dra-agent.internal" && device.attributes["dra-agent.internal"].type == "gpu"'
     spec = {
         "selectors": [{"cel": {"expression": selector}}],
@@ -168,55 +168,57 @@ def configured_class(cluster: Cluster) -> object:
     cluster.api.delete(CLASSES, "configured-gpu")
 
 
-def test_configuration_of_a_class(agents: Agents, namespace: Namespace, configured_class: object) -> None:
+def test_unknown_class_configuration_fails_only_its_claim(
+    agents: Agents, namespace: Namespace, configured_class: object
+) -> None:
     namespace.claim("odd", request("gpu", "configured-gpu"))
     namespace.claim("plain", request("gpu", "gpu"))
     namespace.pod("refused", claim="odd", node="node-a")
     namespace.pod("user", claim="plain", node="node-a")
-    # One claim's configuration is that claim's error alone.
+    # The configuration of one claim fails that claim only.
     namespace.running("user")
-    said = refusal(namespace, "refused")
+    output = wait_for_prepare_failure(namespace, "refused")
     entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
     (index,) = (n for n, entry in enumerate(entries) if entry["opaque"]["driver"] == "dra-agent.internal")
     assert entries[index]["source"] == "FromClass"
-    assert f"claim {namespace.name}/odd: status.allocation.devices.config[{index}].opaque.parameters.kind" in said
-    assert "'Unheard' of 'dra-agent.internal/v1' is not known to this agent" in said
+    assert f"claim {namespace.name}/odd: status.allocation.devices.config[{index}].opaque.parameters.kind" in output
+    assert "'Unheard' of 'dra-agent.internal/v1' is not known to this agent" in output
 
 
-def test_configuration_of_a_claim_reaches_the_request_that_it_names(agents: Agents, namespace: Namespace) -> None:
+def test_claim_configuration_applies_to_its_named_request(agents: Agents, namespace: Namespace) -> None:
     requests = [request("gpu", "gpu"), request("nic", "rdma-nic")]
-    # Another driver's configuration is not the agent's to judge.
+    # The agent ignores another driver's configuration.
     namespace.claim("foreign", *requests, config=[opaque(OTHER, {"anything": "goes"}, "gpu")])
     namespace.pod("user", claim="foreign", node="node-a")
     namespace.running("user")
     config = [opaque(OTHER, {"anything": "goes"}, "gpu"), opaque("dra-agent.internal", CONFIG, "nic")]
     namespace.claim("odd", *requests, config=config)
     namespace.pod("refused", claim="odd", node="node-a")
-    said = refusal(namespace, "refused")
+    output = wait_for_prepare_failure(namespace, "refused")
     entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
     assert [(entry["source"], entry["requests"]) for entry in entries] == [
         ("FromClaim", ["gpu"]),
         ("FromClaim", ["nic"]),
     ]
-    assert "odd: status.allocation.devices.config[1].opaque.parameters.kind" in said
+    assert "odd: status.allocation.devices.config[1].opaque.parameters.kind" in output
 
 
-def refusal(namespace: Namespace, pod: str) -> str:
-    """Wait for the kubelet's event about a claim that cannot be prepared."""
+def wait_for_prepare_failure(namespace: Namespace, pod: str) -> str:
+    """Wait for the kubelet's event about a claim that cannot be prepared; return it."""
     found: list[str] = []
 
-    def told() -> bool:
+    def reported() -> bool:
         found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
         return bool(found)
 
-    namespace.api.wait(told, f"the kubelet says why the claim of {pod} is not prepared")
+    namespace.api.wait(reported, f"the kubelet reports why the claim of {pod} is not prepared")
     return found[0]
 
 
-def test_configuration_that_is_mended_with_a_new_claim(agents: Agents, namespace: Namespace) -> None:
+def test_a_new_claim_corrects_a_wrong_configuration(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("odd", request("gpu", "gpu"), config=[opaque("dra-agent.internal", CONFIG)])
     namespace.pod("refused", claim="odd", node="node-a")
-    refusal(namespace, "refused")
+    wait_for_prepare_failure(namespace, "refused")
     namespace.delete_pod("refused")
     namespace.gone("refused")
     namespace.delete_claim("odd")

@@ -1,4 +1,4 @@
-"""Taints keep pods with claims away, from nodes and from single devices, and tolerations let them in."""
+"""Taints on nodes and on single devices repel pods with claims; tolerations admit them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
-from cluster.kube.workload import Namespace, request, wait_until_closed
+from cluster.kube.workload import Namespace, request, wait_until_no_pod_fits
 
 KEY = "example.com/reserved"
 ON_NODE = {"key": KEY, "value": "training", "effect": "NoSchedule"}
@@ -18,22 +18,22 @@ ON_NODE = {"key": KEY, "value": "training", "effect": "NoSchedule"}
 
 @pytest.fixture
 def reserved(cluster: Cluster) -> object:
-    """node-b with a taint, and node-a closed."""
+    """node-b has a taint."""
     cluster.api.patch(NODES, "node-b", {"spec": {"taints": [ON_NODE]}})
     try:
-        wait_until_closed(cluster, "node-b")
+        wait_until_no_pod_fits(cluster, "node-b")
         yield
     finally:
         cluster.api.patch(NODES, "node-b", {"spec": {"taints": None}})
 
 
-def test_taints_and_tolerations_on_nodes(
+def test_node_taint_repels_pods_without_toleration(
     start_agent: StartAgent, namespace: Namespace, cluster: Cluster, reserved: object
 ) -> None:
     start_agent("node-b", "l40s")
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("stranger", claim="one")
-    namespace.scheduled_never("stranger", "untolerated taint")
+    namespace.wait_for_scheduling_failure("stranger", "untolerated taint")
     assert namespace.results("one") == [], "nothing is allocated where the pod cannot run"
     namespace.claim("two", request("gpu", "gpu"))
     namespace.pod("guest", claim="two", tolerations=[{"key": KEY, "operator": "Exists"}])
@@ -42,22 +42,24 @@ def test_taints_and_tolerations_on_nodes(
     namespace.running("stranger")
 
 
-def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: Namespace, tmp_path: Path) -> None:
+def test_device_taint_repels_claims_without_toleration(
+    start_agent: StartAgent, namespace: Namespace, tmp_path: Path
+) -> None:
     (tmp_path / "agent.toml").write_text("[health]\nevent_seconds = 60\n")
     agent = start_agent("node-a", "vm-1gpu", "--config", str(tmp_path / "agent.toml"))
     (gpu,) = [name for name in agent.devices() if name.startswith("gpu-")]
     agent.simulate("xid", "0000:00:04.0", "48")
     namespace.api.wait(lambda: agent.devices()[gpu].get("taints"), "the GPU is tainted")
-    namespace.kept_away(request("gpu", "gpu"))
-    agent.simulate("xid", "0000:00:04.0", "48")  # once more, so that it counts for a while
+    namespace.wait_until_no_device(request("gpu", "gpu"))
+    agent.simulate("xid", "0000:00:04.0", "48")  # a second event extends the taint
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("careful", claim="one")
-    namespace.scheduled_never("careful", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("careful", "cannot allocate all claims")
     agent.simulate("xid", "0000:00:04.0", "48")
     other = {"key": f"{DRIVER}/ecc", "operator": "Exists", "effect": "NoSchedule"}
     namespace.claim("two", request("gpu", "gpu", tolerations=[other]))
     namespace.pod("mistaken", claim="two")
-    namespace.scheduled_never("mistaken", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("mistaken", "cannot allocate all claims")
     namespace.delete_pod("mistaken")
     namespace.gone("mistaken")
     this = {"key": f"{DRIVER}/xid-48", "operator": "Exists", "effect": "NoSchedule"}
@@ -67,5 +69,5 @@ def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: N
     assert namespace.results("three")[0]["device"] == gpu
     namespace.delete_pod("brave")
     namespace.gone("brave")
-    # The taint goes with its cause, and nobody has to do anything.
+    # The taint is removed with its cause, without any action.
     namespace.running("careful")

@@ -1,4 +1,4 @@
-"""Workloads of many pods with a claim each: a Job that needs more GPUs than there are, and a Deployment that rolls."""
+"""Workloads of many pods with a claim each: a Job that needs more GPUs than exist, and a rolling Deployment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pods_of(namespace: Namespace, app: str) -> list[Object]:
     return namespace.api.list(PODS, namespace.name, labels=f"app={app}")
 
 
-def test_a_job_of_8_pods_on_4_gpus_runs_through_in_turn(agents: Agents, namespace: Namespace) -> None:
+def test_a_job_of_8_pods_completes_on_4_gpus(agents: Agents, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
-    # /proc/uptime is the host's in every container: one clock for all.
+    # /proc/uptime is the same clock in every container of the host.
     now = "$(cut -d' ' -f1 /proc/uptime)"
     command = f"from={now}; ls -d /dev/nvidia[0-9]*; sleep 2; echo held $DRA_AGENT_REQUEST_GPU $from {now}"
     template = {"metadata": {"labels": {"app": "train"}}, "spec": pod_spec(template="one-gpu", command=command)}
@@ -33,21 +33,21 @@ def test_a_job_of_8_pods_on_4_gpus_runs_through_in_turn(agents: Agents, namespac
 
     namespace.api.wait(done, "all eight pods have succeeded")
     assert "failed" not in namespace.api.get(JOBS, "train", namespace.name)["status"]
-    turns: dict[str, list[tuple[float, float]]] = {}
+    spans_by_device: dict[str, list[tuple[float, float]]] = {}
     for pod in pods_of(namespace, "train"):
-        said = namespace.log(pod["metadata"]["name"])
-        match = re.search(r"^held (\S+) (\S+) (\S+)$", said, re.MULTILINE)
-        assert match, said
-        assert len(re.findall(r"^/dev/nvidia\d+$", said, re.MULTILINE)) == 1, said
-        turns.setdefault(match[1], []).append((float(match[2]), float(match[3])))
-    assert sum(len(spans) for spans in turns.values()) == 8
-    assert len(turns) == GPUS, f"not every GPU was used: {turns}"
-    for device, spans in turns.items():
+        output = namespace.log(pod["metadata"]["name"])
+        match = re.search(r"^held (\S+) (\S+) (\S+)$", output, re.MULTILINE)
+        assert match, output
+        assert len(re.findall(r"^/dev/nvidia\d+$", output, re.MULTILINE)) == 1, output
+        spans_by_device.setdefault(match[1], []).append((float(match[2]), float(match[3])))
+    assert sum(len(spans) for spans in spans_by_device.values()) == 8
+    assert len(spans_by_device) == GPUS, f"not every GPU was used: {spans_by_device}"
+    for device, spans in spans_by_device.items():
         spans.sort()
         ends = [end for _, end in spans]
         begins = [begin for begin, _ in spans]
         assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), f"{device} at once: {spans}"
-    # Every claim was of a pod, is released, and goes with it.
+    # Every claim belonged to a pod, is released, and is deleted with it.
     namespace.api.wait(lambda: not namespace.api.list(CLAIMS, namespace.name), "the pods' claims are gone")
     assert not [name for name in agents["node-b"].node.cdi_files() if "-claim_" in name]
 
@@ -63,7 +63,7 @@ def deployment(version: str) -> Object:
         "spec": {
             "replicas": GPUS,
             "selector": {"matchLabels": {"app": "serve"}},
-            # Every GPU is taken: a new pod finds a place when an old one has gone.
+            # Every GPU is in use: a new pod is scheduled when an old one has ended.
             "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}},
             "template": {"metadata": {"labels": {"app": "serve"}}, "spec": spec},
         },
@@ -71,7 +71,7 @@ def deployment(version: str) -> Object:
 
 
 def versions(namespace: Namespace) -> dict[str, str]:
-    """The version of every pod that is Running, by its name."""
+    """Return the version of every Running pod, by name."""
     return {
         pod["metadata"]["name"]: pod["spec"]["containers"][0]["env"][0]["value"]
         for pod in pods_of(namespace, "serve")
@@ -79,7 +79,7 @@ def versions(namespace: Namespace) -> dict[str, str]:
     }
 
 
-def test_a_deployment_rolling_over(agents: Agents, namespace: Namespace) -> None:
+def test_a_rolling_update_of_a_deployment_reuses_gpus(agents: Agents, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
     namespace.api.create(DEPLOYMENTS, deployment("1"), namespace.name)
 
@@ -91,18 +91,18 @@ def test_a_deployment_rolling_over(agents: Agents, namespace: Namespace) -> None
     before = set(versions(namespace))
     change = {"spec": deployment("2")["spec"]}
     namespace.api.patch(DEPLOYMENTS, "serve", change, namespace.name)
-    least = GPUS
+    fewest = GPUS
 
     def rolled() -> bool:
-        nonlocal least
-        least = min(least, len(versions(namespace)))
+        nonlocal fewest
+        fewest = min(fewest, len(versions(namespace)))
         return all_of("2")
 
     namespace.api.wait(rolled, "version 2 runs")
     assert not before & set(versions(namespace))
-    # Kubernetes keeps all but one of them. Counted from Running on, a successor may be a moment late.
-    assert least >= GPUS - 2
-    held = [namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in versions(namespace)]
-    assert sorted(held) == sorted(name for name in agents["node-b"].devices() if name.startswith("gpu-"))
+    # Kubernetes keeps all but one Available. Counted by Running, a successor can be late.
+    assert fewest >= GPUS - 2
+    devices = [namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in versions(namespace)]
+    assert sorted(devices) == sorted(name for name in agents["node-b"].devices() if name.startswith("gpu-"))
     claims = namespace.api.list(CLAIMS, namespace.name)
     assert len(claims) == GPUS

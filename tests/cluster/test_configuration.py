@@ -1,4 +1,4 @@
-"""Configuration of class and claim on a real cluster: which one counts, what it does, and how a mistake is refused."""
+"""Configuration of class and claim on a real cluster: precedence, effect, and errors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def interactive(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(CLASSES, "interactive")
 
 
-def interval_in(namespace: Namespace, pod: str) -> set[str]:
-    """What the container reads of its GPU's time slices."""
+def container_time_slices(namespace: Namespace, pod: str) -> set[str]:
+    """Return the time slice of its GPU in the container's environment."""
     return {value for name, value in namespace.environment(pod).items() if name.endswith("_TIME_SLICE")}
 
 
@@ -52,12 +52,12 @@ def uuid_of(agents: Agents, namespace: Namespace, claim: str) -> str:
     return str(attributes["uuid"]["string"])
 
 
-def set_on(agents: Agents) -> dict[str, int]:
-    """What is set on the node's GPUs, by UUID."""
+def time_slices_on_node(agents: Agents) -> dict[str, int]:
+    """Return the time slices of the node's GPUs, by UUID."""
     return time_slices(Path(agents[NODE].host))
 
 
-def test_a_class_default_is_overridden_by_the_claim(agents: Agents, namespace: Namespace, interactive: str) -> None:
+def test_claim_configuration_overrides_class_default(agents: Agents, namespace: Namespace, interactive: str) -> None:
     namespace.claim("as-the-class", request("gpu", interactive))
     override = opaque(DRIVER, time_slicing("Long"), "gpu")
     namespace.claim("as-the-claim", request("gpu", interactive), config=[override])
@@ -66,19 +66,23 @@ def test_a_class_default_is_overridden_by_the_claim(agents: Agents, namespace: N
         namespace.pod(name, claim=name, node=NODE)
     namespace.running("as-the-class", "as-the-claim", "plain")
     allocated = namespace.get_claim("as-the-claim")["status"]["allocation"]["devices"]["config"]
-    assert [entry["source"] for entry in allocated] == ["FromClass", "FromClaim"], "both are there, the claim's is last"
-    # What containers read, and what is set on the hardware.
-    assert interval_in(namespace, "as-the-class") == {"Short"}
-    assert interval_in(namespace, "as-the-claim") == {"Long"}
-    assert interval_in(namespace, "plain") == set()
+    assert [entry["source"] for entry in allocated] == ["FromClass", "FromClaim"], (
+        "both are present, the claim's is last"
+    )
+    # In the containers, and on the hardware.
+    assert container_time_slices(namespace, "as-the-class") == {"Short"}
+    assert container_time_slices(namespace, "as-the-claim") == {"Long"}
+    assert container_time_slices(namespace, "plain") == set()
     short, long = (uuid_of(agents, namespace, claim) for claim in ("as-the-class", "as-the-claim"))
-    assert set_on(agents) == {short: 1, long: 3}
+    assert time_slices_on_node(agents) == {short: 1, long: 3}
     namespace.delete_pod("as-the-claim")
     namespace.gone("as-the-claim")
-    namespace.api.wait(lambda: set_on(agents) == {short: 1}, "the interval is reset with the claim's last pod")
+    namespace.api.wait(
+        lambda: time_slices_on_node(agents) == {short: 1}, "the interval is reset with the claim's last pod"
+    )
 
 
-def test_an_interval_lasts_until_the_last_pod_and_over_the_agents_death(
+def test_interval_lasts_until_the_last_pod_and_over_a_restart(
     agents: Agents, namespace: Namespace, interactive: str
 ) -> None:
     namespace.claim("shared", request("gpu", interactive))
@@ -90,18 +94,18 @@ def test_an_interval_lasts_until_the_last_pod_and_over_the_agents_death(
     namespace.gone("first")
     agents[NODE].kill()
     agents[NODE].start().ready()
-    assert set_on(agents) == {uuid: 1} and interval_in(namespace, "second") == {"Short"}
+    assert time_slices_on_node(agents) == {uuid: 1} and container_time_slices(namespace, "second") == {"Short"}
     namespace.delete_pod("second")
     namespace.gone("second")
-    namespace.api.wait(lambda: set_on(agents) == {}, "the agent that came after resets it")
+    namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "the restarted agent resets it")
 
 
-def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
+def test_agent_killed_during_gpu_setup_leaves_nothing_set(
     agents: Agents, namespace: Namespace, interactive: str
 ) -> None:
     agent = agents[NODE]
     namespace.claim("long", request("gpu", "gpu"), config=[opaque(DRIVER, time_slicing("Long"))])
-    # nvidia-smi looks its GPU up once for the compute mode, and once more to set the interval.
+    # nvidia-smi resolves its GPU once for the compute mode, and again to set the interval.
     agent.simulate("hang", "nvmlDeviceGetHandleByUUID", "--milliseconds", "4000")
     namespace.pod("user", claim="long", node=NODE)
     namespace.api.wait(lambda: [*agent.state_dir.glob("timeslice/*.json")], "the GPU is about to be changed")
@@ -114,23 +118,23 @@ def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
     namespace.delete_pod("user", grace=0)
     agent.start().ready()
     namespace.gone("user")
-    namespace.api.wait(lambda: set_on(agents) == {}, "nothing is set for nobody")
-    namespace.api.wait(lambda: not [*agent.state_dir.glob("timeslice/*.json")], "what it left is undone")
-    # Killed once more, after it is set and while it is reset.
+    namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "no GPU has a time slice")
+    namespace.api.wait(lambda: not [*agent.state_dir.glob("timeslice/*.json")], "the incomplete setup is undone")
+    # Killed again, after it is set and while it is reset.
     namespace.claim("longer", request("gpu", "gpu"), config=[opaque(DRIVER, time_slicing("Long"))])
     namespace.pod("other", claim="longer", node=NODE)
     namespace.running("other")
     uuid = uuid_of(agents, namespace, "longer")
-    assert set_on(agents) == {uuid: 3}
+    assert time_slices_on_node(agents) == {uuid: 3}
     agent.simulate("hang", "nvmlDeviceGetHandleByUUID")
     namespace.delete_pod("other")
     agent.wait_for_log("did not respond within 10 s")
-    assert set_on(agents) == {uuid: 3}
+    assert time_slices_on_node(agents) == {uuid: 3}
     agent.kill()
     agent.simulate("clear")
     agent.start().ready()
     namespace.gone("other")
-    namespace.api.wait(lambda: set_on(agents) == {}, "the claim's release is finished")
+    namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "the claim's release is finished")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
     ],
     ids=["value", "field"],
 )
-def test_a_mistake_is_refused_with_its_field(
+def test_invalid_configuration_is_refused_with_its_field(
     agents: Agents, namespace: Namespace, parameters: dict[str, Any], message: str
 ) -> None:
     namespace.claim("wrong", request("gpu", "gpu"), config=[opaque(DRIVER, parameters)])
@@ -149,18 +153,18 @@ def test_a_mistake_is_refused_with_its_field(
     namespace.pod("refused", claim="wrong", node=NODE)
     namespace.pod("user", claim="right", node=NODE)
     namespace.running("user")
-    said = refusal(namespace, "refused")
-    assert f"claim {namespace.name}/wrong: status.allocation.devices.config[0].opaque.{message}" in said
-    assert set_on(agents) == {}
+    output = wait_for_prepare_failure(namespace, "refused")
+    assert f"claim {namespace.name}/wrong: status.allocation.devices.config[0].opaque.{message}" in output
+    assert time_slices_on_node(agents) == {}
 
 
-def refusal(namespace: Namespace, pod: str) -> str:
-    """Wait for the kubelet's event about a claim that cannot be prepared."""
+def wait_for_prepare_failure(namespace: Namespace, pod: str) -> str:
+    """Wait for the kubelet's event about a claim that cannot be prepared; return it."""
     found: list[str] = []
 
-    def told() -> bool:
+    def reported() -> bool:
         found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
         return bool(found)
 
-    namespace.api.wait(told, f"the kubelet says why the claim of {pod} is not prepared")
+    namespace.api.wait(reported, f"the kubelet reports why the claim of {pod} is not prepared")
     return found[0]

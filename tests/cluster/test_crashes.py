@@ -1,4 +1,4 @@
-"""The agent is killed with SIGKILL while pods come and go, at random points of prepare and of unprepare."""
+"""The agent is killed with SIGKILL while pods start and stop, at random points of prepare and unprepare."""
 
 from __future__ import annotations
 
@@ -13,67 +13,67 @@ from pathlib import Path
 from cluster.kube.agent import Agent
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
-from cluster.test_prepare import never_two_holders
+from cluster.test_prepare import assert_single_holder
 
 StartAgent = Callable[..., Agent]
 HARDWARE = "dgx-h100"
 PODS = 8
 ROUNDS = 2
-"""Each has a kill for every pod that comes, and one for every pod that goes: 32."""
+"""Each round kills the agent once per created pod and once per deleted pod: 32 in total."""
 TRIGGERS = ["while", "ledger", "ledger", "cdi", "cdi", "log"]
-LONGEST = 120.0
-"""Seconds until the kubelet asks: after a call that failed it waits for 60 to 90."""
+KUBELET_CALL_TIMEOUT_S = 120.0
+"""Seconds until the kubelet calls: it retries a failed call after 60 to 90."""
 SEED = 20261121
 
 
 class Killer:
-    """Kills the agent at random points of what it does, and starts it again.
+    """Kills the agent at random points of its work, and starts it again.
 
-    A point is a while after something has become visible: a request in the log, a record in the ledger, a CDI file that
-    came or went. A request takes a few milliseconds, so is the while.
+    A point is a delay after a visible event: a request in the log, a record in the ledger, a CDI file that was created
+    or removed. A request takes a few milliseconds, and so does the delay.
     """
 
-    def __init__(self, agent: Agent, chance: random.Random) -> None:
+    def __init__(self, agent: Agent, random_source: random.Random) -> None:
         self.agent = agent
-        self.chance = chance
+        self.random_source = random_source
         self.points: list[str] = []
 
     def kill(self, begin: Callable[[], object]) -> None:
-        """Begin something that makes the kubelet ask, and kill the agent at a random point of its work."""
-        trigger = self.chance.choice(TRIGGERS)
+        """Start an action that makes the kubelet call the agent, and kill the agent at a random point of its work."""
+        trigger = self.random_source.choice(TRIGGERS)
         before = self._state(trigger)
         begin()
         if trigger == "while":
-            time.sleep(self.chance.uniform(0.1, 0.5))
+            time.sleep(self.random_source.uniform(0.1, 0.5))
         else:
-            end = time.monotonic() + LONGEST
+            end = time.monotonic() + KUBELET_CALL_TIMEOUT_S
             while self._state(trigger) == before and time.monotonic() < end:
                 continue
             if self._state(trigger) == before:
                 trigger += ", which did not come"
-        time.sleep(self.chance.uniform(0, 0.006))
+        time.sleep(self.random_source.uniform(0, 0.006))
         self.agent.kill()
         self.points.append(trigger)
-        time.sleep(self.chance.uniform(0, 0.1))
+        time.sleep(self.random_source.uniform(0, 0.1))
         self.agent.start()
         self.agent.wait_for_log("info ready")
-        self.agent.wait_for_log("registered with the kubelet")  # or the next pod would not get to the agent
+        self.agent.wait_for_log("registered with the kubelet")  # or the next pod would not reach the agent
 
     def _state(self, trigger: str) -> object:
         match trigger:
             case "log":
                 return self.agent.process.log.stat().st_size
             case "ledger":
-                return _written(self.agent.state_dir / "ledger")
+                return _modification_times(self.agent.state_dir / "ledger")
             case _:
                 return sorted(path.name for path in self.agent.node.cdi_dir.iterdir())
 
 
-def _written(folder: Path) -> list[tuple[str, int]]:
+def _modification_times(folder: Path) -> list[tuple[str, int]]:
     found = []
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a journal that was replaced
-            found.append((path.name, path.stat().st_mtime_ns))  # not the size: journals are made in advance
+        with contextlib.suppress(FileNotFoundError):  # the journal was replaced
+            found.append((path.name, path.stat().st_mtime_ns))  # not the size: journals are preallocated
     return sorted(found)
 
 
@@ -86,17 +86,17 @@ def prepared(agent: Agent) -> int:
     return int(float(next(line for line in lines if line.startswith("dra_agent_prepared_claims ")).split()[1]))
 
 
-def test_agent_killed_in_the_middle_of_prepare_and_of_unprepare(start_agent: StartAgent, namespace: Namespace) -> None:
+def test_agent_killed_during_prepare_and_unprepare(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", HARDWARE)
     namespace.template("gpu", request("gpu", "gpu"))
     killer = Killer(agent, random.Random(SEED))
-    with never_two_holders(agent.node):
+    with assert_single_holder(agent.node):
         for number in range(ROUNDS):
             pods = [f"pod-{number}-{index}" for index in range(PODS)]
             for pod in pods:
                 killer.kill(partial(namespace.pod, pod, template="gpu", node="node-a"))
             namespace.running(*pods)
-            whole(namespace, agent, pods)
+            assert_consistent(namespace, agent, pods)
             for pod in pods:
                 killer.kill(partial(namespace.delete_pod, pod))
             namespace.gone(*pods)
@@ -105,12 +105,12 @@ def test_agent_killed_in_the_middle_of_prepare_and_of_unprepare(start_agent: Sta
     assert len(killer.points) == 2 * PODS * ROUNDS >= 30
     missed = [point for point in killer.points if "did not come" in point]
     assert len(missed) <= 8, f"too few kills hit anything: {killer.points}"
-    assert "Traceback" not in agent.said(this_life=False)
-    assert "damaged" not in agent.said(this_life=False).replace("torn tail", "")
+    assert "Traceback" not in agent.read_log(current_run=False)
+    assert "damaged" not in agent.read_log(current_run=False).replace("torn tail", "")
 
 
-def whole(namespace: Namespace, agent: Agent, pods: list[str]) -> None:
-    """Every pod has the device that it was given, nobody else has it, and nothing else is prepared."""
+def assert_consistent(namespace: Namespace, agent: Agent, pods: list[str]) -> None:
+    """Assert that every pod has exactly its allocated device, and that nothing else is prepared."""
     claims = {pod: namespace.claim_of(pod) for pod in pods}
     devices = {pod: namespace.results(claim)[0]["device"] for pod, claim in claims.items()}
     assert len(set(devices.values())) == len(pods)

@@ -1,4 +1,4 @@
-"""The chart's DaemonSet for real: the agent in a pod, with the chart's rights, mounts and security settings."""
+"""The chart's DaemonSet: the agent in a pod, with the chart's permissions, mounts and security settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.kube.api import DAEMON_SETS, NAMESPACES, PODS, SLICES, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.identity import CHART
 from cluster.kube.node import Node
-from cluster.kube.process import LONG, until
+from cluster.kube.process import LONG_TIMEOUT_S, until
 from cluster.kube.workload import Namespace, request
 
 HOME = "agents"
@@ -27,19 +27,19 @@ IMAGE = f"{agent_image.NAME}:{agent_image.TAG}"
 
 
 class Deployment:
-    """A release of the chart for each node: the two nodes of this machine differ in their directories."""
+    """A release of the chart for each node: the two nodes of this machine have different directories."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.values: dict[str, dict[str, Any]] = {node.name: self._values(node) for node in cluster.nodes}
 
     def apply(self, **changes: Any) -> None:
-        """Install or change it, and wait until every agent of it is ready and no other one is left."""
+        """Install or upgrade it, and wait until every agent is ready and no old one is left."""
         for node, values in self.values.items():
             self.cluster.kubectl("apply", "-n", HOME, "-f", "-", input=self.rendered(node, {**values, **changes}))
         for node in self.values:
             self.cluster.kubectl(
-                "rollout", "status", "-n", HOME, f"daemonset/{self.release(node)}", f"--timeout={LONG:.0f}s"
+                "rollout", "status", "-n", HOME, f"daemonset/{self.release(node)}", f"--timeout={LONG_TIMEOUT_S:.0f}s"
             )
             self.cluster.api.wait(partial(self.has_one_pod, node), f"one agent on {node}")
 
@@ -52,7 +52,7 @@ class Deployment:
         return done.stdout
 
     def remove(self) -> None:
-        """Take it down, with its slices."""
+        """Uninstall it, with its slices."""
         for node in self.values:
             self.cluster.api.delete(DAEMON_SETS, self.release(node), HOME)
         self.cluster.api.wait(lambda: not self.cluster.api.list(PODS, HOME), "the agents are gone")
@@ -63,7 +63,7 @@ class Deployment:
         return f"{node}-dra-agent"
 
     def pods(self, node: str) -> list[Object]:
-        """The agent's pods on a node, the one that ends included."""
+        """Return the agent's pods on a node, terminating ones included."""
         return self.cluster.api.list(
             PODS, HOME, fields={"spec.nodeName": node}, labels=f"app.kubernetes.io/instance={self.release(node)}"
         )
@@ -77,8 +77,8 @@ class Deployment:
         name = self.pod(node)["metadata"]["name"]
         return self.cluster.kubectl("exec", "-n", HOME, name, "--", "/bin/sh", "-c", command, check=False)
 
-    def said(self, node: str) -> str:
-        """The agent's log."""
+    def read_log(self, node: str) -> str:
+        """Return the agent's log."""
         return self.cluster.api.log(self.pod(node)["metadata"]["name"], HOME)
 
     def slices(self, node: str) -> list[Object]:
@@ -89,7 +89,7 @@ class Deployment:
         return len(self.pods(node)) == 1
 
     def published(self, node: str) -> bool:
-        """Whether every pool of the node is complete."""
+        """Return whether every pool of the node is complete."""
         found = self.slices(node)
         return bool(found) and len({item["spec"]["pool"]["name"] for item in found}) == 2
 
@@ -141,7 +141,7 @@ def deployed(session_cluster: Cluster, image: str) -> Iterator[Deployment]:
         deployment.remove()
 
 
-def test_a_pod_with_a_claim_runs_beside_the_daemonset(
+def test_a_pod_with_a_claim_runs_with_the_daemonset(
     cluster: Cluster, deployed: Deployment, namespace: Namespace
 ) -> None:
     namespace.template("gpu", request("gpu", "gpu"))
@@ -153,38 +153,38 @@ def test_a_pod_with_a_claim_runs_beside_the_daemonset(
         assert (result["driver"], result["pool"]) == (DRIVER, f"{node}/gpu")
         variable = "DRA_AGENT_DEVICE_" + result["device"].upper().replace("-", "_")
         assert variable in namespace.environment(f"user-{node}")
-    # The token of the pod names its node: only so can the agent write this.
+    # The token of the pod names its node: the agent needs that to write this.
     claim = namespace.claim_of("user-node-a")["metadata"]["name"]
-    cluster.api.wait(lambda: namespace.get_claim(claim)["status"].get("devices"), "the claim's status tells")
-    (told,) = namespace.get_claim(claim)["status"]["devices"]
-    assert told["driver"] == DRIVER
+    cluster.api.wait(lambda: namespace.get_claim(claim)["status"].get("devices"), "the claim's status has the device")
+    (reported,) = namespace.get_claim(claim)["status"]["devices"]
+    assert reported["driver"] == DRIVER
     for node in deployed.values:
         namespace.delete_pod(f"user-{node}")
     namespace.gone(*(f"user-{node}" for node in deployed.values))
 
 
-def test_the_agent_has_no_privileges_and_needs_none(deployed: Deployment) -> None:
+def test_agent_container_is_unprivileged(deployed: Deployment) -> None:
     status = deployed.execute("node-a", "cat /proc/1/status")
     for kind in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"):
         assert re.search(rf"^{kind}:\s+0+$", status, re.MULTILINE), status
     assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE), status
     assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE), status
-    for place in ("/", "/usr/local/lib/dra-agent", "/dev", "/sys", "/etc/dra-agent"):
-        assert "Read-only file system" in deployed.execute("node-a", f"touch {place}/written"), place
+    for path in ("/", "/usr/local/lib/dra-agent", "/dev", "/sys", "/etc/dra-agent"):
+        assert "Read-only file system" in deployed.execute("node-a", f"touch {path}/written"), path
     mounts = [line.split() for line in deployed.execute("node-a", "cat /proc/1/mounts").splitlines()]
-    # The runtime mounts a tmpfs of the container's own over the hierarchies of cgroup v1.
+    # The runtime mounts a tmpfs over the hierarchies of cgroup v1.
     below = [fields for fields in mounts if re.match(r"(/sys|/run/host-net)(/|$)", fields[1]) and fields[2] != "tmpfs"]
     assert below and all("ro" in fields[3].split(",") for fields in below), below
-    said = deployed.said("node-a")
-    assert "error" not in said.lower() and "Traceback" not in said, said
+    log = deployed.read_log("node-a")
+    assert "error" not in log.lower() and "Traceback" not in log, log
 
 
-def test_the_agent_sees_the_nodes_network_without_being_in_it(deployed: Deployment) -> None:
-    own = deployed.execute("node-a", "cat /proc/net/route")
+def test_agent_sees_the_network_of_the_node_from_its_own(deployed: Deployment) -> None:
+    routes_of_container = deployed.execute("node-a", "cat /proc/net/route")
     routes = Path("/proc/1/net/route")
-    # Every pod of this machine comes and goes with a route, those of other clusters, too.
+    # Every pod of this machine adds and removes a route, those of other clusters, too.
     until(lambda: deployed.execute("node-a", "cat /run/host-net/route") == routes.read_text(), "it sees the routes")
-    assert routes.read_text() != own
+    assert routes.read_text() != routes_of_container
     assert set(deployed.execute("node-a", "ls /sys/class/net").split()) >= {"lo", *(name for name in hardware())}
 
 
@@ -192,22 +192,21 @@ def hardware() -> list[str]:
     return [path.name for path in Path("/sys/class/net").iterdir() if (path / "device").exists()]
 
 
-def test_it_keeps_to_the_memory_that_it_asks_for(deployed: Deployment) -> None:
+def test_agent_memory_stays_below_its_request(deployed: Deployment) -> None:
     status = deployed.execute("node-a", "cat /proc/1/status")
-    own = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-    assert own is not None
-    resident = int(own[1]) / 1024
-    asked = deployed.pod("node-a")["spec"]["containers"][0]["resources"]["requests"]["memory"]
+    routes_of_container = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    assert routes_of_container is not None
+    resident = int(routes_of_container[1]) / 1024
+    requested = deployed.pod("node-a")["spec"]["containers"][0]["resources"]["requests"]["memory"]
     kinds = re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)
     print(
-        f"resident: {resident:.1f} MiB, asked for: {asked};", *(f"{kind} {int(size) // 1024}" for kind, size in kinds)
+        f"resident: {resident:.1f} MiB, asked for: {requested};",
+        *(f"{kind} {int(size) // 1024}" for kind, size in kinds),
     )
-    assert resident < int(asked.removesuffix("Mi"))
+    assert resident < int(requested.removesuffix("Mi"))
 
 
-def test_a_rolling_update_leaves_slices_and_claims_alone(
-    cluster: Cluster, deployed: Deployment, namespace: Namespace
-) -> None:
+def test_rolling_update_keeps_slices_and_claims(cluster: Cluster, deployed: Deployment, namespace: Namespace) -> None:
     namespace.claim("held", request("gpu", "gpu"))
     namespace.pod("holder", claim="held", node="node-a")
     namespace.running("holder")
@@ -221,7 +220,7 @@ def test_a_rolling_update_leaves_slices_and_claims_alone(
     for node in deployed.values:
         assert deployed.slices(node) == before[node], f"{node}: slices were written"
     assert cluster.node("node-a").cdi_files() == specs
-    # The kubelet asks the new one to release what the old one prepared.
+    # The kubelet asks the new agent to release what the old one prepared.
     namespace.pod("second", claim="held", node="node-a")
     namespace.running("second")
     for name in ("holder", "second"):
@@ -232,7 +231,7 @@ def test_a_rolling_update_leaves_slices_and_claims_alone(
     assert len([name for name in sockets if DRIVER in name]) == 1, f"sockets of agents that are gone: {sockets}"
 
 
-def test_nodes_of_a_device_plugin_get_no_agent(cluster: Cluster, deployed: Deployment) -> None:
+def test_nodes_of_a_device_plugin_run_no_agent(cluster: Cluster, deployed: Deployment) -> None:
     cluster.kubectl("label", "node", "node-b", "dra-agent.internal/manager=device-plugin")
     try:
         cluster.api.wait(lambda: not deployed.pods("node-b"), "no agent is left on node-b")

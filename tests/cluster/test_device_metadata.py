@@ -11,7 +11,7 @@ from cluster.kube.workload import Namespace, container, request
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
 END = "/tmp/end"
-"""A file of the container's own, so that its successor does not have it."""
+"""A file in the container's own layer, so that its successor does not have it."""
 
 
 def read(namespace: Namespace, pod: str, path: str, name: str | None = None) -> Object:
@@ -19,51 +19,54 @@ def read(namespace: Namespace, pod: str, path: str, name: str | None = None) -> 
     return document
 
 
-def test_a_container_reads_what_its_devices_are(start_agent: StartAgent, namespace: Namespace) -> None:
+def test_container_reads_the_metadata_of_its_devices(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", "dgx-h100", "--device-metadata")
     namespace.claim("named", request("gpu", "gpu", count=2), request("nic", "rdma-nic"))
     namespace.template("made", request("gpu", "gpu"))
-    each = [container("gpus", ("n", "gpu"), "t"), container("nics", ("n", "nic"))]
+    containers = [container("gpus", ("n", "gpu"), "t"), container("nics", ("n", "nic"))]
     claims = [{"name": "n", "resourceClaimName": "named"}, {"name": "t", "resourceClaimTemplateName": "made"}]
-    namespace.pod("user", claims=claims, containers=each, node="node-a")
+    namespace.pod("user", claims=claims, containers=containers, node="node-a")
     namespace.running("user")
 
     document = read(namespace, "user", "resourceclaims/named/gpu", "gpus")
     claim = namespace.get_claim("named")
     assert document["apiVersion"] == "metadata.resource.k8s.io/v1beta1"
     assert document["metadata"]["uid"] == claim["metadata"]["uid"]
-    (wanted,) = document["requests"]
+    (metadata,) = document["requests"]
     held = [result["device"] for result in namespace.results("named") if result["request"] == "gpu"]
-    assert [device["name"] for device in wanted["devices"]] == held
-    for device in wanted["devices"]:
+    assert [device["name"] for device in metadata["devices"]] == held
+    for device in metadata["devices"]:
         assert device["attributes"] == agent.devices()[device["name"]]["attributes"]
 
-    made = namespace.claim_of("user", "t")
+    claim_of_template = namespace.claim_of("user", "t")
     document = read(namespace, "user", "resourceclaimtemplates/t/gpu", "gpus")
-    assert document["podClaimName"] == "t" and document["metadata"]["name"] == made["metadata"]["name"]
+    assert document["podClaimName"] == "t" and document["metadata"]["name"] == claim_of_template["metadata"]["name"]
 
     document = read(namespace, "user", "resourceclaims/named/nic", "nics")
     assert document["requests"][0]["devices"][0]["networkData"]["interfaceName"]
-    # Each container sees the requests that it uses, and cannot change what it sees.
+    # Each container sees the requests that it uses, read-only.
     assert namespace.execute("user", f"ls {BASE}/resourceclaims/named", "nics").split() == ["nic"]
     assert namespace.execute("user", f"ls {BASE}/resourceclaims/named", "gpus").split() == ["gpu"]
     file = f"{BASE}/resourceclaims/named/gpu/{DRIVER}-metadata.json"
     assert namespace.execute("user", f"echo x > {file} || echo refused", "gpus").strip() == "refused"
 
     directory = agent.node.kubelet_dir / "plugins" / DRIVER / "dra-device-metadata"
-    assert {path.name for path in directory.iterdir()} == {claim["metadata"]["uid"], made["metadata"]["uid"]}
+    assert {path.name for path in directory.iterdir()} == {
+        claim["metadata"]["uid"],
+        claim_of_template["metadata"]["uid"],
+    }
     namespace.delete_pod("user")
     namespace.gone("user")
     assert list(directory.iterdir()) == []
 
 
-def test_turning_it_on_while_a_pod_runs_is_safe(start_agent: StartAgent, namespace: Namespace) -> None:
+def test_metadata_can_be_enabled_while_a_pod_runs(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", "dgx-h100")
     namespace.claim("mine", request("gpu", "gpu"))
-    once = f"trap 'exit 0' TERM; while [ ! -e {END} ]; do sleep 0.2; done"
-    each = [container("main", "c"), container("again", "c", command=once)]
+    until_end_file = f"trap 'exit 0' TERM; while [ ! -e {END} ]; do sleep 0.2; done"
+    containers = [container("main", "c"), container("again", "c", command=until_end_file)]
     claims = [{"name": "c", "resourceClaimName": "mine"}]
-    namespace.pod("user", claims=claims, containers=each, restartPolicy="Always", node="node-a")
+    namespace.pod("user", claims=claims, containers=containers, restartPolicy="Always", node="node-a")
     namespace.running("user")
     assert "dra-device-attributes" not in namespace.execute("user", "ls /var/run/kubernetes.io 2>&1 || true", "again")
     agent.end()
@@ -74,7 +77,7 @@ def test_turning_it_on_while_a_pod_runs_is_safe(start_agent: StartAgent, namespa
         found = namespace.execute("user", f"ls {BASE}/resourceclaims/mine/gpu 2>/dev/null || true", "again")
         return f"{DRIVER}-metadata.json" in found
 
-    # The container starts anew in the same pod, with the CDI ids that the kubelet remembers.
+    # The container restarts in the same pod, with the CDI ids that the kubelet stored.
     def restarted_and_sees() -> bool:
         statuses = namespace.get_pod("user")["status"]["containerStatuses"]
         again = next(status for status in statuses if status["name"] == "again")

@@ -1,4 +1,4 @@
-"""`dra-agent explain` and `dra-agent claims` against a real cluster: they say what the scheduler decided, and why."""
+"""`dra-agent explain` and `dra-agent claims` on a real cluster: they report what the scheduler decided, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import CLASSES, RESOURCE_QUOTAS, TAINT_RULES
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, close, container, match, request
+from cluster.kube.workload import Namespace, container, cordon, match, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
 OWN = 'device.attributes["dra-agent.internal"]'
@@ -24,19 +24,19 @@ Explain = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> Explain:
-    """Explain a claim or a pod of the namespace; the exit code must be 0 where, and only where, it fits."""
+    """Explain a claim or a pod of the namespace; the exit code is 0 exactly if it fits."""
 
     def run(kind: str, name: str, *more: str) -> dict[str, Any]:
         arguments = ["explain", kind, name, "-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), *more]
 
         def as_data() -> dict[str, Any]:
-            done = agent_command(*arguments, "-o", "json", check=False)
-            assert done.returncode in (0, 1) and done.stdout, done.stderr
-            answer: dict[str, Any] = json.loads(done.stdout)
-            assert (done.returncode == 0) == answer["fits"]
+            result = agent_command(*arguments, "-o", "json", check=False)
+            assert result.returncode in (0, 1) and result.stdout, result.stderr
+            answer: dict[str, Any] = json.loads(result.stdout)
+            assert (result.returncode == 0) == answer["fits"]
             return answer
 
-        # The cluster changes between two looks: what is shown is compared where those around it agree.
+        # The cluster can change between two calls: the text is compared if the calls before and after it agree.
         answers = [as_data()]
 
         def agree() -> bool:
@@ -48,7 +48,7 @@ def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> E
             assert after["summary"] in shown.stdout
             return True
 
-        until(agree, "two looks find the same")
+        until(agree, "two consecutive calls agree")
         assert answers[-1]["notes"] == []
         return answers[-1]
 
@@ -59,28 +59,30 @@ def by_node(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {entry["node"]: entry for entry in answer["nodes"]}
 
 
-def waits(namespace: Namespace, pod: str = "user") -> None:
-    namespace.scheduled_never(pod, "0/2 nodes are available")
+def wait_until_unschedulable(namespace: Namespace, pod: str = "user") -> None:
+    namespace.wait_for_scheduling_failure(pod, "0/2 nodes are available")
 
 
-def test_a_selector_that_matches_nothing(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_selector_that_matches_nothing_is_named(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
     namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Blackwell"'))
     namespace.pod("user", claim="mine")
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("claim", "mine")
     assert not answer["fits"] and "selector 0 of request" in answer["summary"]
     assert {entry["fits"] for entry in answer["nodes"]} == {False}
     assert "0/2 nodes" in answer["pods"][0]["scheduler"]
 
 
-def test_all_devices_held_and_by_whom(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_holders_of_all_devices_are_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     for number in range(2):
         namespace.claim(f"held-{number}", request("gpus", "gpu", f'{OWN}.architecture == "Ada Lovelace"', count=2))
         namespace.pod(f"holder-{number}", claim=f"held-{number}")
     namespace.running("holder-0", "holder-1")
     namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
     namespace.pod("user", claim="mine")
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("pod", "user")
     assert not answer["fits"]
     assert {holder["claim"]: holder["reserved_for"] for holder in answer["holders"]} == {
@@ -92,16 +94,16 @@ def test_all_devices_held_and_by_whom(agents: dict[str, Agent], namespace: Names
     assert "is on node node-b" in explain("pod", "user")["summary"]
 
 
-def test_a_taint_that_is_not_tolerated(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_untolerated_taint_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     rule = f"{namespace.name}-drain"
     taint = {"key": "example.com/drain", "effect": "NoSchedule"}
     spec = {"deviceSelector": {"driver": "dra-agent.internal", "pool": "node-b/gpu"}, "taint": taint}
     namespace.api.create(TAINT_RULES, {"metadata": {"name": rule}, "spec": spec})
     try:
-        namespace.kept_away(request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
+        namespace.wait_until_no_device(request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
         namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
         namespace.pod("user", claim="mine")
-        waits(namespace)
+        wait_until_unschedulable(namespace)
         answer = explain("claim", "mine")
         assert (
             not answer["fits"] and "tainted with example.com/drain:NoSchedule" in by_node(answer)["node-b"]["devices"]
@@ -111,28 +113,30 @@ def test_a_taint_that_is_not_tolerated(agents: dict[str, Agent], namespace: Name
     namespace.running("user")
 
 
-def test_a_constraint_that_cannot_hold(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_unsatisfiable_constraint_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     same = match("resource.kubernetes.io/pcieRoot", "gpus")
     namespace.claim("mine", request("gpus", "gpu", count=2), constraints=[same])
     namespace.pod("user", claim="mine", node="node-a")
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("pod", "user")
     assert not answer["fits"]
     assert "no value of resource.kubernetes.io/pcieRoot" in by_node(answer)["node-a"]["devices"]
 
 
-def test_a_class_that_is_not_there(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_missing_device_class_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     namespace.claim("mine", request("gpu", "no-such-class"))
     namespace.pod("user", claim="mine")
-    namespace.api.wait(lambda: explain("pod", "user")["pods"][0]["scheduler"], "the scheduler has looked")
+    namespace.api.wait(lambda: explain("pod", "user")["pods"][0]["scheduler"], "the scheduler has handled the pod")
     answer = explain("pod", "user")
     assert not answer["fits"] and answer["summary"] == "there is no DeviceClass no-such-class"
 
 
-def test_a_node_selector_keeps_the_pod_away(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_node_selector_that_excludes_free_devices_is_named(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
     namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Hopper"'))
     namespace.pod("user", claim="mine", node="node-b")
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("claim", "mine")
     assert not answer["fits"]
     assert "its devices are free only where the pod may not be: node-a" in answer["summary"]
@@ -140,26 +144,26 @@ def test_a_node_selector_keeps_the_pod_away(agents: dict[str, Agent], namespace:
     assert by_node(answer)["node-b"]["obstacles"] == []
 
 
-def test_a_cordoned_node_and_what_is_not_about_devices(
-    agents: dict[str, Agent], namespace: Namespace, explain: Explain
-) -> None:
-    close(namespace.cluster, "node-b")
+def test_cordoned_node_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    cordon(namespace.cluster, "node-b")
     namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
     namespace.pod("user", claim="mine")
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("pod", "user")
     assert not answer["fits"] and by_node(answer)["node-b"]["fits"]
     assert by_node(answer)["node-b"]["obstacles"] == ["the node is cordoned"]
 
 
-def test_a_claim_that_no_pod_uses(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_claim_without_a_pod_is_explained(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     namespace.claim("mine", request("gpu", "gpu"))
     answer = explain("claim", "mine")
     assert not answer["fits"] and answer["summary"].startswith("no pod of namespace")
     assert by_node(answer)["node-a"]["fits"]
 
 
-def test_an_allocated_claim_and_its_deletion(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_allocated_and_terminating_claim_is_explained(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
     namespace.claim("mine", request("gpu", "gpu"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")
@@ -171,15 +175,13 @@ def test_an_allocated_claim_and_its_deletion(agents: dict[str, Agent], namespace
     assert "and waits until pod user ended" in explain("claim", "mine")["summary"]
 
 
-def test_a_template_that_is_not_there(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+def test_missing_claim_template_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     namespace.pod("user", template="nothing")
     answer = explain("pod", "user")
     assert not answer["fits"] and "there is no ResourceClaimTemplate" in answer["summary"]
 
 
-def test_a_quota_that_keeps_a_claim_from_being_made(
-    agents: dict[str, Agent], namespace: Namespace, explain: Explain
-) -> None:
+def test_quota_that_blocks_a_claim_is_named(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
     key = "gpu.deviceclass.resource.k8s.io/devices"
     namespace.api.create(RESOURCE_QUOTAS, {"metadata": {"name": "one"}, "spec": {"hard": {key: "1"}}}, namespace.name)
     namespace.template("two-gpus", request("gpu", "gpu", count=2))
@@ -188,13 +190,13 @@ def test_a_quota_that_keeps_a_claim_from_being_made(
     namespace.api.wait(lambda: quota in explain("pod", "user")["summary"], "the quota is named")
     answer = explain("pod", "user")
     assert not answer["fits"] and answer["claims"][0]["state"] == "missing"
-    # Kubernetes itself says it in an Event of the pod, which is shown as well.
+    # Kubernetes itself reports it in an Event of the pod, which is shown as well.
     namespace.api.wait(
         lambda: any("exceeded quota" in event for event in explain("pod", "user")["events"]), "the Event is shown"
     )
 
 
-def test_an_extended_resource_that_nobody_has_free(
+def test_extended_resource_without_free_devices_is_named(
     agents: dict[str, Agent], namespace: Namespace, explain: Explain
 ) -> None:
     name = f"{namespace.name}-ada"
@@ -203,12 +205,12 @@ def test_an_extended_resource_that_nobody_has_free(
     namespace.api.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
     wanted: dict[str, Any] = {"resources": {"requests": {"example.com/ada": "5"}, "limits": {"example.com/ada": "5"}}}
     namespace.pod("user", containers=[container("main", **wanted)])
-    waits(namespace)
+    wait_until_unschedulable(namespace)
     answer = explain("pod", "user")
     assert not answer["fits"] and "5 are needed" in by_node(answer)["node-b"]["devices"]
 
 
-def test_a_user_without_rights_is_told_which(
+def test_missing_permission_of_the_user_is_noted(
     cluster: Cluster, agents: dict[str, Agent], namespace: Namespace, agent_command: Command
 ) -> None:
     namespace.claim("mine", request("gpu", "gpu"))
@@ -220,14 +222,14 @@ def test_a_user_without_rights_is_told_which(
     token = cluster.kubectl("create", "token", "default", "-n", namespace.name).strip()
     path = cluster.directory / f"{namespace.name}.kubeconfig"
     kubeconfig = cluster.control_plane.kubeconfig("reader", path, token=token)
-    asked = ["explain", "claim", "mine", "-n", namespace.name, "--kubeconfig", str(kubeconfig)]
-    done = agent_command(*asked, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "note: cannot list resourceslices: " in done.stdout
-    assert "reserved for pod user" in done.stdout
+    arguments = ["explain", "claim", "mine", "-n", namespace.name, "--kubeconfig", str(kubeconfig)]
+    result = agent_command(*arguments, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "note: cannot list resourceslices: " in result.stdout
+    assert "reserved for pod user" in result.stdout
 
 
-def test_claims_of_all_nodes_and_of_one(
+def test_claims_are_listed_for_all_nodes_and_for_one(
     cluster: Cluster, agents: dict[str, Agent], namespace: Namespace, agent_command: Command
 ) -> None:
     for node in ("node-a", "node-b"):
@@ -245,7 +247,7 @@ def test_claims_of_all_nodes_and_of_one(
     (row,) = json.loads(agent_command("claims", *state, *kubeconfig, "-o", "json").stdout)
     assert row["claim"] == "on-node-a" and row["used_by"] == ["pod user-node-a"]
     assert row["device"] == namespace.results("on-node-a")[0]["device"]
-    # On the node itself its credentials are the agent's, which may read single claims only.
+    # On the node itself the credentials are the agent's, which may read single claims only.
     own = cluster.identity().kubeconfig("node-a")
     (row,) = json.loads(agent_command("claims", *state, "--kubeconfig", str(own), "-o", "json").stdout)
     assert row["used_by"] == ["pod user-node-a"]

@@ -1,4 +1,4 @@
-"""A device fails under its pod: the taint, what the kubelet says in the pod's status, and the recovery."""
+"""A device fails while a pod holds it: the taint, the device health in the pod's status, and the recovery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import Object
-from cluster.kube.process import LONG
+from cluster.kube.process import LONG_TIMEOUT_S
 from cluster.kube.workload import Namespace, request
 
 SETTINGS = """\
@@ -38,18 +38,20 @@ def taints(agent: Agent, device: str) -> list[Object]:
 
 
 def resource_health(namespace: Namespace, pod: str) -> list[Object]:
-    """What the kubelet says of the devices of the pod's container."""
+    """Return the device health of the pod's container as the kubelet reports it."""
     statuses = namespace.get_pod(pod)["status"]["containerStatuses"]
     return [
         resource for entry in statuses[0].get("allocatedResourcesStatus", []) for resource in entry.get("resources", [])
     ]
 
 
-def until_health(namespace: Namespace, pod: str, health: str, at_most: float = LONG) -> Object:
-    def said() -> bool:
+def wait_for_health(namespace: Namespace, pod: str, health: str, timeout_s: float = LONG_TIMEOUT_S) -> Object:
+    def reported() -> bool:
         return [resource["health"] for resource in resource_health(namespace, pod)] == [health]
 
-    namespace.api.wait(said, f"the kubelet says {health} of {pod}, not {resource_health(namespace, pod)}", at_most)
+    namespace.api.wait(
+        reported, f"the kubelet reports {health} for {pod}, not {resource_health(namespace, pod)}", timeout_s
+    )
     return resource_health(namespace, pod)[0]
 
 
@@ -57,17 +59,19 @@ def versions(agent: Agent) -> dict[str, str]:
     return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
 
 
-def test_xid_taint_kubelet_status_recovered(start_agent: StartAgent, namespace: Namespace, config: Path) -> None:
+def test_xid_sets_taint_and_pod_status_until_recovery(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
     agent = start_agent("node-a", "dgx-h100", "--config", str(config))
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("user", claim="one")
     namespace.running("user")
     device = namespace.results("one")[0]["device"]
-    until_health(namespace, "user", "Healthy")
+    wait_for_health(namespace, "user", "Healthy")
 
     before = versions(agent)
     raised = time.time()
-    agent.simulate("xid", address(device), "13")  # of a program: nothing follows
+    agent.simulate("xid", address(device), "13")  # an application error: no taint
     agent.simulate("xid", address(device), "95")
     namespace.api.wait(lambda: taints(agent, device), "the GPU is tainted")
     (taint,) = taints(agent, device)
@@ -76,9 +80,9 @@ def test_xid_taint_kubelet_status_recovered(start_agent: StartAgent, namespace: 
     changed = [name for name, version in versions(agent).items() if before[name] != version]
     assert len(changed) == 1 and versions(agent).keys() == before.keys(), "one slice is edited in place"
 
-    said = until_health(namespace, "user", "Unhealthy")
-    assert "XID 95" in said.get("message", "XID 95"), said
-    # Another pod gets another GPU, and whoever has this one keeps it.
+    reported = wait_for_health(namespace, "user", "Unhealthy")
+    assert "XID 95" in reported.get("message", "XID 95"), reported
+    # Another pod gets another GPU, and the holder keeps this one.
     namespace.claim("two", request("gpu", "gpu", count=7))
     namespace.pod("other", claim="two")
     namespace.running("other")
@@ -86,13 +90,13 @@ def test_xid_taint_kubelet_status_recovered(start_agent: StartAgent, namespace: 
     assert namespace.get_pod("user")["status"]["phase"] == "Running"
 
     namespace.api.wait(lambda: not taints(agent, device), "the taint is gone")
-    until_health(namespace, "user", "Healthy")
+    wait_for_health(namespace, "user", "Healthy")
     assert namespace.get_pod("user")["status"]["phase"] == "Running"
     metrics = agent.metrics()
     assert metrics['dra_agent_device_cause_begun_total{cause="xid-95"}'] == 1
 
 
-def test_a_fatal_fault_evicts_the_pod_and_the_agent_may_start_again_meanwhile(
+def test_fatal_xid_evicts_the_pod_also_over_an_agent_restart(
     start_agent: StartAgent, namespace: Namespace, tmp_path: Path
 ) -> None:
     file = tmp_path / "agent.toml"
@@ -111,13 +115,11 @@ def test_a_fatal_fault_evicts_the_pod_and_the_agent_may_start_again_meanwhile(
     published = {device: taints(agent, device) for device in devices.values()}
     assert {taint["effect"] for found in published.values() for taint in found} == {"NoExecute"}
     agent.restart().ready()
-    assert {device: taints(agent, device) for device in devices.values()} == published, "also the times"
+    assert {device: taints(agent, device) for device in devices.values()} == published, "with the same times"
     assert namespace.get_pod("brave")["status"]["phase"] == "Running"
 
 
-def test_a_flapping_device_is_not_written_again_and_again(
-    start_agent: StartAgent, namespace: Namespace, config: Path
-) -> None:
+def test_flapping_device_is_not_rewritten(start_agent: StartAgent, namespace: Namespace, config: Path) -> None:
     agent = start_agent("node-a", "dgx-h100", "--config", str(config))
     device = next(name for name in agent.devices() if name.startswith("gpu-"))
     agent.simulate("xid", address(device), "95")

@@ -1,4 +1,4 @@
-"""A NIC's interface on a real cluster: moved into the pod, whatever its containers do, or said why it cannot be."""
+"""The network interface of a NIC on a real cluster: moved into the pod, or the reason why it cannot be moved."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def nic(request_name: str, /, **interface: object) -> dict[str, Any]:
 
 @pytest.fixture
 def interface(agents: Agents) -> Iterator[tuple[str, str]]:
-    """A NIC of node-a and its interface: a real one of that name and hardware address stands for the simulated one."""
+    """A NIC of node-a and its interface: a veth with the same name and hardware address replaces the simulated one."""
     network = agents["node-a"].host / "sys/class/net"
     addresses = {path.name: (path / "address").read_text().strip() for path in network.iterdir()}
     device, name = next(
         (device, attributes["ifName"]["string"])
         for device, found in sorted(agents["node-a"].devices().items())
-        # InfiniBand's are longer than that of any interface that can be made here.
+        # InfiniBand addresses are longer than that of any interface that can be created here.
         if "ifName" in (attributes := found["attributes"]) and len(addresses[attributes["ifName"]["string"]]) == 17
     )
     address = addresses[name]
     command = ["ip", "link", "add", name, "address", address, "type", "veth", "peer", "name", "dra-peer"]
     subprocess.run(command, check=True)
     yield device, name
-    # With the pod's network the kernel has removed it, as it is a virtual one.
+    # The kernel deletes a virtual interface with the network namespace of its pod.
     for link in (name, "dra-peer"):
         subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
 
@@ -56,26 +56,26 @@ def pod(namespace: Namespace, *containers: dict[str, Any], **spec: Any) -> None:
     namespace.pod("user", claims=named, containers=containers, node="node-a", **spec)
 
 
-def test_the_interface_is_moved_under_its_new_name(
-    agents: Agents, namespace: Namespace, interface: tuple[str, str]
-) -> None:
+def test_interface_is_moved_and_renamed(agents: Agents, namespace: Namespace, interface: tuple[str, str]) -> None:
     device, name = interface
     claim(namespace, interface, mtu=9000)
     namespace.pod("user", claim="net", node="node-a")
     namespace.running("user")
     assert [result["device"] for result in namespace.results("net")] == [device]
     assert "net1" in links(namespace) and name not in links(namespace)
-    told = {key: value for key, value in namespace.environment("user").items() if key.endswith(("_IFNAME", "_NOTE"))}
-    assert list(told.values()) == ["net1"], "nothing is said to be missing"
+    reported = {
+        key: value for key, value in namespace.environment("user").items() if key.endswith(("_IFNAME", "_NOTE"))
+    }
+    assert list(reported.values()) == ["net1"], "no note about a missing interface"
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
     assert mtu.read_text().strip() == "9000"
     namespace.delete_pod("user")
     namespace.gone("user")
-    namespace.api.wait(lambda: mtu.read_text().strip() != "9000", "the MTU is put back with the claim's last pod")
+    namespace.api.wait(lambda: mtu.read_text().strip() != "9000", "the MTU is restored after the claim's last pod")
     assert not list((agents["node-a"].state_dir / "net").iterdir())
 
 
-def test_it_comes_with_addresses_and_routes(namespace: Namespace, interface: tuple[str, str]) -> None:
+def test_interface_gets_addresses_and_routes(namespace: Namespace, interface: tuple[str, str]) -> None:
     subprocess.run(["ip", "link", "set", "dra-peer", "up"], check=True)
     routes = [{"destination": "203.0.113.0/24", "gateway": "192.0.2.1"}]
     claim(namespace, interface, addresses=["192.0.2.5/24"], routes=routes)
@@ -85,9 +85,7 @@ def test_it_comes_with_addresses_and_routes(namespace: Namespace, interface: tup
     assert "203.0.113.0/24 via 192.0.2.1 dev net1" in namespace.execute("user", "busybox ip route")
 
 
-def test_every_container_of_the_pod_that_names_the_claim_starts(
-    namespace: Namespace, interface: tuple[str, str]
-) -> None:
+def test_all_containers_with_the_claim_see_the_interface(namespace: Namespace, interface: tuple[str, str]) -> None:
     claim(namespace, interface)
     first = container("first", "net", command="test -e /sys/class/net/net1")
     pod(namespace, container("one", "net"), container("two", "net"), init_containers=[first])
@@ -96,14 +94,16 @@ def test_every_container_of_the_pod_that_names_the_claim_starts(
         assert "net1" in links(namespace, name)
 
 
-def test_a_container_that_is_started_again_has_it_still(
+def test_restarted_container_still_has_the_interface(
     agents: Agents, namespace: Namespace, interface: tuple[str, str]
 ) -> None:
     claim(namespace, interface)
-    # Ends when it is told to, and is started again in the same pod.
-    once = "rm -f /shared/end; trap 'exit 0' TERM INT; while [ ! -e /shared/end ]; do sleep 0.2 & wait $!; done"
+    # Ends when the file exists, and is restarted in the same pod.
+    until_end_file = (
+        "rm -f /shared/end; trap 'exit 0' TERM INT; while [ ! -e /shared/end ]; do sleep 0.2 & wait $!; done"
+    )
     shared = [{"name": "shared", "mountPath": "/shared"}]
-    main = container("main", "net", command=once, volumeMounts=shared)
+    main = container("main", "net", command=until_end_file, volumeMounts=shared)
     pod(namespace, main, restartPolicy="Always", volumes=[{"name": "shared", "emptyDir": {}}])
     namespace.running("user")
 
@@ -115,38 +115,36 @@ def test_a_container_that_is_started_again_has_it_still(
     namespace.api.wait(lambda: started() == 1, "the container is started again")
     assert "net1" in links(namespace)
 
-    # While nobody is there who could say whether it is where it should be, it does not start, and says so.
+    # Without an agent to check the interface the container does not start; the hook reports the reason.
     agents["node-a"].end()
     try:
         namespace.execute("user", "touch /shared/end")
-        wanted = "dra-agent-hook: the claim's network interface cannot be moved to the container: the agent at"
+        message = "dra-agent-hook: the claim's network interface cannot be moved to the container: the agent at"
 
-        def told() -> bool:
-            return any(wanted in event and "is it running?" in event for event in namespace.events("user"))
+        def reported() -> bool:
+            return any(message in event and "is it running?" in event for event in namespace.events("user"))
 
-        namespace.api.wait(told, "the pod says why its container does not start")
+        namespace.api.wait(reported, "the pod's Event has the reason")
     finally:
         agents["node-a"].start().ready()
-    namespace.api.wait(lambda: started() >= 2, "the container starts when the agent is there again")
+    namespace.api.wait(lambda: started() >= 2, "the container starts when the agent runs again")
     assert "net1" in links(namespace)
 
 
-def test_a_pod_in_the_hosts_network_is_told_that_it_cannot_have_it(
-    namespace: Namespace, interface: tuple[str, str]
-) -> None:
+def test_host_network_pod_reports_that_the_interface_stays(namespace: Namespace, interface: tuple[str, str]) -> None:
     claim(namespace, interface)
     namespace.pod("user", claim="net", node="node-a", hostNetwork=True)
-    wanted = "the container is in the host's network, where the interface is already"
+    message = "the container is in the host's network, where the interface is already"
 
-    def told() -> bool:
-        return any(wanted in event for event in namespace.events("user"))
+    def reported() -> bool:
+        return any(message in event for event in namespace.events("user"))
 
-    namespace.api.wait(told, "the pod says why its container does not start")
-    shown = json.loads(subprocess.run(["ip", "-json", "link"], check=True, capture_output=True).stdout)
-    assert interface[1] in {link["ifname"] for link in shown}
+    namespace.api.wait(reported, "the pod's Event has the reason")
+    host_links = json.loads(subprocess.run(["ip", "-json", "link"], check=True, capture_output=True).stdout)
+    assert interface[1] in {link["ifname"] for link in host_links}
 
 
-def test_an_mtu_alone_leaves_the_interface_on_the_host(agents: Agents, namespace: Namespace) -> None:
+def test_mtu_alone_leaves_the_interface_on_the_host(agents: Agents, namespace: Namespace) -> None:
     selector = f'has(device.attributes["{DRIVER}"].ifName)'
     requests = [request("nic", "rdma-nic", selector), request("gpu", "gpu")]
     config = opaque(DRIVER, {"apiVersion": f"{DRIVER}/v1", "kind": "NicConfig", "interface": {"mtu": 4200}})
@@ -158,11 +156,11 @@ def test_an_mtu_alone_leaves_the_interface_on_the_host(agents: Agents, namespace
         node="node-a",
     )
     namespace.running("user")
-    # The entry names no request: it is for the NIC, and passes the GPU over.
+    # The entry names no request: it applies to the NIC and not to the GPU.
     (device,) = (result["device"] for result in namespace.results("both") if result["request"] == "nic")
     name = agents["node-a"].devices()[device]["attributes"]["ifName"]["string"]
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
     assert mtu.read_text().strip() == "4200"
     namespace.delete_pod("user")
     namespace.gone("user")
-    namespace.api.wait(lambda: mtu.read_text().strip() != "4200", "the MTU is put back")
+    namespace.api.wait(lambda: mtu.read_text().strip() != "4200", "the MTU is restored")

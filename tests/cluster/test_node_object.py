@@ -1,4 +1,4 @@
-"""The Node object owns the slices: they go with it, and a new one gets them anew."""
+"""The Node object owns the slices: they are deleted with it, and published again for a new one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from cluster.kube.process import until
 from .conftest import StartAgent
 
 
-def test_slices_go_with_the_node_object_and_come_back_with_its_successor(
-    cluster: Cluster, start_agent: StartAgent
-) -> None:
+def test_slices_follow_the_deletion_of_the_node_object(cluster: Cluster, start_agent: StartAgent) -> None:
     agent = start_agent("node-b", "vm-1gpu")
     before = agent.slices()
     old = cluster.api.get(NODES, "node-b")["metadata"]["uid"]
@@ -21,7 +19,7 @@ def test_slices_go_with_the_node_object_and_come_back_with_its_successor(
     uids = {item["metadata"]["uid"] for item in before}
     until(
         lambda: uids.isdisjoint(item["metadata"]["uid"] for item in agent.slices()),
-        "the garbage collector has removed the slices of the Node that is gone",
+        "the garbage collector has removed the slices of the deleted Node",
     )
     agent.wait_for_log("there is no Node 'node-b'")
     assert agent.slices() == []

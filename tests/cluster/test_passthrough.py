@@ -1,4 +1,4 @@
-"""Devices that go to vfio-pci for a pod and back after it, and AMD GPUs that claims divide."""
+"""Devices bound to vfio-pci for a pod and restored after it, and AMD GPUs partitioned by claims."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def at(address: str) -> str:
 
 
 def passthrough(namespace: Namespace, name: str, address: str) -> None:
-    """Make a claim for one device, of a class that gives nothing but devices for vfio-pci."""
+    """Create a claim for one device, of a class that selects only vfio-pci devices."""
     text = CLASS.replace("{name}", "passthrough").replace("{selector}", f'{attribute("type")} == "vfio"')
     namespace.cluster.kubectl("apply", "-f", "-", input=text)
     namespace.claim(name, request("device", "passthrough", at(address)))
@@ -57,14 +57,12 @@ def driver(agent: Agent, address: str) -> str | None:
     return link.readlink().name if link.is_symlink() else None
 
 
-def handovers(agent: Agent) -> list[str]:
+def vfio_bindings(agent: Agent) -> list[str]:
     folder = agent.state_dir / "vfio"
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_a_device_is_bound_for_its_pod_and_back_after(
-    start_agent: StartAgent, namespace: Namespace, config: Path
-) -> None:
+def test_device_is_bound_for_its_pod_and_restored(start_agent: StartAgent, namespace: Namespace, config: Path) -> None:
     agent = start_agent("node-a", "mixed", "--config", str(config))
     before = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
     passthrough(namespace, "one", FPGA)
@@ -75,7 +73,7 @@ def test_a_device_is_bound_for_its_pod_and_back_after(
     nodes = namespace.execute("machine", "find /dev/vfio /dev/iommu -type c -o -type f").split()
     assert {f"/dev/vfio/{group}", "/dev/vfio/vfio", "/dev/iommu"} <= set(nodes), nodes
     assert not namespace.execute("machine", "ls /dev").count("dfl-port")
-    # An agent that is started again finds it as it left it, and nothing is published anew.
+    # A restarted agent keeps the binding, and writes no slice.
     agent.restart().ready()
     assert driver(agent, FPGA) == "vfio-pci"
     after = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
@@ -83,10 +81,10 @@ def test_a_device_is_bound_for_its_pod_and_back_after(
     namespace.delete_pod("machine")
     namespace.gone("machine")
     until(lambda: driver(agent, FPGA) == "dfl-pci", "the device is back with its driver")
-    until(lambda: handovers(agent) == [], "nothing is left of it")
+    until(lambda: vfio_bindings(agent) == [], "no binding is left")
 
 
-def test_a_device_whose_group_the_host_uses_is_refused_with_the_neighbours_name(
+def test_device_in_a_used_iommu_group_is_refused_by_name(
     start_agent: StartAgent, namespace: Namespace, config: Path
 ) -> None:
     agent = start_agent("node-a", "mixed", "--config", str(config))
@@ -97,56 +95,54 @@ def test_a_device_whose_group_the_host_uses_is_refused_with_the_neighbours_name(
         "the pod's events name the neighbour",
     )
     assert (driver(agent, ALVEO), driver(agent, ALVEO_MANAGEMENT)) == ("xocl", "xclmgmt")
-    assert handovers(agent) == []
+    assert vfio_bindings(agent) == []
 
 
-def test_an_agent_that_is_killed_in_the_midst_of_it(
-    start_agent: StartAgent, namespace: Namespace, config: Path
-) -> None:
+def test_agent_killed_during_bind_or_restore(start_agent: StartAgent, namespace: Namespace, config: Path) -> None:
     agent = start_agent("node-a", "mixed", "--config", str(config))
-    agent.simulate("kernel", FPGA, "unbind")  # the write is on its way for ever
+    agent.simulate("kernel", FPGA, "unbind")  # the write never returns
     passthrough(namespace, "one", FPGA)
     namespace.pod("machine", claim="one")
-    until(lambda: handovers(agent) == [f"{FPGA}.json"], "the agent has begun")
+    until(lambda: vfio_bindings(agent) == [f"{FPGA}.json"], "the agent has begun")
     agent.kill()
     agent.simulate("clear")
     agent.start().wait_for_log("info ready")
-    assert driver(agent, FPGA) == "dfl-pci", "what was begun is undone"
+    assert driver(agent, FPGA) == "dfl-pci", "the incomplete binding is undone"
     namespace.running("machine")
     assert driver(agent, FPGA) == "vfio-pci"
-    # And in the midst of giving it back: the spec goes first.
+    # And during the restore: the spec is removed first.
     agent.simulate("kernel", FPGA, "unbind")
     namespace.delete_pod("machine")
-    until(lambda: not agent.node.cdi_files(), "the agent has begun to give it back")
+    until(lambda: not agent.node.cdi_files(), "the agent has begun the restore")
     agent.kill()
     assert driver(agent, FPGA) == "vfio-pci"
     agent.simulate("clear")
     agent.start().wait_for_log("info ready")
-    until(lambda: driver(agent, FPGA) == "dfl-pci" and not handovers(agent), "the device is back")
+    until(lambda: driver(agent, FPGA) == "dfl-pci" and not vfio_bindings(agent), "the device is back")
     namespace.gone("machine")
     override = agent.host / "sys/bus/pci/devices" / FPGA / "driver_override"
     assert override.read_text().strip() == "(null)"
 
 
-def test_claims_divide_an_amd_gpu_and_never_mix_its_modes(
+def test_claims_partition_an_amd_gpu_in_one_mode_at_a_time(
     start_agent: StartAgent, namespace: Namespace, config: Path
 ) -> None:
     agent = start_agent("node-b", "mi300x", "--config", str(config))
     assert sum(name.startswith("gpu-") for name in agent.devices()) == 8 * 15
-    only = at("0000:0c:00.0")
+    selector = at("0000:0c:00.0")
     mode = attribute("computePartition")
     text = CLASS.replace("{name}", "amd").replace("{selector}", f'{attribute("vendor")} == "amd"')
     namespace.cluster.kubectl("apply", "-f", "-", input=text)
-    namespace.claim("eighths", request("gpu", "amd", only, f'{mode} == "CPX"', count=2))
+    namespace.claim("eighths", request("gpu", "amd", selector, f'{mode} == "CPX"', count=2))
     namespace.pod("small", claim="eighths")
     namespace.running("small")
-    renders = namespace.execute("small", "ls /dev/dri").split()
-    assert len([name for name in renders if name.startswith("renderD")]) == 2, renders
+    nodes = namespace.execute("small", "ls /dev/dri").split()
+    assert len([name for name in nodes if name.startswith("renderD")]) == 2, nodes
     current = agent.host / "sys/bus/pci/devices/0000:0c:00.0/current_compute_partition"
     assert current.read_text().strip() == "CPX"
-    namespace.claim("half", request("gpu", "amd", only, f'{mode} == "DPX"'))
+    namespace.claim("half", request("gpu", "amd", selector, f'{mode} == "DPX"'))
     namespace.pod("large", claim="half")
-    namespace.scheduled_never("large", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("large", "cannot allocate all claims")
     namespace.delete_pod("small")
     namespace.gone("small")
     namespace.delete_claim("eighths")

@@ -1,6 +1,6 @@
-"""Prepare and unprepare when things go wrong in between: never two holders, and everybody gets on in the end.
+"""Prepare and unprepare under failures: a device never has two holders, and every pod eventually runs.
 
-A prepare that has failed is asked for again by the kubelet's next full look at the pod, 60 to 90 s later.
+The kubelet retries a failed prepare at its next full sync of the pod, after 60 to 90 s.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.cluster import Cluster
 from cluster.kube.node import Node
-from cluster.kube.process import LONG, until
+from cluster.kube.process import LONG_TIMEOUT_S, until
 from cluster.kube.workload import Namespace, request
 
 StartAgent = Callable[..., Agent]
 HARDWARE = "vm-1gpu"
-STUBBORN = "trap '' TERM; while :; do sleep 1; done"
+IGNORES_SIGTERM = "trap '' TERM; while :; do sleep 1; done"
 
 
 def holders(node: Node) -> dict[str, set[str]]:
-    """By device node, the files of the claims whose containers get it."""
+    """Return the CDI files of claims by the device node that their containers get."""
     found: dict[str, set[str]] = {}
     for name, data in node.cdi_files().items():
         for device in json.loads(data)["devices"]:
@@ -38,41 +38,41 @@ def holders(node: Node) -> dict[str, set[str]]:
 
 
 @contextmanager
-def never_two_holders(node: Node) -> Iterator[None]:
-    """Look all the time whether a GPU is in the specs of two claims."""
+def assert_single_holder(node: Node) -> Iterator[None]:
+    """Poll during the block and assert that no GPU is in the specs of two claims."""
     done = threading.Event()
-    seen: list[tuple[str, set[str]]] = []
+    violations: list[tuple[str, set[str]]] = []
 
-    def look() -> None:
+    def poll() -> None:
         while not done.wait(0.005):
             try:
-                seen.extend((device, files) for device, files in holders(node).items() if len(files) > 1)
+                violations.extend((device, files) for device, files in holders(node).items() if len(files) > 1)
             except (FileNotFoundError, json.JSONDecodeError):
-                continue  # it went while it was read
+                continue  # removed while it was read
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=poll)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-    assert not seen
+    assert not violations
 
 
-def gpu_is_free(agent: Agent) -> None:
-    """Nothing is left of any claim."""
+def wait_until_gpu_is_free(agent: Agent) -> None:
+    """Wait until no spec and no prepared claim is left."""
     until(lambda: not agent.node.cdi_files(), "no spec is left")
     until(lambda: "dra_agent_prepared_claims 0.0" in agent.get("/metrics")[1], "no claim is prepared")
 
 
-def refused(namespace: Namespace, pod: str, text: str, at_most: float = LONG) -> None:
-    """Wait until the kubelet says that preparing failed, with this text."""
+def wait_for_prepare_failure(namespace: Namespace, pod: str, text: str, timeout_s: float = LONG_TIMEOUT_S) -> None:
+    """Wait until the kubelet reports that preparing failed, with this text."""
 
-    def said() -> bool:
+    def reported() -> bool:
         return any("FailedPrepareDynamicResources" in event and text in event for event in namespace.events(pod))
 
-    until(said, f"an event of {pod} says {text!r}, not {namespace.events(pod)}", at_most)
+    until(reported, f"an event of {pod} contains {text!r}, not {namespace.events(pod)}", timeout_s)
 
 
 def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
@@ -81,14 +81,14 @@ def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace)
     hidden = device.rename(device.with_name("hidden"))
     namespace.claim("gpu", request("gpu", "gpu"))
     namespace.pod("user", claim="gpu", node="node-a")
-    refused(namespace, "user", "/dev/nvidia0")
+    wait_for_prepare_failure(namespace, "user", "/dev/nvidia0")
     assert namespace.get_pod("user")["status"]["phase"] == "Pending"
     assert agent.node.cdi_files() == {}
     hidden.rename(device)
     namespace.running("user")
     namespace.delete_pod("user")
     namespace.gone("user")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)
 
 
 def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
@@ -97,14 +97,14 @@ def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespa
     try:
         namespace.claim("gpu", request("gpu", "gpu"))
         namespace.pod("user", claim="gpu", node="node-a")
-        refused(namespace, "user", "DeadlineExceeded")
+        wait_for_prepare_failure(namespace, "user", "DeadlineExceeded")
     finally:
         os.kill(agent.process.pid, signal.SIGCONT)
     namespace.running("user")
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == namespace.results("gpu")[0]["device"]
     namespace.delete_pod("user")
     namespace.gone("user")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)
 
 
 @pytest.mark.parametrize("grace", [None, 0], ids=["deleted", "force-deleted"])
@@ -120,14 +120,14 @@ def test_kubelet_down_while_a_pod_is_deleted(
     namespace.delete_pod("first", grace=grace)
     namespace.pod("second", template="gpu", node="node-a")
     time.sleep(2)
-    assert len(holders(agent.node)) == 1, "the container still runs, and keeps its device"
-    with never_two_holders(agent.node):
+    assert len(holders(agent.node)) == 1, "the container still runs and holds its device"
+    with assert_single_holder(agent.node):
         agent.node.kubelet.start()
         namespace.gone("first")
         namespace.running("second")
     namespace.delete_pod("second")
     namespace.gone("second")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)
 
 
 @pytest.mark.parametrize("grace", [None, 0], ids=["deleted", "force-deleted"])
@@ -138,36 +138,36 @@ def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespa
     try:
         namespace.pod("first", claim="gpu", node="node-a")
         until(lambda: namespace.get_claim("gpu").get("status", {}).get("reservedFor"), "the claim is reserved")
-        time.sleep(2)  # the kubelet has asked, and waits
+        time.sleep(2)  # the kubelet has called and waits
         namespace.delete_pod("first", grace=grace)
         time.sleep(1)
     finally:
         os.kill(agent.process.pid, signal.SIGCONT)
     namespace.gone("first")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)
     namespace.pod("second", claim="gpu", node="node-a")
     namespace.running("second")
     namespace.delete_pod("second")
     namespace.gone("second")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)
 
 
 def test_pod_force_deleted_never_two_holders(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", HARDWARE)
     namespace.template("gpu", request("gpu", "gpu"))
-    namespace.pod("first", template="gpu", node="node-a", command=STUBBORN, terminationGracePeriodSeconds=20)
+    namespace.pod("first", template="gpu", node="node-a", command=IGNORES_SIGTERM, terminationGracePeriodSeconds=20)
     namespace.running("first")
     first = namespace.claim_of("first")
     uid = first["metadata"]["uid"]
-    with never_two_holders(agent.node):
+    with assert_single_holder(agent.node):
         namespace.delete_pod("first", grace=0)
         namespace.gone("first")
         namespace.pod("second", template="gpu", node="node-a")
-        # The scheduler gives the device to the second at once; the agent does not before the first has gone.
+        # The scheduler allocates the device to the second at once; the agent waits until the first has ended.
         until(lambda: namespace.results(namespace.claim_of("second")), "the second claim is allocated")
         assert namespace.results(namespace.claim_of("second"))[0]["device"] == namespace.results(first)[0]["device"]
         namespace.running("second")
     assert not [name for name in agent.node.cdi_files() if uid in name]
     namespace.delete_pod("second")
     namespace.gone("second")
-    gpu_is_free(agent)
+    wait_until_gpu_is_free(agent)

@@ -1,4 +1,4 @@
-"""The publisher against a real API server: a control plane without nodes, and devices that the test changes."""
+"""The publisher with a real API server: a control plane without nodes, and devices that the test changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from cluster.kube import build, prerequisites
 from cluster.kube.api import NODES, SLICES, Object
-from cluster.kube.cluster_dir import Place
+from cluster.kube.cluster_dir import ClusterDir
 from cluster.kube.control_plane import ControlPlane
 from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.model import Device, Inventory
@@ -26,8 +26,8 @@ from eventually import eventually_async
 from fake_apiserver.certificates import Authority
 from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted
 
-VALID_S = 20
-"""Of a certificate that expires while it is used; before that a busy machine has to have published."""
+CERTIFICATE_LIFETIME_S = 20
+"""Lifetime of a certificate that expires while in use; a busy machine must publish within it."""
 GATES = ("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
 
@@ -38,38 +38,38 @@ def control_plane(gates: Mapping[str, bool]) -> Iterator[ControlPlane]:
         programs = build.programs()
     except prerequisites.MissingError as missing:
         pytest.fail(str(missing), pytrace=False)
-    place = Place.take()
+    cluster_dir = ClusterDir.acquire()
     try:
-        place.add_addresses()
-        made = ControlPlane(place, programs, (NODE,), gates)
+        cluster_dir.add_addresses()
+        created = ControlPlane(cluster_dir, programs, (NODE,), gates)
         try:
-            made.etcd.start()
-            made.apiserver.start()
-            made.ready()
-            made.api.create(NODES, {"kind": "Node", "metadata": {"name": NODE}})
-            yield made
+            created.etcd.start()
+            created.apiserver.start()
+            created.ready()
+            created.api.create(NODES, {"kind": "Node", "metadata": {"name": NODE}})
+            yield created
         finally:
-            made.stop()
+            created.stop()
     finally:
-        place.clear()
-        place.release()
+        cluster_dir.clear()
+        cluster_dir.release()
 
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    with control_plane({}) as made:
-        yield made
+    with control_plane({}) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
-def gateless() -> Iterator[ControlPlane]:
-    # A rule for taints cannot be without taints.
-    with control_plane({**dict.fromkeys(GATES, False), "DRADeviceTaintRules": False}) as made:
-        yield made
+def plane_without_gates() -> Iterator[ControlPlane]:
+    # DRADeviceTaintRules requires DRADeviceTaints.
+    with control_plane({**dict.fromkeys(GATES, False), "DRADeviceTaintRules": False}) as created:
+        yield created
 
 
-class Site:
-    """A node's publisher and what the API server has of it."""
+class PublisherNode:
+    """The publisher of a node and its objects in the API server."""
 
     def __init__(self, plane: ControlPlane, kubeconfig: Path) -> None:
         self.plane = plane
@@ -78,32 +78,32 @@ class Site:
         for item in self.slices():
             plane.api.delete(SLICES, item["metadata"]["name"])
 
-    def has(self, *found: Device) -> None:
+    def set_devices(self, *found: Device) -> None:
         self.inventory = Inventory(devices=found)
 
-    def run(self, story: Callable[[Publisher, ApiClient], Awaitable[None]]) -> None:
+    def run(self, scenario: Callable[[Publisher, ApiClient], Awaitable[None]]) -> None:
         async def main() -> None:
             async with connect(self.kubeconfig) as api:
                 publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=lambda: self.inventory)
                 await publisher.start()
                 try:
-                    await story(publisher, api)
+                    await scenario(publisher, api)
                 finally:
                     await publisher.stop()
 
         asyncio.run(main())
 
     def publish(self, *found: Device) -> dict[str, int]:
-        """Publish until nothing is left to do; give the writes."""
+        """Publish until no work is left; return the writes."""
         if found:
-            self.has(*found)
+            self.set_devices(*found)
         writes: dict[str, int] = {}
 
-        async def story(publisher: Publisher, _: ApiClient) -> None:
+        async def scenario(publisher: Publisher, _: ApiClient) -> None:
             await settled(publisher)
             writes.update({op: count for op, count in publisher.reading().writes.items() if count})
 
-        self.run(story)
+        self.run(scenario)
         return writes
 
     def slices(self) -> list[Object]:
@@ -114,75 +114,75 @@ class Site:
         return {entry["name"]: entry for item in self.slices() for entry in item["spec"].get("devices", ())}
 
     def wipe(self) -> None:
-        """As a kubelet does when it starts."""
+        """Delete the slices as a kubelet does when it starts."""
         self.plane.api.call("DELETE", f"{SLICES.path(None, None, None)}?fieldSelector=spec.nodeName%3D{NODE}")
 
 
 @pytest.fixture
-def site(plane: ControlPlane, tmp_path: Path) -> Site:
-    # A node's own credentials: the Node authorizer lets it see and write its own slices only.
-    return Site(plane, plane.kubeconfig(f"node:{NODE}", tmp_path / "kubeconfig"))
+def site(plane: ControlPlane, tmp_path: Path) -> PublisherNode:
+    # A node's own credentials: the Node authorizer lets it read and write its own slices only.
+    return PublisherNode(plane, plane.kubeconfig(f"node:{NODE}", tmp_path / "kubeconfig"))
 
 
 @pytest.fixture
-def bare(gateless: ControlPlane, tmp_path: Path) -> Site:
-    return Site(gateless, gateless.kubeconfig("admin", tmp_path / "kubeconfig"))
+def without_gates(plane_without_gates: ControlPlane, tmp_path: Path) -> PublisherNode:
+    return PublisherNode(plane_without_gates, plane_without_gates.kubeconfig("admin", tmp_path / "kubeconfig"))
 
 
-def test_what_is_published_is_owned_by_the_node_and_adopted_byte_for_byte(site: Site) -> None:
-    sick = tainted(device(100), "a", "b")
-    assert site.publish(*devices(90), sick) == {"create": 2}
+def test_slices_are_owned_by_the_node_and_adopted_unchanged(site: PublisherNode) -> None:
+    tainted_device = tainted(device(100), "a", "b")
+    assert site.publish(*devices(90), tainted_device) == {"create": 2}
     before = site.slices()
     owner = site.plane.api.get(NODES, NODE)["metadata"]["uid"]
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in before} == {owner}
     assert [item["metadata"]["name"].split("-")[0] for item in before] == ["00000", "00001"]
     assert site.publish() == {}
     assert site.slices() == before
-    times = [taint["timeAdded"] for taint in site.devices()[sick.name]["taints"]]
+    times = [taint["timeAdded"] for taint in site.devices()[tainted_device.name]["taints"]]
     time.sleep(2.1)
     assert site.publish(*devices(90), tainted(device(100), "a", "b", "c")) == {"update": 1}
-    kept = {taint["key"]: taint["timeAdded"] for taint in site.devices()[sick.name]["taints"]}
+    kept = {taint["key"]: taint["timeAdded"] for taint in site.devices()[tainted_device.name]["taints"]}
     assert [kept["x/a"], kept["x/b"]] == times and kept["x/c"] > times[0]
 
 
-def test_208_devices_take_four_slices_and_one_change_one_write(site: Site) -> None:
+def test_208_devices_take_four_slices_and_one_write_per_change(site: PublisherNode) -> None:
     assert site.publish(*devices(208)) == {"create": 4}
     assert site.publish(*devices(207), tainted(device(207), "sick")) == {"update": 1}
     assert {item["metadata"]["generation"] for item in site.slices()} == {1, 2}
     assert {item["spec"]["pool"]["generation"] for item in site.slices()} == {1}
 
 
-def test_partitions_are_published_with_their_counters(site: Site) -> None:
+def test_partitions_are_published_with_their_counters(site: PublisherNode) -> None:
     site.inventory = partitioned()
     assert site.publish() == {"create": 2}
     assert site.publish() == {}
     assert len(site.devices()) == 3
 
 
-def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
-    site.has(*devices(130))
+def test_deleted_slices_are_restored_within_two_seconds(site: PublisherNode) -> None:
+    site.set_devices(*devices(130))
 
-    async def story(publisher: Publisher, _: ApiClient) -> None:
+    async def scenario(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         uids = {item["metadata"]["uid"] for item in site.slices()}
-        for _turn in range(3):
+        for _attempt in range(3):
             before = time.monotonic()
             await asyncio.to_thread(site.wipe)
             publisher.kubelet_registered()
             await eventually_async(lambda: len(site.devices()) == 130 and len(site.slices()) == 3)
-            took = time.monotonic() - before
-            assert took < 2.0 * await asyncio.to_thread(site.plane.api.pace)
+            elapsed = time.monotonic() - before
+            assert elapsed < 2.0 * await asyncio.to_thread(site.plane.api.slowdown)
             assert uids.isdisjoint(item["metadata"]["uid"] for item in site.slices())
         await settled(publisher)
         assert publisher.reading().writes == {"create": 12, "update": 0, "delete": 0}
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_nothing_is_asked_while_nothing_changes(site: Site) -> None:
-    site.has(*devices(3))
+def test_no_requests_while_nothing_changes(site: PublisherNode) -> None:
+    site.set_devices(*devices(3))
 
-    async def story(publisher: Publisher, api: ApiClient) -> None:
+    async def scenario(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         await asyncio.sleep(0.5)
         before = dict(api.requests)
@@ -194,14 +194,14 @@ def test_nothing_is_asked_while_nothing_changes(site: Site) -> None:
         assert dict(api.requests) == before
         assert [item["metadata"]["resourceVersion"] for item in site.slices()] == resource_versions
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_watches_lose_nothing(site: PublisherNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.kube_client.client.WATCH_TIMEOUT_S", (1, 1))
-    site.has(device(1))
+    site.set_devices(device(1))
 
-    async def story(publisher: Publisher, api: ApiClient) -> None:
+    async def scenario(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         for _ in range(4):
             await asyncio.sleep(0.7)
@@ -210,16 +210,16 @@ def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPat
         assert api.requests["GET"] >= 4
         assert publisher.reading().errors == {}
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
-    site.has(device(1))
+def test_changes_during_an_apiserver_outage_are_published(site: PublisherNode) -> None:
+    site.set_devices(device(1))
 
-    async def story(publisher: Publisher, _: ApiClient) -> None:
+    async def scenario(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         await asyncio.to_thread(site.plane.apiserver.kill)
-        site.has(device(1), device(2))
+        site.set_devices(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: publisher.reading().pending == (f"{NODE}/gpu",))
         await asyncio.sleep(5)
@@ -231,13 +231,13 @@ def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
         await settled(publisher)
         assert publisher.reading().problems == ()
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_two_publishers_of_one_node_do_not_fight_when_one_may_not_write(site: Site) -> None:
-    site.has(device(1))
+def test_a_publisher_without_leadership_writes_nothing(site: PublisherNode) -> None:
+    site.set_devices(device(1))
 
-    async def story(publisher: Publisher, api: ApiClient) -> None:
+    async def scenario(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         old = Publisher(
             api, node=NODE, driver=DRIVER, inventory=lambda: Inventory(devices=(device(9),)), is_leader=lambda: False
@@ -248,13 +248,13 @@ def test_two_publishers_of_one_node_do_not_fight_when_one_may_not_write(site: Si
         assert sum(old.reading().writes.values()) == 0
         assert list(site.devices()) == [device(1).name]
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_preconditions_and_dry_runs_are_the_real_servers(site: Site) -> None:
+def test_preconditions_and_dry_runs_of_the_real_apiserver(site: PublisherNode) -> None:
     site.publish(device(1))
 
-    async def story(_: Publisher, api: ApiClient) -> None:
+    async def scenario(_: Publisher, api: ApiClient) -> None:
         (found,) = (await api.list(RESOURCE_SLICES, fields={"spec.nodeName": NODE})).items
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         with pytest.raises(ConflictError):
@@ -263,93 +263,93 @@ def test_preconditions_and_dry_runs_are_the_real_servers(site: Site) -> None:
             await api.delete(RESOURCE_SLICES, name, uid=uid, resource_version="1")
         changed = copy.deepcopy(found)
         changed["spec"]["devices"] = []
-        said = await api.replace(RESOURCE_SLICES, changed, dry_run=True)
-        assert not said["spec"].get("devices")
+        response = await api.replace(RESOURCE_SLICES, changed, dry_run=True)
+        assert not response["spec"].get("devices")
         assert (await api.get(RESOURCE_SLICES, name)) == found
         changed["metadata"]["resourceVersion"] = "1"
         with pytest.raises(ConflictError):
             await api.replace(RESOURCE_SLICES, changed)
 
-    site.run(story)
+    site.run(scenario)
 
 
-def test_a_client_certificate_that_expires_is_followed_to_its_successor(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_expired_client_certificate_is_replaced(
+    site: PublisherNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = site.plane.keys
     authority = Authority(tmp_path / "pki", keys.authority, keys.authority.with_name("ca.key"))
-    shown = tmp_path / "agent.crt", tmp_path / "agent.key"
+    credential_files = tmp_path / "agent.crt", tmp_path / "agent.key"
 
-    def show(valid: timedelta) -> None:
-        for made, place in zip(
-            authority.issue("agent", valid=valid, organization="system:masters"), shown, strict=True
+    def install_certificate(valid: timedelta) -> None:
+        for created, target in zip(
+            authority.issue("agent", valid=valid, organization="system:masters"), credential_files, strict=True
         ):
-            made.rename(place)
+            created.rename(target)
 
-    show(timedelta(seconds=VALID_S))
+    install_certificate(timedelta(seconds=CERTIFICATE_LIFETIME_S))
     config = json.loads(site.kubeconfig.read_text())
     config["users"][0]["user"] = {"client-certificate": "agent.crt", "client-key": "agent.key"}
     site.kubeconfig.write_text(json.dumps(config))
-    site.has(device(1))
+    site.set_devices(device(1))
 
-    async def story(publisher: Publisher, _: ApiClient) -> None:
+    async def scenario(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
-        await asyncio.sleep(VALID_S + 1)
-        site.has(device(1), device(2))
+        await asyncio.sleep(CERTIFICATE_LIFETIME_S + 1)
+        site.set_devices(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: any("has not expired" in problem for problem in publisher.reading().problems))
-        show(timedelta(hours=1))
+        install_certificate(timedelta(hours=1))
         await eventually_async(lambda: len(site.devices()) == 2)
         await settled(publisher)
         assert publisher.reading().problems == ()
 
-    site.run(story)
+    site.run(scenario)
 
 
-def problems_of(site: Site) -> tuple[str, ...]:
+def problems_of(site: PublisherNode) -> tuple[str, ...]:
     found: list[tuple[str, ...]] = []
 
-    async def story(publisher: Publisher, _: ApiClient) -> None:
+    async def scenario(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         before = [item["metadata"]["resourceVersion"] for item in site.slices()]
-        for _turn in range(3):
+        for _attempt in range(3):
             publisher.devices_changed()
             await asyncio.sleep(0.2)
-        assert [item["metadata"]["resourceVersion"] for item in site.slices()] == before, "no loop"
+        assert [item["metadata"]["resourceVersion"] for item in site.slices()] == before, "no write loop"
         found.append(publisher.reading().problems)
 
-    site.run(story)
+    site.run(scenario)
     return found[0]
 
 
-def test_without_the_gate_for_taints(bare: Site) -> None:
-    bare.has(device(1), tainted(device(2), "sick"))
-    (problem,) = problems_of(bare)
+def test_without_the_taints_gate_tainted_devices_are_withheld(without_gates: PublisherNode) -> None:
+    without_gates.set_devices(device(1), tainted(device(2), "sick"))
+    (problem,) = problems_of(without_gates)
     assert "DRADeviceTaints" in problem
-    assert list(bare.devices()) == [device(1).name]
+    assert list(without_gates.devices()) == [device(1).name]
 
 
-def test_without_the_gate_for_taints_one_that_keeps_nobody_away_costs_no_device(bare: Site) -> None:
-    bare.has(device(1), tainted(device(2), "unmonitored", effect="None"))
-    (problem,) = problems_of(bare)
+def test_without_the_taints_gate_effect_none_is_ignored(without_gates: PublisherNode) -> None:
+    without_gates.set_devices(device(1), tainted(device(2), "unmonitored", effect="None"))
+    (problem,) = problems_of(without_gates)
     assert "effect None" in problem
-    assert list(bare.devices()) == [device(1).name, device(2).name]
+    assert list(without_gates.devices()) == [device(1).name, device(2).name]
 
 
-def test_without_the_gate_for_partitions(bare: Site) -> None:
-    bare.inventory = partitioned()
-    (problem,) = problems_of(bare)
+def test_without_the_partitions_gate_partitions_are_withheld(without_gates: PublisherNode) -> None:
+    without_gates.inventory = partitioned()
+    (problem,) = problems_of(without_gates)
     assert "DRAPartitionableDevices" in problem
-    assert list(bare.devices()) == [device(1).name]
+    assert list(without_gates.devices()) == [device(1).name]
 
 
-def test_without_the_gate_for_sharing(bare: Site) -> None:
+def test_without_the_sharing_gate_devices_are_not_shared(without_gates: PublisherNode) -> None:
     shared: Any = {
         "allow_multiple_allocations": True,
         "capacity": {"memory": Capacity("80Gi", request_policy=RequestPolicy(default="1Gi"))},
     }
     original = device(1)
-    bare.has(Device(**{**{f: getattr(original, f) for f in original.__struct_fields__}, **shared}))
-    (problem,) = problems_of(bare)
+    without_gates.set_devices(Device(**{**{f: getattr(original, f) for f in original.__struct_fields__}, **shared}))
+    (problem,) = problems_of(without_gates)
     assert "DRAConsumableCapacity" in problem
-    assert "allowMultipleAllocations" not in bare.devices()[device(1).name]
+    assert "allowMultipleAllocations" not in without_gates.devices()[device(1).name]

@@ -1,4 +1,4 @@
-"""A node is left where the API server knows no device taints: the agent moves pods itself, or says that it may not."""
+"""Reclaim with an API server without device taints: the agent evicts pods itself, or reports that it may not."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from cluster.kube.drain_probe import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, close, request
+from cluster.kube.workload import Namespace, cordon, request
 from dra_agent.reclaim.control import Cancel, send_request
 
 GATES = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
-RIGHTS = ("podEviction=evict", "cordon=true")
+PERMISSIONS = ("podEviction=evict", "cordon=true")
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
-GOES = "serve"
+APP = "serve"
 
 
 @pytest.fixture(scope="module")
-def untainting() -> Iterator[Cluster]:
-    """A cluster of its own: gates are set when the API server starts."""
+def cluster_without_taints() -> Iterator[Cluster]:
+    """A separate cluster: gates are set when the API server starts."""
     with running(gates=GATES) as cluster:
         for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
             cluster.kubectl("apply", "-f", str(file))
@@ -46,18 +46,18 @@ def untainting() -> Iterator[Cluster]:
 
 
 @contextmanager
-def inside(cluster: Cluster, name: str) -> Iterator[Namespace]:
-    """A namespace that is emptied while the agents still run: without them no pod can go."""
-    made = Namespace(cluster, name)
+def temporary_namespace(cluster: Cluster, name: str) -> Iterator[Namespace]:
+    """A namespace that is emptied while the agents run: without them no pod can terminate."""
+    created = Namespace(cluster, name)
     try:
-        yield made
+        yield created
     finally:
-        made.remove()
+        created.remove()
 
 
 @contextmanager
 def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
-    """An agent on both nodes; the one of node-a, which has these rights. node-b is closed to pods."""
+    """Run an agent on both nodes; yield that of node-a, with these permissions. node-b is cordoned."""
     started: list[Agent] = []
     try:
         for node in cluster.nodes:
@@ -69,7 +69,7 @@ def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
             started.append(agent.start())
         for agent in started:
             agent.ready()
-        close(cluster, "node-b")
+        cordon(cluster, "node-b")
         yield started[0]
     finally:
         cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
@@ -77,68 +77,74 @@ def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
             agent.end()
 
 
-def on_node_a(cluster: Cluster, namespace: Namespace) -> str:
-    """Have a Deployment of one pod with a claim run on node-a, and open node-b; the uid of its pod."""
+def run_deployment_on_node_a(cluster: Cluster, namespace: Namespace) -> str:
+    """Run a Deployment of one pod with a claim on node-a, and uncordon node-b; return the uid of the pod."""
     namespace.template("one-gpu", request("gpu", "gpu"))
-    kind, body = deployment(GOES, template(GOES, EXITS, 2, claims=[OF_TEMPLATE]))
+    kind, body = deployment(APP, template(APP, EXITS, 2, claims=[OF_TEMPLATE]))
     namespace.api.create(kind, body, namespace.name)
-    (pod,) = run_on(namespace, GOES, "node-a")
+    (pod,) = run_on(namespace, APP, "node-a")
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
     return str(pod["metadata"]["uid"])
 
 
-def test_pods_are_evicted_where_devices_cannot_be_tainted(untainting: Cluster) -> None:
+def test_pods_are_evicted_without_device_taints(cluster_without_taints: Cluster) -> None:
     config = '[reclaim]\nevict = "auto"\ncordon = true\n'
-    with agents(untainting, config, *RIGHTS) as doomed, inside(untainting, "evicted") as namespace:
-        before = on_node_a(untainting, namespace)
-        offered = set(doomed.devices())
+    with (
+        agents(cluster_without_taints, config, *PERMISSIONS) as reclaimed,
+        temporary_namespace(cluster_without_taints, "evicted") as namespace,
+    ):
+        before = run_deployment_on_node_a(cluster_without_taints, namespace)
+        published = set(reclaimed.devices())
         with History(namespace) as history:
-            noticed = announce(doomed, 60)
-            claims = all_released(doomed)
-            run_on(namespace, GOES, "node-b")
+            noticed = announce(reclaimed, 60)
+            claims = all_released(reclaimed)
+            run_on(namespace, APP, "node-b")
         assert [claim["state"] for claim in claims] == ["released"]
-        gone = history.deleted(before)
-        reasons = [c.get("reason") for c in gone.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
+        deletion = history.deleted(before)
+        reasons = [c.get("reason") for c in deletion.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
         assert reasons == ["EvictionByEvictionAPI"]
-        moments = {"evicted": gone.at, "runs elsewhere": history.runs(GOES, "node-b").at}
+        moments = {"evicted": deletion.at, "runs elsewhere": history.runs(APP, "node-b").at}
         print({what: round(at - noticed, 1) for what, at in moments.items()})
-        # What cannot be tainted is not on offer: no claim comes to a host that goes away.
-        assert not doomed.devices()
-        doomed.wait_for_log("devices are not tainted")
-        assert "DRADeviceTaints" in doomed.said()
-        assert no_specs(doomed)
-        send_request(doomed.state_dir, Cancel())
-        until(lambda: set(doomed.devices()) == offered, "the devices are on offer again")
+        # Devices that cannot be tainted are withdrawn: no claim is allocated on a reclaimed host.
+        assert not reclaimed.devices()
+        reclaimed.wait_for_log("devices are not tainted")
+        assert "DRADeviceTaints" in reclaimed.read_log()
+        assert no_specs(reclaimed)
+        send_request(reclaimed.state_dir, Cancel())
+        until(lambda: set(reclaimed.devices()) == published, "the devices are published again")
 
 
 @pytest.mark.parametrize(
     ("rights", "reasons"), [("podEviction=evict", ["EvictionByEvictionAPI"]), ("podEviction=delete", [])]
 )
-def test_who_is_deleted_at_once_learns_why_where_that_is_granted(
-    untainting: Cluster, rights: str, reasons: list[str]
+def test_deleted_pods_have_a_reason_if_eviction_is_permitted(
+    cluster_without_taints: Cluster, rights: str, reasons: list[str]
 ) -> None:
-    with agents(untainting, '[reclaim]\nevict = "delete"\n', rights, "cordon=true") as doomed:
-        with inside(untainting, f"deleted-{len(reasons)}") as namespace:
-            before = on_node_a(untainting, namespace)
+    with agents(cluster_without_taints, '[reclaim]\nevict = "delete"\n', rights, "cordon=true") as reclaimed:
+        with temporary_namespace(cluster_without_taints, f"deleted-{len(reasons)}") as namespace:
+            before = run_deployment_on_node_a(cluster_without_taints, namespace)
             with History(namespace) as history:
-                noticed = announce(doomed, 60)
-                all_released(doomed)
-            gone = history.deleted(before)
-            assert gone.at - noticed < 10 * untainting.api.pace()
-            conditions = gone.object["status"]["conditions"]
+                noticed = announce(reclaimed, 60)
+                all_released(reclaimed)
+            deletion = history.deleted(before)
+            assert deletion.at - noticed < 10 * cluster_without_taints.api.slowdown()
+            conditions = deletion.object["status"]["conditions"]
             assert [one.get("reason") for one in conditions if one["type"] == "DisruptionTarget"] == reasons
-        send_request(doomed.state_dir, Cancel())
+        send_request(reclaimed.state_dir, Cancel())
 
 
-def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster) -> None:
-    """It was bound to the node just before the notice, and the kubelet has not asked for its claim yet."""
+def test_a_pod_that_waits_for_its_first_prepare_is_evicted(cluster_without_taints: Cluster) -> None:
+    """It was bound just before the notice, and the kubelet has not asked to prepare its claim yet."""
     config = '[reclaim]\nevict = "auto"\n'
-    with agents(untainting, config, *RIGHTS) as doomed, inside(untainting, "waits") as namespace:
+    with (
+        agents(cluster_without_taints, config, *PERMISSIONS) as reclaimed,
+        temporary_namespace(cluster_without_taints, "waits") as namespace,
+    ):
         namespace.template("one-gpu", request("gpu", "gpu"))
-        kubelet = doomed.node.kubelet
+        kubelet = reclaimed.node.kubelet
         kubelet.signal(signal.SIGSTOP)
         try:
-            kind, body = deployment(GOES, template(GOES, EXITS, 2, claims=[OF_TEMPLATE]))
+            kind, body = deployment(APP, template(APP, EXITS, 2, claims=[OF_TEMPLATE]))
             namespace.api.create(kind, body, namespace.name)
 
             def bound() -> bool:
@@ -146,19 +152,19 @@ def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster
                 return [pod["spec"].get("nodeName") for pod in pods] == ["node-a"]
 
             until(bound, "the pod is bound to node-a")
-            untainting.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
-            announce(doomed, 60)
+            cluster_without_taints.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
+            announce(reclaimed, 60)
         finally:
             kubelet.signal(signal.SIGCONT)
-        (claim,) = all_refused(doomed)
+        (claim,) = wait_for_refused_claims(reclaimed)
         assert claim["unprepared"] is None
-        assert [one["state"] for one in all_released(doomed)] == ["released"]
-        run_on(namespace, GOES, "node-b")
-        send_request(doomed.state_dir, Cancel())
+        assert [one["state"] for one in all_released(reclaimed)] == ["released"]
+        run_on(namespace, APP, "node-b")
+        send_request(reclaimed.state_dir, Cancel())
 
 
-def all_refused(agent: Agent) -> list[dict[str, Any]]:
-    """Wait until the agent follows claims that it has refused to prepare; what it says of them."""
+def wait_for_refused_claims(agent: Agent) -> list[dict[str, Any]]:
+    """Wait until the agent tracks claims that it refused to prepare; return its records of them."""
     found: list[dict[str, Any]] = []
 
     def refused() -> bool:
@@ -170,17 +176,22 @@ def all_refused(agent: Agent) -> list[dict[str, Any]]:
     return found
 
 
-def test_without_the_right_to_evict_it_says_so(untainting: Cluster) -> None:
+def test_missing_eviction_permission_is_logged(cluster_without_taints: Cluster) -> None:
     config = '[reclaim]\nevict = "auto"\n'
-    with agents(untainting, config) as doomed, inside(untainting, "stays") as namespace:
-        before = on_node_a(untainting, namespace)
-        announce(doomed, 15)
-        said = doomed.wait_for_log("pods that the taint does not evict are not evicted.*")[0]
-        assert "podEviction" in said, "what is to be done about it"
+    with (
+        agents(cluster_without_taints, config) as reclaimed,
+        temporary_namespace(cluster_without_taints, "stays") as namespace,
+    ):
+        before = run_deployment_on_node_a(cluster_without_taints, namespace)
+        announce(reclaimed, 15)
+        message = reclaimed.wait_for_log("pods that the taint does not evict are not evicted.*")[0]
+        assert "podEviction" in message, "the log names the chart value"
         time.sleep(5)
-        (pod,) = run_on(namespace, GOES, "node-a")
+        (pod,) = run_on(namespace, APP, "node-a")
         assert pod["metadata"]["uid"] == before
-        now = status(doomed)
-        assert not now["complete"] and now["tainted_after"] is None
-        assert [(claim["state"], claim["pods"]) for claim in now["claims"]] == [("prepared", [pod["metadata"]["name"]])]
-        send_request(doomed.state_dir, Cancel())
+        current = status(reclaimed)
+        assert not current["complete"] and current["tainted_after"] is None
+        assert [(claim["state"], claim["pods"]) for claim in current["claims"]] == [
+            ("prepared", [pod["metadata"]["name"]])
+        ]
+        send_request(reclaimed.state_dir, Cancel())

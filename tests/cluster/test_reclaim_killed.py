@@ -1,4 +1,4 @@
-"""A node is left while the agent is killed in the middle."""
+"""The agent is killed in the middle of a drain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cluster.kube.drain_probe import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, close, container, request
+from cluster.kube.workload import Namespace, container, cordon, request
 from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
 
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
@@ -41,20 +41,20 @@ APPS = ("quick", "claim", "extended")
 StartAgent = Callable[..., Agent]
 
 
-def make(namespace: Namespace, app: str, pod: Object, replicas: int = 1) -> None:
+def create_deployment(namespace: Namespace, app: str, pod: Object, replicas: int = 1) -> None:
     kind, body = deployment(app, pod, replicas)
     namespace.api.create(kind, body, namespace.name)
 
 
 @pytest.fixture
-def doomed(start_agent: StartAgent, cluster: Cluster, tmp_path: Path) -> Agent:
-    """The agent of node-a; node-b has one, too, and is closed to pods at first."""
+def reclaimed(start_agent: StartAgent, cluster: Cluster, tmp_path: Path) -> Agent:
+    """The agent of node-a; node-b has an agent, too, and is cordoned at first."""
     config = tmp_path / "config.toml"
     config.write_text(AGENT_CONFIG)
     identity = cluster.identity(DRIVER, *CHART_VALUES)
     for node in ("node-b", "node-a"):
         agent = start_agent(node, "l40s", "--config", str(config), kubeconfig=identity.kubeconfig(node))
-    close(cluster, "node-b")
+    cordon(cluster, "node-b")
     return agent
 
 
@@ -62,57 +62,59 @@ def states(agent: Agent) -> list[str]:
     return [claim["state"] for claim in status(agent)["claims"]]
 
 
-def is_kept(agent: Agent, uid: str) -> bool:
-    """Whether the agent after it will know of the taints, and that this claim is released."""
-    kept = json.loads((agent.state_dir / FILE).read_text())["kept"]
-    return "tainted" in kept and any(claim["uid"] == uid and "released" in claim for claim in kept["claims"])
+def is_stored(agent: Agent, uid: str) -> bool:
+    """Return whether the stored progress has the taints, and this claim as released."""
+    stored = json.loads((agent.state_dir / FILE).read_text())["kept"]
+    return "tainted" in stored and any(claim["uid"] == uid and "released" in claim for claim in stored["claims"])
 
 
-def open_node_b(cluster: Cluster) -> None:
+def uncordon_node_b(cluster: Cluster) -> None:
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
 
 
-def test_an_agent_that_is_killed_while_it_moves_pods(doomed: Agent, cluster: Cluster, namespace: Namespace) -> None:
+def test_an_agent_killed_during_a_drain_continues(reclaimed: Agent, cluster: Cluster, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
-    make(namespace, "claim", template("claim", IGNORES_SIGTERM, 25, claims=[OF_TEMPLATE]))
-    make(namespace, "quick", template("quick", EXITS, 2, claims=[OF_TEMPLATE]))
+    create_deployment(namespace, "claim", template("claim", IGNORES_SIGTERM, 25, claims=[OF_TEMPLATE]))
+    create_deployment(namespace, "quick", template("quick", EXITS, 2, claims=[OF_TEMPLATE]))
     extended = template("extended", IGNORES_SIGTERM, 60, claims=[])
     extended["spec"]["containers"] = [container("main", command=IGNORES_SIGTERM, resources=EXTENDED)]
-    make(namespace, "extended", extended)
+    create_deployment(namespace, "extended", extended)
     before = {app: run_on(namespace, app, "node-a")[0]["metadata"]["uid"] for app in APPS}
-    open_node_b(cluster)
+    uncordon_node_b(cluster)
     with History(namespace) as history:
-        noticed = announce(doomed, NOTICE)
-        tainted(doomed, "NoExecute")
-        first = taints(doomed)
-        until(lambda: "released" in states(doomed), "the first claim is released")
-        (left,) = [claim for claim in status(doomed)["claims"] if claim["state"] == "released"]
-        tainted_after = status(doomed)["tainted_after"]
-        until(lambda: is_kept(doomed, left["uid"]), "what it knows is on disk")
-        doomed.kill()
+        noticed = announce(reclaimed, NOTICE)
+        tainted(reclaimed, "NoExecute")
+        taints_before = taints(reclaimed)
+        until(lambda: "released" in states(reclaimed), "the first claim is released")
+        (released_claim,) = [claim for claim in status(reclaimed)["claims"] if claim["state"] == "released"]
+        tainted_after = status(reclaimed)["tainted_after"]
+        until(lambda: is_stored(reclaimed, released_claim["uid"]), "its progress is on disk")
+        reclaimed.kill()
         time.sleep(2)
-        doomed.start()
-        doomed.wait_for_log("a reclaim goes on")
-        until(lambda: len(states(doomed)) == len(APPS), "it also knows the claim that left before")
-        all_released(doomed)
-        took = time.monotonic() - noticed
+        reclaimed.start()
+        reclaimed.wait_for_log("a reclaim goes on")
+        until(lambda: len(states(reclaimed)) == len(APPS), "it also tracks the claim released before")
+        all_released(reclaimed)
+        elapsed = time.monotonic() - noticed
         for app in before:
             run_on(namespace, app, "node-b")
-    # 60 s of grace are cut to what the host has; a busy machine takes some seconds more to carry it out.
+    # 60 s of grace are cut to the remaining time; a busy machine takes some seconds more.
     grace = history.deleted(before["extended"]).object["metadata"]["deletionGracePeriodSeconds"]
-    assert 1 <= grace < NOTICE and took < 60 * cluster.api.pace()
-    assert taints(doomed) == first, "also the time from which tolerations count"
-    assert status(doomed)["tainted_after"] == tainted_after, "not when the second agent has found them tainted"
-    assert [claim for claim in status(doomed)["claims"] if claim["uid"] == left["uid"]] == [left]
-    assert doomed.metrics()['dra_agent_reclaim_claims{state="released"}'] == len(APPS)
+    assert 1 <= grace < NOTICE and elapsed < 60 * cluster.api.slowdown()
+    assert taints(reclaimed) == taints_before, "also timeAdded, from which tolerations count"
+    assert status(reclaimed)["tainted_after"] == tainted_after, (
+        "not the time at which the second agent observed the taints"
+    )
+    assert [claim for claim in status(reclaimed)["claims"] if claim["uid"] == released_claim["uid"]] == [released_claim]
+    assert reclaimed.metrics()['dra_agent_reclaim_claims{state="released"}'] == len(APPS)
 
-    def told() -> bool:
+    def event_is_recorded() -> bool:
         events = cluster.kubectl("get", "events", "-n", "default", "--field-selector", "involvedObject.name=node-a")
         return f"{len(APPS)} of {len(APPS)} claims released" in events
 
-    until(told, "one Event tells of all claims")
+    until(event_is_recorded, "one Event counts all claims")
     for app in ("claim", "extended"):
         uid = before[app]
-        assert history.runs(app, "node-b").at < history.over(uid).at, "its successor did not wait for it"
-    assert no_specs(doomed)
-    assert "Traceback" not in doomed.said(this_life=False)
+        assert history.runs(app, "node-b").at < history.ended(uid).at, "its successor did not wait for it"
+    assert no_specs(reclaimed)
+    assert "Traceback" not in reclaimed.read_log(current_run=False)

@@ -1,4 +1,4 @@
-"""What an agent on its defaults, with the chart's default rights, says on the Node object of a host that is taken."""
+"""The Node object of a reclaimed host, with the agent's defaults and the chart's default permissions."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from cluster.kube.drain_probe import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, close, request
+from cluster.kube.workload import Namespace, cordon, request
 
 HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
 
 
 @pytest.fixture
-def doomed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
-    """The agent of node-a; node-b is closed to pods until a test opens it."""
-    close(cluster, "node-b")
+def reclaimed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
+    """The agent of node-a; node-b is cordoned until a test uncordons it."""
+    cordon(cluster, "node-b")
     yield agents["node-a"]
     cancel(agents["node-a"])
 
 
-def open_node_b(cluster: Cluster) -> None:
+def uncordon_node_b(cluster: Cluster) -> None:
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
 
 
-def closed(cluster: Cluster, node: str = "node-a") -> bool:
+def is_cordoned(cluster: Cluster, node: str = "node-a") -> bool:
     return bool(cluster.api.get(NODES, node)["spec"].get("unschedulable", False))
 
 
@@ -48,46 +48,50 @@ def condition(cluster: Cluster, node: str = "node-a") -> Object:
     return next((one for one in found if one["type"] == f"{DRIVER}/ReclaimNotice"), {"status": "none"})
 
 
-def test_a_claim_that_pods_name_is_not_fetched_back(doomed: Agent, cluster: Cluster, namespace: Namespace) -> None:
+def test_pods_of_a_named_claim_are_not_placed_on_the_node_again(
+    reclaimed: Agent, cluster: Cluster, namespace: Namespace
+) -> None:
     namespace.claim("shared", request("gpu", "gpu"))
     shared = [{"name": "devices", "resourceClaimName": "shared"}]
     kind, body = deployment("serve", template("serve", EXITS, 2, claims=shared), replicas=2)
     namespace.api.create(kind, body, namespace.name)
     before = {pod["metadata"]["uid"] for pod in run_on(namespace, "serve", "node-a", 2)}
-    open_node_b(cluster)
+    uncordon_node_b(cluster)
     with History(namespace) as history:
-        noticed = announce(doomed, 40)
-        until(lambda: condition(cluster)["status"] == "True", "the Node says that it is taken")
-        all_released(doomed)
+        noticed = announce(reclaimed, 40)
+        until(lambda: condition(cluster)["status"] == "True", "the Node has the condition")
+        all_released(reclaimed)
         run_on(namespace, "serve", "node-b", 2)
-        took = time.monotonic() - noticed
-    changes = [seen for seen in list(history._seen[PODS]) if app_of(seen.object) == "serve"]
+        elapsed = time.monotonic() - noticed
+    changes = [change for change in list(history._changes[PODS]) if app_of(change.object) == "serve"]
     came_back = {s.uid for s in changes if s.uid not in before and s.object["spec"].get("nodeName") == "node-a"}
-    print(f"{len(came_back)} pods came back to the doomed node; left after {took:.1f} s")
-    # Without the cordon it is more than a hundred. Who is on the way while the cordon is, may still come.
-    assert len(came_back) <= 4 * cluster.api.pace()
-    assert closed(cluster) and not closed(cluster, "node-b")
-    said = condition(cluster)
-    assert said["reason"] == "Operator" and "a scenario" in said["message"]
+    print(f"{len(came_back)} pods came back to the reclaimed node; left after {elapsed:.1f} s")
+    # Without the cordon it is more than a hundred. Pods that are bound before the cordon still start.
+    assert len(came_back) <= 4 * cluster.api.slowdown()
+    assert is_cordoned(cluster) and not is_cordoned(cluster, "node-b")
+    notice = condition(cluster)
+    assert notice["reason"] == "Operator" and "a scenario" in notice["message"]
     assert condition(cluster, "node-b")["status"] == "none"
-    cancel(doomed)
-    until(lambda: not closed(cluster), "the node takes pods again")
-    until(lambda: condition(cluster)["status"] == "False", "the Node says that it is over")
+    cancel(reclaimed)
+    until(lambda: not is_cordoned(cluster), "the node is uncordoned")
+    until(lambda: condition(cluster)["status"] == "False", "the condition is False")
     assert condition(cluster)["reason"] == "Cancelled"
 
 
-def test_a_node_with_claims_of_templates_stays_open(doomed: Agent, cluster: Cluster, namespace: Namespace) -> None:
+def test_a_node_with_claims_of_templates_is_not_cordoned(
+    reclaimed: Agent, cluster: Cluster, namespace: Namespace
+) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
     own = [{"name": "devices", "resourceClaimTemplateName": "one-gpu"}]
     kind, body = deployment("serve", template("serve", EXITS, 2, claims=own))
     namespace.api.create(kind, body, namespace.name)
     run_on(namespace, "serve", "node-a")
-    open_node_b(cluster)
-    announce(doomed, 40)
-    all_released(doomed)
+    uncordon_node_b(cluster)
+    announce(reclaimed, 40)
+    all_released(reclaimed)
     run_on(namespace, "serve", "node-b")
-    # Pods without devices may still go there: only its devices are taken from use.
-    assert not closed(cluster)
-    doomed.kill()
-    doomed.start().ready()
-    until(lambda: condition(cluster)["status"] == "True", "the Node still says so")
+    # Pods without devices may still run there: only its devices are withdrawn from use.
+    assert not is_cordoned(cluster)
+    reclaimed.kill()
+    reclaimed.start().ready()
+    until(lambda: condition(cluster)["status"] == "True", "the Node still has the condition")

@@ -1,4 +1,4 @@
-"""`dra-agent reclaim status` on a doomed node: how far each claim is, and which pod keeps it, live and for programs."""
+"""`dra-agent reclaim status` on a reclaimed node: the state of each claim and its pod, live and as JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
 from cluster.kube.drain_probe import EXITS, IGNORES_SIGTERM, announce, cancel, deployment, run_on, tainted, template
-from cluster.kube.process import LONG
-from cluster.kube.workload import Namespace, close, request
+from cluster.kube.process import LONG_TIMEOUT_S
+from cluster.kube.workload import Namespace, cordon, request
 from reclaim.pty_command import Terminal
 
 HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
@@ -21,14 +21,14 @@ OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 
 
 @pytest.fixture
-def doomed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
-    close(cluster, "node-b")
+def reclaimed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
+    cordon(cluster, "node-b")
     yield agents["node-a"]
     cancel(agents["node-a"])
 
 
-def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
-    doomed: Agent,
+def test_watch_shows_the_release_and_the_pod_that_blocks_it(
+    reclaimed: Agent,
     cluster: Cluster,
     namespace: Namespace,
     agent_command: Callable[..., subprocess.CompletedProcess[str]],
@@ -42,20 +42,22 @@ def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
         (pod,) = run_on(namespace, app, "node-a")
         names[app] = pod["metadata"]["name"]
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
-    where = ("reclaim", "status", "--state-dir", str(doomed.state_dir))
-    announce(doomed, 60)
-    with Terminal(*where, "--watch") as terminal:
+    command_line = ("reclaim", "status", "--state-dir", str(reclaimed.state_dir))
+    announce(reclaimed, 60)
+    with Terminal(*command_line, "--watch") as terminal:
         terminal.wait_for(rf"claims released .* 1/2 .*\d s left, waits for {names['stubborn']}(?! and| ,)")
-        blocked = agent_command(*where, "-o", "json")
-        table = agent_command(*where)
-        code, said = terminal.end(LONG)
-    now = json.loads(blocked.stdout)
-    assert (now["phase"], now["complete"]) == ("notice", False) and now["tainted_after"] < 5 * cluster.api.pace()
-    records = {(claim["pods"] or [""])[0]: claim for claim in now["claims"]}
+        blocked = agent_command(*command_line, "-o", "json")
+        table = agent_command(*command_line)
+        code, output = terminal.end(LONG_TIMEOUT_S)
+    current = json.loads(blocked.stdout)
+    assert (current["phase"], current["complete"]) == ("notice", False) and current[
+        "tainted_after"
+    ] < 5 * cluster.api.slowdown()
+    records = {(claim["pods"] or [""])[0]: claim for claim in current["claims"]}
     assert records[names["stubborn"]]["state"] == "prepared" and records[names["stubborn"]]["seconds"] is None
     assert records[""]["state"] == "released" and records[""]["seconds"] > 0
     (row,) = [line for line in table.stdout.splitlines() if names["stubborn"] in line]
     assert "prepared" in row and row.startswith(f"{namespace.name}/")
-    assert code == 0 and said.count(" released ") == 2 and "notice: the node is being reclaimed in" in said
+    assert code == 0 and output.count(" released ") == 2 and "notice: the node is being reclaimed in" in output
     run_on(namespace, "stubborn", "node-b")
-    tainted(doomed, "NoExecute")
+    tainted(reclaimed, "NoExecute")

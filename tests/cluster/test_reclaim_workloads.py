@@ -1,7 +1,7 @@
-"""A notice of 30 s on a node with workloads of every kind: each runs on the other node, and what it held is free.
+"""A notice of 30 s on a node with workloads of every kind: each moves to the other node, and its claims are released.
 
-All of them leave at once, as they would, first such whose containers end when they are asked to, then such that ignore
-it for their whole grace period of 30 s. Each kind is then looked at by a test of its own.
+All of them are drained at once: first workloads whose containers exit on SIGTERM, then workloads that ignore it for
+their whole grace period of 30 s. Each kind has a test of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cluster.kube.drain_probe import (
     stateful_set,
     template,
 )
-from cluster.kube.workload import Namespace, close, container, request
+from cluster.kube.workload import Namespace, container, cordon, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
@@ -42,17 +42,17 @@ OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 SHARED = {"name": "devices", "resourceClaimName": "shared"}
 EXTENDED = "deviceclass.resource.kubernetes.io/gpu"
 WORKLOADS = {"deployment": 1, "job": 1, "careful-job": 1, "stateful-set": 1, "shared": 2, "extended": 1}
-"""How many pods each has."""
+"""Number of pods of each."""
 SKEW = 0.5
-"""Seconds by which the watches of pods and of claims may differ, times the machine's pace."""
-AT_ONCE = {"deployment": 10.0, "extended": 10.0, "job": 20.0}
-"""Whose owners do not wait until a pod has ended; seconds until the successor runs, times the machine's pace. The Job
-controller waits 10 s after a pod that failed, and counts one that is being deleted as such."""
+"""Seconds by which the watches of pods and of claims may differ, times the slowdown."""
+SUCCESSOR_TIMEOUT_S = {"deployment": 10.0, "extended": 10.0, "job": 20.0}
+"""Workloads whose controllers do not wait until a pod has ended; seconds until the successor runs, times the slowdown.
+The Job controller waits 10 s after a failed pod, and counts a terminating one as failed."""
 
 
 @dataclass
-class Left:
-    """What there was before a notice, and what happened since."""
+class DrainResult:
+    """The objects before a notice, and the changes since."""
 
     agents: dict[str, Agent]
     namespace: Namespace
@@ -60,36 +60,36 @@ class Left:
     before: dict[str, list[Object]]
     """The pods of each workload."""
     others: dict[str, Object]
-    """Pods that the notice is not about."""
+    """Pods that the notice does not affect."""
     claims: dict[str, Object]
-    """The claims on the doomed node, by uid."""
+    """The claims on the reclaimed node, by uid."""
     history: History
     noticed: float = 0.0
     released: list[dict[str, object]] = field(default_factory=list)
-    took: float = 0.0
+    duration: float = 0.0
     """Seconds from the notice until every claim was released."""
-    pace: float = 1.0
-    """The machine's, while they left."""
+    slowdown: float = 1.0
+    """That of the machine during the drain."""
 
 
-def make(namespace: Namespace, command: str, grace: int) -> None:
-    """Make one workload of each kind."""
+def create_workloads(namespace: Namespace, command: str, grace: int) -> None:
+    """Create one workload of each kind."""
     namespace.template("one-gpu", request("gpu", "gpu"))
     namespace.claim("shared", request("gpu", "gpu"))
 
     def pod(app: str, claim: Object = OF_TEMPLATE) -> Object:
         return template(app, command, grace, claims=[claim])
 
-    asks = pod("extended")
-    del asks["spec"]["resourceClaims"]
-    asks["spec"]["containers"] = [container("main", command=command, resources={"limits": {EXTENDED: "1"}})]
+    extended = pod("extended")
+    del extended["spec"]["resourceClaims"]
+    extended["spec"]["containers"] = [container("main", command=command, resources={"limits": {EXTENDED: "1"}})]
     for kind, body in (
         deployment("deployment", pod("deployment")),
         job("job", pod("job")),
         job("careful-job", pod("careful-job"), **DISRUPTIONS_ARE_NO_FAILURES),
         stateful_set("stateful-set", pod("stateful-set")),
         deployment("shared", pod("shared", SHARED), replicas=2),
-        deployment("extended", asks),
+        deployment("extended", extended),
     ):
         namespace.api.create(kind, body, namespace.name)
 
@@ -99,16 +99,18 @@ def make(namespace: Namespace, command: str, grace: int) -> None:
     params=[(EXITS, 5), (IGNORES_SIGTERM, 30)],
     ids=["exits-at-once", "ignores-sigterm"],
 )
-def left(session_cluster: Cluster, agents: dict[str, Agent], request: pytest.FixtureRequest) -> Iterator[Left]:
-    """Have everything leave node-a, and wait until it runs on node-b and the agent calls its claims released."""
+def drained(
+    session_cluster: Cluster, agents: dict[str, Agent], request: pytest.FixtureRequest
+) -> Iterator[DrainResult]:
+    """Drain node-a, and wait until everything runs on node-b and the agent reports its claims as released."""
     command, grace = request.param
     api = session_cluster.api
     namespace = Namespace(session_cluster, f"leaving-with-{grace}-s")
     session_cluster.namespaces.append(namespace.name)
-    doomed = agents["node-a"]
+    reclaimed = agents["node-a"]
     try:
-        close(session_cluster, "node-b")
-        make(namespace, command, grace)
+        cordon(session_cluster, "node-b")
+        create_workloads(namespace, command, grace)
         namespace.pod("plain", node="node-a")
         before = {app: run_on(namespace, app, "node-a", count) for app, count in WORKLOADS.items()}
         api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
@@ -119,78 +121,82 @@ def left(session_cluster: Cluster, agents: dict[str, Agent], request: pytest.Fix
         claims = [claim for claim in claims if nodes_of(claim) == {"node-a"}]
         assert len(claims) == len(WORKLOADS), "one claim each"
         with History(namespace) as history:
-            found = Left(agents, namespace, grace, before, others, {c["metadata"]["uid"]: c for c in claims}, history)
-            found.noticed = announce(doomed, NOTICE)
-            found.released = all_released(doomed)
-            found.took = time.monotonic() - found.noticed
-            found.pace = api.pace()
+            found = DrainResult(
+                agents, namespace, grace, before, others, {c["metadata"]["uid"]: c for c in claims}, history
+            )
+            found.noticed = announce(reclaimed, NOTICE)
+            found.released = all_released(reclaimed)
+            found.duration = time.monotonic() - found.noticed
+            found.slowdown = api.slowdown()
             for app, count in WORKLOADS.items():
                 run_on(namespace, app, "node-b", count)
         yield found
     finally:
-        cancel(doomed)
+        cancel(reclaimed)
         namespace.remove()
         api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
 
 
 @pytest.mark.parametrize("app", WORKLOADS)
-def test_leaves_for_the_other_node(left: Left, app: str) -> None:
-    old = {pod["metadata"]["uid"] for pod in left.before[app]}
-    now = run_on(left.namespace, app, "node-b", WORKLOADS[app])
-    assert not old & {pod["metadata"]["uid"] for pod in now}
-    history = left.history
-    asked_to_go = [history.deleted(uid) for uid in old]
-    for seen in asked_to_go:
-        assert seen.at > left.noticed
-        reasons = [c.get("reason") for c in seen.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
+def test_workload_moves_to_the_other_node(drained: DrainResult, app: str) -> None:
+    old = {pod["metadata"]["uid"] for pod in drained.before[app]}
+    current = run_on(drained.namespace, app, "node-b", WORKLOADS[app])
+    assert not old & {pod["metadata"]["uid"] for pod in current}
+    history = drained.history
+    deletions = [history.deleted(uid) for uid in old]
+    for deletion in deletions:
+        assert deletion.at > drained.noticed
+        reasons = [c.get("reason") for c in deletion.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
         agent, taint = ["EvictionByEvictionAPI"], ["DeletionByDeviceTaintManager"]
-        if app == "extended":  # the taint overlooks it
+        if app == "extended":  # taint eviction skips extended resources
             assert reasons == agent
-        elif left.grace >= NOTICE:  # the agent asks first where it can, but the taint does not wait long for that
+        elif drained.grace >= NOTICE:  # the agent evicts early, but taint eviction can be faster
             assert reasons in (agent, taint)
         else:
             assert reasons == taint
-    ended = max(history.over(uid).at for uid in old)
+    ended = max(history.ended(uid).at for uid in old)
     created = history.created(app, but=old).at
     runs = history.runs(app, "node-b").at
-    say(left, app, asked=min(seen.at for seen in asked_to_go), ended=ended, created=created, runs=runs)
-    if app in AT_ONCE:
-        assert runs - min(seen.at for seen in asked_to_go) < AT_ONCE[app] * left.pace
-        if left.grace > AT_ONCE[app] * left.pace:
-            assert runs < ended, "its successor does not wait for it"
+    print_times(
+        drained, app, deleted=min(deletion.at for deletion in deletions), ended=ended, created=created, runs=runs
+    )
+    if app in SUCCESSOR_TIMEOUT_S:
+        assert runs - min(deletion.at for deletion in deletions) < SUCCESSOR_TIMEOUT_S[app] * drained.slowdown
+        if drained.grace > SUCCESSOR_TIMEOUT_S[app] * drained.slowdown:
+            assert runs < ended, "its successor does not wait for its end"
     elif app in ("careful-job", "stateful-set"):
-        assert created >= ended, "never two of them at once"
+        assert created >= ended, "never two pods at once"
     else:
         free = history.allocated("node-b", lambda claim: claim["metadata"]["name"] == "shared").at
-        skew = SKEW * left.pace
-        assert ended - skew <= free <= runs + skew, "the claim leaves when both of its pods have ended"
+        skew = SKEW * drained.slowdown
+        assert ended - skew <= free <= runs + skew, "the claim is deallocated when both of its pods have ended"
 
 
-def say(left: Left, app: str, **moments: float) -> None:
-    """Print the seconds since the notice, for people."""
-    print(app, " ".join(f"{name} {moment - left.noticed:.2f}" for name, moment in moments.items()))
+def print_times(drained: DrainResult, app: str, **moments: float) -> None:
+    """Print the seconds since the notice."""
+    print(app, " ".join(f"{name} {moment - drained.noticed:.2f}" for name, moment in moments.items()))
 
 
-def test_every_claim_is_released_and_none_is_lost(left: Left) -> None:
-    assert {str(record["uid"]) for record in left.released} == set(left.claims)
-    # Who may take as long as the notice is asked with what is left of it; a busy machine needs some seconds more.
-    assert left.took < (NOTICE if left.grace < NOTICE else NOTICE + 10) * left.pace
-    # Nothing is lost: every claim there is is allocated on a node that lives, for a pod that runs.
-    for claim in left.namespace.api.list(CLAIMS, left.namespace.name):
+def test_every_claim_is_released_and_allocated_again(drained: DrainResult) -> None:
+    assert {str(record["uid"]) for record in drained.released} == set(drained.claims)
+    # A grace period as long as the notice is cut to the remaining time; a busy machine needs some seconds more.
+    assert drained.duration < (NOTICE if drained.grace < NOTICE else NOTICE + 10) * drained.slowdown
+    # Every existing claim is allocated on the other node, for a pod that runs.
+    for claim in drained.namespace.api.list(CLAIMS, drained.namespace.name):
         assert nodes_of(claim) == {"node-b"}, claim["metadata"]["name"]
         assert claim["status"]["reservedFor"]
-    assert no_specs(left.agents["node-a"])
+    assert no_specs(drained.agents["node-a"])
 
 
-def test_nobody_else_is_touched(left: Left) -> None:
-    assert effects(left.agents["node-a"]) == {"NoExecute"}
-    assert effects(left.agents["node-b"]) == {""}
-    for name, before in left.others.items():
-        after = left.namespace.running(name)
+def test_other_pods_are_not_affected(drained: DrainResult) -> None:
+    assert effects(drained.agents["node-a"]) == {"NoExecute"}
+    assert effects(drained.agents["node-b"]) == {""}
+    for name, before in drained.others.items():
+        after = drained.namespace.running(name)
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         assert "deletionTimestamp" not in after["metadata"]
         counts = [status["restartCount"] for status in after["status"]["containerStatuses"]]
         assert counts == [0]
-    # Leaving costs a job no attempt, where it says so.
-    assert not left.namespace.api.get(JOBS, "careful-job", left.namespace.name)["status"].get("failed")
-    assert "Traceback" not in left.agents["node-a"].said() + left.agents["node-b"].said()
+    # The eviction does not count as an attempt of a Job with a podFailurePolicy.
+    assert not drained.namespace.api.get(JOBS, "careful-job", drained.namespace.name)["status"].get("failed")
+    assert "Traceback" not in drained.agents["node-a"].read_log() + drained.agents["node-b"].read_log()

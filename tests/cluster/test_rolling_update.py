@@ -1,4 +1,4 @@
-"""Old and new agent overlap on a node, as a DaemonSet with maxSurge has them, while pods with claims come and go."""
+"""Old and new agent overlap on a node, as in a DaemonSet with maxSurge, while pods with claims start and stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import EVENTS
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
-from cluster.test_prepare import gpu_is_free, never_two_holders
+from cluster.test_prepare import assert_single_holder, wait_until_gpu_is_free
 
 StartAgent = Callable[..., Agent]
 HARDWARE = "dgx-h100"
@@ -22,7 +22,7 @@ WORKERS = 3
 
 
 class Load:
-    """Pods with a GPU each, one after the other, until it is stopped."""
+    """Pods with a GPU each, one after the other, until stopped."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
@@ -39,10 +39,10 @@ class Load:
                 return
             pod = f"load-{worker}-{number}"
             try:
-                began = time.monotonic()
+                started = time.monotonic()
                 self.namespace.pod(pod, template="gpu", node="node-a")
                 self.namespace.running(pod)
-                self.slowest = max(self.slowest, time.monotonic() - began)
+                self.slowest = max(self.slowest, time.monotonic() - started)
                 self.namespace.delete_pod(pod)
                 self.namespace.gone(pod)
             except (AssertionError, OSError) as error:
@@ -59,10 +59,10 @@ class Load:
         for thread in self.threads:
             thread.join()
 
-    def goes_on(self, pods: int = 6) -> None:
-        """Wait until so many more pods have come and gone."""
+    def wait_for_pods(self, pods: int = 6) -> None:
+        """Wait until that many more pods have started and ended."""
         before = self.finished
-        until(lambda: self.failures or self.finished >= before + pods, f"{pods} more pods have come and gone")
+        until(lambda: self.failures or self.finished >= before + pods, f"{pods} more pods have started and ended")
         assert not self.failures
 
 
@@ -75,20 +75,20 @@ def test_rolling_update_under_load(start_agent: StartAgent, namespace: Namespace
     old = start_agent("node-a", HARDWARE, "--pod-uid", "0d9cbd40-old", instance="old")
     namespace.template("gpu", request("gpu", "gpu"))
     slices = published(old)
-    with never_two_holders(old.node), Load(namespace) as load:
-        load.goes_on()
+    with assert_single_holder(old.node), Load(namespace) as load:
+        load.wait_for_pods()
         new = start_agent("node-a", HARDWARE, "--pod-uid", "0d9cbd40-new", instance="new", ready=False)
         new.wait_for_log("registered with the kubelet")
-        load.goes_on()
+        load.wait_for_pods()
         new.wait_for_log("info ready")
         if end == "SIGTERM":
             assert old.end() == 0
         else:
             old.kill()
-        load.goes_on()
+        load.wait_for_pods()
         new.wait_for_log("this agent|claim prepared")
-        load.goes_on()
-    assert "claim prepared" in new.said()
+        load.wait_for_pods()
+    assert "claim prepared" in new.read_log()
     failed = [
         event
         for event in namespace.api.list(EVENTS, namespace.name)
@@ -96,9 +96,9 @@ def test_rolling_update_under_load(start_agent: StartAgent, namespace: Namespace
     ]
     if end == "SIGTERM":
         assert not failed, [event["message"] for event in failed]
-    assert published(new) == slices, "not one slice was touched"
-    assert "Traceback" not in old.said() + new.said()
-    gpu_is_free(new)
+    assert published(new) == slices, "no slice was changed"
+    assert "Traceback" not in old.read_log() + new.read_log()
+    wait_until_gpu_is_free(new)
     if end == "SIGTERM":
         assert {path.name for path in new.node.kubelet_dir.rglob("*.sock") if "dra" in path.name} == {
             "dra-0d9cbd40-new.sock",

@@ -1,4 +1,4 @@
-"""A rolling update that stalls because the new agent cannot reach the API server, while the host is being taken."""
+"""A reclaim notice during a rolling update that is stalled because the new agent cannot reach the API server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TAINTED_AFTER_S = 1.0
 """Seconds from the notice to the last write that the API server has accepted."""
 
 
-def tainted(agent: Agent) -> bool:
+def is_tainted(agent: Agent) -> bool:
     keys = [[taint["key"] for taint in device.get("taints", [])] for device in agent.devices().values()]
     return bool(keys) and all(f"{DRIVER}/reclaim" in found for found in keys)
 
 
-def out_of_reach(kubeconfig: Path, copy: Path) -> Path:
-    """A kubeconfig whose API server does not exist."""
+def unreachable_kubeconfig(kubeconfig: Path, copy: Path) -> Path:
+    """Write a kubeconfig whose API server does not exist."""
     document = yaml.safe_load(kubeconfig.read_text())
     for entry in document["clusters"]:
         entry["cluster"]["server"] = "https://127.0.0.1:9"
@@ -32,7 +32,7 @@ def out_of_reach(kubeconfig: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_stalled_rolling_update_and_a_notice(
+def test_a_notice_during_a_stalled_rolling_update(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace, tmp_path: Path
 ) -> None:
     notice, config = tmp_path / "notice", tmp_path / "config.toml"
@@ -43,20 +43,20 @@ def test_a_stalled_rolling_update_and_a_notice(
     namespace.pod("user", claim="one", node="node-a")
     namespace.running("user")
 
-    away = out_of_reach(cluster.identity().kubeconfig("node-a"), tmp_path / "away.kubeconfig")
+    unreachable = unreachable_kubeconfig(cluster.identity().kubeconfig("node-a"), tmp_path / "away.kubeconfig")
     new = start_agent(
-        "node-a", HARDWARE, *flags, "--pod-uid", "0d9cbd40-new", instance="new", kubeconfig=away, ready=False
+        "node-a", HARDWARE, *flags, "--pod-uid", "0d9cbd40-new", instance="new", kubeconfig=unreachable, ready=False
     )
     new.wait_for_log("info ready")
     new.wait_for_log("slices cannot be followed")
-    until(lambda: new.get("/readyz")[0] == 503, "the update does not go on")
+    until(lambda: new.get("/readyz")[0] == 503, "the new agent is not ready")
 
     notice.touch()
-    until(lambda: tainted(old), "every device is tainted")
-    until(lambda: "dra_agent_reclaim_taint_publish_duration_seconds" in old.metrics(), "the old agent has seen it")
-    took = old.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"]
-    pace = cluster.api.pace()
-    assert took < TAINTED_AFTER_S * pace, f"tainted after {took:.2f} s on a machine that is {pace:.1f} times as slow"
+    until(lambda: is_tainted(old), "every device is tainted")
+    until(lambda: "dra_agent_reclaim_taint_publish_duration_seconds" in old.metrics(), "the old agent has recorded it")
+    duration = old.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"]
+    slowdown = cluster.api.slowdown()
+    assert duration < TAINTED_AFTER_S * slowdown, f"tainted after {duration:.2f} s, slowdown {slowdown:.1f}"
     namespace.gone("user")
     for agent in (old, new):
-        assert "Traceback" not in agent.said()
+        assert "Traceback" not in agent.read_log()

@@ -1,4 +1,4 @@
-"""Shares of one GPU: ten pods with their memory on an 80 GB H100, and the eleventh that waits for it."""
+"""Shares of one GPU: ten pods use the memory of an 80 GB H100, and an eleventh waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ step = "1Gi"
 default = "8Gi"
 """
 SIZES = ["8Gi"] * 9 + ["7Gi"]
-"""79 of the 79.6 GiB that NVML tells of an H100 with 80 GB."""
+"""79 of the 79.6 GiB that NVML reports for an 80 GB H100."""
 
 Agents = dict[str, Agent]
 
@@ -52,7 +52,7 @@ def consumed(namespace: Namespace, claim: str) -> Object:
     return capacity
 
 
-def test_ten_pods_on_one_gpu_and_the_eleventh_waits(
+def test_ten_pods_share_a_gpu_and_the_eleventh_waits(
     agents: Agents,
     namespace: Namespace,
     share_class: str,
@@ -65,7 +65,7 @@ def test_ten_pods_on_one_gpu_and_the_eleventh_waits(
     for number, memory in enumerate(SIZES):
         namespace.claim(f"c{number}", share(share_class, memory))
         namespace.pod(f"p{number}", claim=f"c{number}")
-        # kube-scheduler 1.37 may count a share twice while its allocation is being written: one after the other.
+        # kube-scheduler 1.37 may count a share twice while its allocation is being written: start one after the other.
         namespace.running(f"p{number}")
     for number, memory in enumerate(SIZES):
         assert consumed(namespace, f"c{number}")["memory"] == memory
@@ -78,15 +78,15 @@ def test_ten_pods_on_one_gpu_and_the_eleventh_waits(
     namespace.claim("c10", share(share_class, "4Gi"))
     namespace.pod("p10", claim="c10")
     namespace.api.wait(
-        lambda: any("FailedScheduling" in event for event in namespace.events("p10")), "the scheduler gives up on p10"
+        lambda: any("FailedScheduling" in event for event in namespace.events("p10")), "the scheduler cannot place p10"
     )
     assert namespace.results("c10") == []
     kubeconfig = str(namespace.cluster.kubeconfig)
-    said = agent_command(
+    explanation = agent_command(
         "explain", "claim", "c10", "-n", namespace.name, "--kubeconfig", kubeconfig, "-o", "json", check=False
     )
-    assert said.returncode == 1
-    assert "capacity memory has 663Mi left, 4Gi are needed" in said.stdout
+    assert explanation.returncode == 1
+    assert "capacity memory has 663Mi left, 4Gi are needed" in explanation.stdout
 
     namespace.delete_pod("p9")
     namespace.gone("p9")
@@ -95,9 +95,7 @@ def test_ten_pods_on_one_gpu_and_the_eleventh_waits(
     assert consumed(namespace, "c10")["memory"] == "4Gi"
 
 
-def test_what_is_asked_is_rounded_up_and_what_is_not_asked_is_the_default(
-    agents: Agents, namespace: Namespace, share_class: str
-) -> None:
+def test_requests_are_rounded_up_and_default_if_absent(agents: Agents, namespace: Namespace, share_class: str) -> None:
     namespace.claim("odd", share(share_class, "4500Mi"))
     namespace.claim("none", share(share_class, None))
     for name in ("odd", "none"):
@@ -105,5 +103,5 @@ def test_what_is_asked_is_rounded_up_and_what_is_not_asked_is_the_default(
     namespace.running("odd", "none")
     assert consumed(namespace, "odd") == {"memory": "5Gi", "multiprocessors": "0"}
     assert consumed(namespace, "none") == {"memory": "8Gi", "multiprocessors": "0"}
-    # What a share has no part in is not told to its container.
+    # A capacity of zero is not in the environment of the container.
     assert not [key for key in namespace.environment("odd") if key.endswith("_CAPACITY_MULTIPROCESSORS")]

@@ -1,4 +1,4 @@
-"""A share that nobody could hold to its memory does not start: the hook is run by the cluster's own runtime."""
+"""A container whose memory share cannot be limited does not start: the container runtime runs the hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def share_class(cluster: Cluster) -> Iterator[str]:
     cluster.api.delete(CLASSES, "limited")
 
 
-def test_a_container_whose_cgroup_cannot_be_limited_does_not_start(
+def test_container_without_a_limitable_cgroup_does_not_start(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace, share_class: str
 ) -> None:
     config = cluster.node("node-a").directory / "shares.toml"
@@ -38,7 +38,7 @@ def test_a_container_whose_cgroup_cannot_be_limited_does_not_start(
     agent = start_agent("node-a", "mi300x", "--config", str(config))
     assert {device["attributes"]["memoryEnforcement"]["string"] for device in agent.devices().values()} == {"none"}
 
-    # The kernel of the simulated host gets the controller; the containers are real, and in no cgroup of that tree.
+    # The simulated kernel gets the controller; the containers are real, and not in a cgroup of that tree.
     tree = agent.host / "sys/fs/cgroup"
     tree.mkdir(parents=True)
     addresses = [path.parent.name for path in agent.host.glob("sys/bus/pci/devices/*/mem_info_vram_total")]
@@ -50,15 +50,15 @@ def test_a_container_whose_cgroup_cannot_be_limited_does_not_start(
 
     namespace.claim("part", request("gpu", share_class, capacity={"requests": {"memory": "24Gi"}}))
     namespace.pod("user", claim="part")
-    wanted = "dra-agent-hook: the container's share of a GPU cannot be limited: "
+    message = "dra-agent-hook: the container's share of a GPU cannot be limited: "
 
-    def told() -> bool:
-        return any(wanted in event for event in namespace.events("user"))
+    def reported() -> bool:
+        return any(message in event for event in namespace.events("user"))
 
-    namespace.api.wait(told, "the pod says why its container does not start")
+    namespace.api.wait(reported, "the pod's Event has the reason")
     statuses = namespace.get_pod("user")["status"]["containerStatuses"]
     assert not any(status["ready"] or status.get("started") for status in statuses)
-    # Which file is missed depends on how this machine's runtime names cgroups, or whether it makes any.
-    told_why = [event.partition(wanted)[2].splitlines()[0] for event in namespace.events("user") if wanted in event]
-    assert all("cgroup" in why for why in told_why), told_why
+    # The missing file depends on how this machine's runtime names cgroups, or whether it creates any.
+    reasons = [event.partition(message)[2].splitlines()[0] for event in namespace.events("user") if message in event]
+    assert all("cgroup" in reason for reason in reasons), reasons
     assert not list(tree.rglob("dmem.max"))

@@ -1,4 +1,4 @@
-"""Shares through MPS on a real cluster: a container is a client with its limits; the daemon lives with the claims."""
+"""MPS shares on a real cluster: a container is a client with limits; the daemon runs while claims exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Agents = dict[str, Agent]
 
 
 def share(namespace: Namespace, name: str, memory: str, multiprocessors: str | None = None, **config: int) -> None:
-    """A claim of a share and a pod that uses it."""
+    """Create a claim of a share and a pod that uses it."""
     amounts = {"memory": memory} | ({"multiprocessors": multiprocessors} if multiprocessors else {})
     settings = {"apiVersion": "dra-agent.internal/v1", "kind": "ShareConfig", **config}
     namespace.claim(
@@ -40,14 +40,14 @@ def share(namespace: Namespace, name: str, memory: str, multiprocessors: str | N
     namespace.pod(name, claim=name)
 
 
-def place(agent: Agent) -> Path:
+def mps_dir(agent: Agent) -> Path:
     return agent.state_dir / "mps" / GPU
 
 
-def daemon(agent: Agent) -> int | None:
-    """The control daemon that lives, by its own file."""
+def daemon_pid(agent: Agent) -> int | None:
+    """Return the pid of the running control daemon, from its pid file."""
     try:
-        pid = int((place(agent) / "pipe/nvidia-cuda-mps-control.pid").read_text())
+        pid = int((mps_dir(agent) / "pipe/nvidia-cuda-mps-control.pid").read_text())
         os.kill(pid, 0)
     except (OSError, ValueError):
         return None
@@ -67,10 +67,10 @@ def taints(agent: Agent) -> list[str]:
     return [taint["key"] for taint in agent.devices()[GPU].get("taints", [])]
 
 
-def test_a_container_is_a_client_and_the_daemon_lives_with_the_claims(agents: Agents, namespace: Namespace) -> None:
+def test_container_is_an_mps_client_and_daemon_lives_with_claims(agents: Agents, namespace: Namespace) -> None:
     agent = agents["node-a"]
     assert agent.devices()[GPU]["attributes"]["memoryEnforcement"] == {"string": "mps"}
-    assert daemon(agent) is None
+    assert daemon_pid(agent) is None
     share(namespace, "small", "4Gi", "33")
     share(namespace, "large", "16Gi", activeThreadPercentage=10)
     namespace.running("small", "large")
@@ -82,46 +82,46 @@ def test_a_container_is_a_client_and_the_daemon_lives_with_the_claims(agents: Ag
     for pod in ("small", "large"):
         assert "control" in namespace.execute(pod, "ls $CUDA_MPS_PIPE_DIRECTORY").split()
         namespace.execute(pod, f"touch /dev/shm/{pod}")
-    # What clients share is theirs and the daemon's, and not this machine's.
+    # Clients and daemon share /dev/shm, separate from the host's.
     assert namespace.execute("small", "ls /dev/shm").split() == ["large", "small"]
     assert not Path("/dev/shm/small").exists()
     assert compute_mode(agent) == 3
-    first = daemon(agent)
+    first = daemon_pid(agent)
     assert first is not None
 
     namespace.delete_pod("small")
     namespace.gone("small")
-    assert daemon(agent) == first
+    assert daemon_pid(agent) == first
 
     os.kill(first, signal.SIGKILL)
     namespace.api.wait(lambda: "dra-agent.internal/sharing-down" in taints(agent), "the GPU is tainted")
-    assert daemon(agent) not in (None, first)
-    namespace.api.wait(lambda: not taints(agent), "the taint goes when the daemon runs")
+    assert daemon_pid(agent) not in (None, first)
+    namespace.api.wait(lambda: not taints(agent), "the taint is removed when the daemon runs")
 
     namespace.delete_pod("large")
     namespace.gone("large")
-    namespace.api.wait(lambda: daemon(agent) is None and compute_mode(agent) == 0, "the daemon ends")
+    namespace.api.wait(lambda: daemon_pid(agent) is None and compute_mode(agent) == 0, "the daemon is stopped")
 
 
-def test_a_daemon_outlives_the_agent_that_started_it(agents: Agents, namespace: Namespace) -> None:
+def test_mps_daemon_outlives_the_agent(agents: Agents, namespace: Namespace) -> None:
     agent = agents["node-a"]
     share(namespace, "user", "4Gi")
     namespace.running("user")
-    first = daemon(agent)
+    first = daemon_pid(agent)
     assert first is not None
     agent.kill()
     agent.start().ready()
-    assert daemon(agent) == first
+    assert daemon_pid(agent) == first
     namespace.delete_pod("user")
     namespace.gone("user")
-    namespace.api.wait(lambda: daemon(agent) is None and compute_mode(agent) == 0, "the new agent ends what it found")
+    namespace.api.wait(lambda: daemon_pid(agent) is None and compute_mode(agent) == 0, "the new agent stops the daemon")
 
 
-def test_a_setting_that_a_share_does_not_have_is_named(agents: Agents, namespace: Namespace) -> None:
+def test_invalid_share_setting_is_named(agents: Agents, namespace: Namespace) -> None:
     share(namespace, "odd", "4Gi", activeThreadPercentage=101)
 
-    def told() -> bool:
+    def reported() -> bool:
         return any("activeThreadPercentage" in event for event in namespace.events("odd"))
 
-    namespace.api.wait(told, "the kubelet says which field is wrong")
-    assert daemon(agents["node-a"]) is None
+    namespace.api.wait(reported, "the kubelet reports the invalid field")
+    assert daemon_pid(agents["node-a"]) is None

@@ -1,4 +1,4 @@
-"""The admission webhook beside a real API server: what it refuses, what it lets pass, and what happens without it."""
+"""The admission webhook with a real API server: what it refuses, what it allows, and what happens while it is down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.kube.agent import Agent
-from cluster.kube.api import CLAIMS, CLASSES, Kind, RefusedError
+from cluster.kube.api import CLAIMS, CLASSES, ApiStatusError, Kind
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import Process
 from cluster.kube.workload import Namespace, opaque, request
@@ -29,9 +29,9 @@ def time_slicing(interval: str) -> dict[str, Any]:
     return {"apiVersion": f"{DRIVER}/v1", "kind": "GpuConfig", "timeSlicing": {"interval": interval}}
 
 
-RIGHT = opaque(DRIVER, time_slicing("Long"))
-WRONG = opaque(DRIVER, time_slicing("Lng"))
-MISTAKE = "parameters.timeSlicing.interval: invalid enum value 'Lng'; correct the settings"
+VALID = opaque(DRIVER, time_slicing("Long"))
+INVALID = opaque(DRIVER, time_slicing("Lng"))
+MESSAGE = "parameters.timeSlicing.interval: invalid enum value 'Lng'; correct the settings"
 
 
 class Webhook:
@@ -39,7 +39,7 @@ class Webhook:
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
-        self.address = cluster.control_plane.place.api_address
+        self.address = cluster.control_plane.cluster_dir.api_address
         self.secret = Secret(directory / "tls", f"IP:{self.address}")
         command = [
             sys.executable,
@@ -52,19 +52,21 @@ class Webhook:
             "debug",
         ]
         command += ["--tls-cert", str(self.secret.certificate), "--tls-key", str(self.secret.key)]
-        self.process = Process("webhook", command, directory / "webhook.log", cluster.control_plane.place.directory)
+        self.process = Process(
+            "webhook", command, directory / "webhook.log", cluster.control_plane.cluster_dir.directory
+        )
         self.port = 0
 
     def start(self) -> None:
         self.process.start()
-        self.said("answering admission reviews")
-        self.port = int(self.process.said().rpartition("port=")[2].split()[0])
+        self.wait_for_log("answering admission reviews")
+        self.port = int(self.process.read_log().rpartition("port=")[2].split()[0])
 
-    def said(self, what: str) -> None:
-        self.cluster.api.wait(lambda: what in self.process.said(), f"the webhook says {what!r}")
+    def wait_for_log(self, text: str) -> None:
+        self.cluster.api.wait(lambda: text in self.process.read_log(), f"the webhook logs {text!r}")
 
     def configure(self, failure_policy: str, certificate: Path | None = None) -> None:
-        """Have the API server ask it: as the chart renders it, but by address, as there is no service proxy here."""
+        """Configure the API server as the chart does, but by address, because no service proxy runs here."""
         authority = base64.b64encode((certificate or self.secret.certificate).read_bytes()).decode()
         values = {
             "enabled": True,
@@ -78,9 +80,9 @@ class Webhook:
         text = yaml.safe_dump({"webhook": values})
         rendered = subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout
         (body,) = (found for found in yaml.safe_load_all(rendered) if found["kind"] == "ValidatingWebhookConfiguration")
-        for asked in body["webhooks"]:
-            path = asked["clientConfig"].pop("service")["path"]
-            asked["clientConfig"]["url"] = f"https://{self.address}:{self.port}{path}"
+        for hook in body["webhooks"]:
+            path = hook["clientConfig"].pop("service")["path"]
+            hook["clientConfig"]["url"] = f"https://{self.address}:{self.port}{path}"
         self.remove()
         self.cluster.api.create(CONFIGURATIONS, body)
         self.name = body["metadata"]["name"]
@@ -92,77 +94,79 @@ class Webhook:
 
 @pytest.fixture
 def webhook(cluster: Cluster, tmp_path: Path) -> Iterator[Webhook]:
-    made = Webhook(cluster, tmp_path)
-    made.start()
-    yield made
-    made.remove()
-    if made.process.running:
-        made.process.end()
+    created = Webhook(cluster, tmp_path)
+    created.start()
+    yield created
+    created.remove()
+    if created.process.running:
+        created.process.end()
 
 
-def refused(namespace: Namespace, name: str = "wrong", config: dict[str, Any] = WRONG) -> str:
-    """Why a claim is refused at once; empty where it is taken, and then it is gone again."""
+def refusal(namespace: Namespace, name: str = "wrong", config: dict[str, Any] = INVALID) -> str:
+    """Return the reason for which a claim is refused; empty if it is created, and then it is deleted again."""
     try:
         namespace.claim(name, request("gpu", "gpu"), config=[config])
-    except RefusedError as error:
+    except ApiStatusError as error:
         return str(error)
     namespace.delete_claim(name)
     namespace.api.wait(lambda: not namespace.api.find(CLAIMS, name, namespace.name), "the claim is gone")
     return ""
 
 
-def in_force(namespace: Namespace) -> None:
-    """The API server takes up a new configuration within a second or so."""
-    namespace.api.wait(lambda: refused(namespace), "the API server asks the webhook", every=0.2)
+def wait_until_in_force(namespace: Namespace) -> None:
+    """Wait for the API server, which applies a new configuration within about a second."""
+    namespace.api.wait(lambda: refusal(namespace), "the API server asks the webhook", every=0.2)
 
 
-def test_mistakes_are_refused_when_they_are_applied(
+def test_invalid_configuration_is_refused_on_apply(
     webhook: Webhook, agents: dict[str, Agent], namespace: Namespace
 ) -> None:
     webhook.configure("Fail")
-    in_force(namespace)
-    said = refused(namespace)
-    assert "configuration.webhook.dra-agent.internal" in said and f"spec.devices.config[0].opaque.{MISTAKE}" in said
+    wait_until_in_force(namespace)
+    message = refusal(namespace)
+    assert (
+        "configuration.webhook.dra-agent.internal" in message and f"spec.devices.config[0].opaque.{MESSAGE}" in message
+    )
     with pytest.raises(
-        RefusedError, match=r"spec\.spec\.devices\.config\[0\]\.opaque\.parameters\.timeSlicing\.interval"
+        ApiStatusError, match=r"spec\.spec\.devices\.config\[0\]\.opaque\.parameters\.timeSlicing\.interval"
     ):
-        namespace.template("wrong", request("gpu", "gpu"), config=[WRONG])
-    spec = {"config": [{"opaque": WRONG["opaque"]}]}
-    with pytest.raises(RefusedError, match=r"spec\.config\[0\]\.opaque\.parameters\.timeSlicing\.interval"):
+        namespace.template("wrong", request("gpu", "gpu"), config=[INVALID])
+    spec = {"config": [{"opaque": INVALID["opaque"]}]}
+    with pytest.raises(ApiStatusError, match=r"spec\.config\[0\]\.opaque\.parameters\.timeSlicing\.interval"):
         namespace.api.create(CLASSES, {"metadata": {"name": "webhook-wrong"}, "spec": spec})
-    # A class can be changed, and then it is looked at again.
-    spec = {"config": [{"opaque": RIGHT["opaque"]}]}
-    made = namespace.api.create(CLASSES, {"metadata": {"name": "webhook-right"}, "spec": spec})
+    # A class can be changed, and then it is checked again.
+    spec = {"config": [{"opaque": VALID["opaque"]}]}
+    created = namespace.api.create(CLASSES, {"metadata": {"name": "webhook-right"}, "spec": spec})
     try:
-        made["spec"]["config"][0]["opaque"]["parameters"]["timeSlicing"]["interval"] = "Lng"
-        with pytest.raises(RefusedError, match="Lng"):
-            namespace.api.replace(CLASSES, made)
+        created["spec"]["config"][0]["opaque"]["parameters"]["timeSlicing"]["interval"] = "Lng"
+        with pytest.raises(ApiStatusError, match="Lng"):
+            namespace.api.replace(CLASSES, created)
     finally:
         namespace.api.delete(CLASSES, "webhook-right")
-    # What is right goes its usual way, to the end of its pod.
-    namespace.claim("right", request("gpu", "gpu"), config=[RIGHT, opaque("other.example", {"interval": "Lng"})])
+    # A valid claim is prepared for its pod.
+    namespace.claim("right", request("gpu", "gpu"), config=[VALID, opaque("other.example", {"interval": "Lng"})])
     namespace.pod("user", claim="right", node="node-a")
     namespace.running("user")
     assert {"Long"} == {v for k, v in namespace.environment("user").items() if k.endswith("_TIME_SLICE")}
 
 
-def test_without_the_webhook_only_its_own_objects_wait(webhook: Webhook, namespace: Namespace) -> None:
+def test_without_the_webhook_only_own_objects_are_blocked(webhook: Webhook, namespace: Namespace) -> None:
     webhook.configure("Fail")
-    in_force(namespace)
+    wait_until_in_force(namespace)
     webhook.process.end()
-    # Closed: nobody can say whether it is right. What is not for this driver is not held up.
-    assert "failed calling webhook" in refused(namespace, config=RIGHT)
-    assert refused(namespace, config=opaque("other.example", {"interval": "Lng"})) == ""
+    # Fail: a configuration that cannot be checked is refused. Configuration for other drivers is not affected.
+    assert "failed calling webhook" in refusal(namespace, config=VALID)
+    assert refusal(namespace, config=opaque("other.example", {"interval": "Lng"})) == ""
     namespace.claim("plain", request("gpu", "gpu"))
     webhook.configure("Ignore")
-    # Open: taken now, judged when a pod starts.
-    namespace.api.wait(lambda: not refused(namespace), "the API server lets it pass", every=0.2)
+    # Ignore: accepted now, checked when a pod starts.
+    namespace.api.wait(lambda: not refusal(namespace), "the API server accepts it", every=0.2)
 
 
-def test_a_renewed_certificate_interrupts_nothing(webhook: Webhook, namespace: Namespace) -> None:
+def test_certificate_renewal_causes_no_interruption(webhook: Webhook, namespace: Namespace) -> None:
     webhook.configure("Fail")
-    in_force(namespace)
+    wait_until_in_force(namespace)
     webhook.secret.renew()
-    webhook.said("certificate replaced")
+    webhook.wait_for_log("certificate replaced")
     webhook.configure("Fail")
-    namespace.api.wait(lambda: MISTAKE in refused(namespace), "the API server trusts the new certificate", every=0.2)
+    namespace.api.wait(lambda: MESSAGE in refusal(namespace), "the API server trusts the new certificate", every=0.2)

@@ -1,11 +1,11 @@
-"""`make cluster` and `make cluster-down`: a cluster to try things on, with the agent on both nodes."""
+"""`make cluster` and `make cluster-down`: a cluster for manual use, with the agent on both nodes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from cluster.kube.cluster_dir import BASE, Place
+from cluster.kube.cluster_dir import BASE, ClusterDir
 
 from . import build
 from .agent import Agent
@@ -14,11 +14,11 @@ from .prerequisites import MissingError
 
 
 def up(profiles: list[str]) -> None:
-    """Bring a cluster up, an agent on each node, and leave it running."""
+    """Start a cluster with an agent on each node, and leave it running."""
     programs = build.programs()
-    place = Place.take()
+    cluster_dir = ClusterDir.acquire()
     try:
-        cluster = Cluster(place, programs)
+        cluster = Cluster(cluster_dir, programs)
         cluster.start()
         agents = [
             Agent(node, profile, cluster.identity().kubeconfig(node.name)).start()
@@ -26,12 +26,12 @@ def up(profiles: list[str]) -> None:
         ]
         for agent in agents:
             agent.ready()
-        place.left.touch()
+        cluster_dir.left_running.touch()
     except BaseException:
-        place.clear()
+        cluster_dir.clear()
         raise
     finally:
-        place.release()
+        cluster_dir.release()
     print("The cluster runs:")
     for agent in agents:
         print(f"  {agent.node.name}  {agent.profile}, {len(agent.devices())} devices; log: {agent.process.log}")
@@ -41,19 +41,19 @@ def up(profiles: list[str]) -> None:
 
 
 def down() -> None:
-    """End every cluster that was left running, and clear what killed ones left behind."""
+    """Stop every cluster that was left running, and remove the remains of killed ones."""
     for directory in sorted(BASE.glob("*/")):
-        place = Place.lock(int(directory.name))
-        if place is None:
+        cluster_dir = ClusterDir.lock(int(directory.name))
+        if cluster_dir is None:
             print(f"{directory} belongs to a process that runs: left alone")
             continue
-        place.clear()
-        place.release()
+        cluster_dir.clear()
+        cluster_dir.release()
         print(f"{directory} is gone")
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command of the command line."""
     parser = argparse.ArgumentParser(prog="python -m cluster.kube")
     actions = parser.add_subparsers(dest="action", required=True)
     start = actions.add_parser("up", help="bring a cluster up and leave it running")

@@ -1,7 +1,7 @@
-"""A container image of the agent without a registry: what `make install` installs, and the Python of the build.
+"""A container image of the agent without a registry: the files of `make install` and the Python of the build.
 
-It stands for what deploy/Containerfile makes on top of an image of Python; the agent in it is the same files at the
-same paths, started by the same command.
+It replaces the image of deploy/Containerfile, which builds on an image of Python; the agent in it has the same files
+at the same paths and the same entry point.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from . import image
 NAME = "localhost/dra-agent"
 TAG = "test"
 ROOT = Path(__file__).resolve().parents[3]
-LEFT_OUT = re.compile(
+EXCLUDED = re.compile(
     r"/(site-packages|test|tests|idlelib|tkinter|ensurepip|turtledemo|config-[^/]*)(/|$)|/__pycache__/"
 )
-"""Of Python's own library: what the agent never loads. Byte code is left out because it belongs to other paths."""
+"""Parts of Python's standard library that the agent never loads. Bytecode is excluded because its paths differ."""
 
 
 def write(path: Path, staged: Path) -> None:
-    """Write the image, for `ctr images import`; `staged` is an empty directory that it is put together in."""
+    """Write the image for `ctr images import`; `staged` is an empty directory for its content."""
     command = [sys.executable, str(ROOT / "deploy/install.py"), "--destdir", str(staged), "--prefix", "/usr/local"]
     subprocess.run(command, check=True, capture_output=True)
     config = {"Entrypoint": ["/usr/local/bin/dra-agent"], "Env": ["PATH=/usr/local/bin:/bin"]}
@@ -38,7 +38,7 @@ def _layer(staged: Path) -> bytes:
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as tar:
         for source, target in _files(staged):
-            # Links between libraries become files: the image need not have their targets.
+            # Links between libraries become files: their targets may be missing in the image.
             tar.add(
                 source.resolve() if source.is_symlink() else source, arcname=str(target).lstrip("/"), recursive=False
             )
@@ -46,19 +46,19 @@ def _layer(staged: Path) -> bytes:
 
 
 def _files(staged: Path) -> Iterator[tuple[Path, Path]]:
-    """Each file as (where it is, where the image has it)."""
+    """Yield each file as (path on this machine, path in the image)."""
     found = {Path("/") / file.relative_to(staged): file for file in staged.rglob("*") if file.is_file()}
     # The first line of the command names the interpreter.
     python = Path(sys.base_prefix) / "bin" / Path(sys.executable).name
     found[python] = python.resolve()
     library = Path(sysconfig.get_path("stdlib"))
-    found |= {file: file for file in library.rglob("*") if file.is_file() and not LEFT_OUT.search(str(file))}
+    found |= {file: file for file in library.rglob("*") if file.is_file() and not EXCLUDED.search(str(file))}
     binaries = [source for target, source in found.items() if ".so" in target.name or target.parent.name == "bin"]
-    found |= {needed: needed for needed in _shared_libraries(binaries)}
+    found |= {library_file: library_file for library_file in _shared_libraries(binaries)}
     yield from ((source, target) for target, source in sorted(found.items()))
 
 
 def _shared_libraries(binaries: list[Path]) -> set[Path]:
-    """What the dynamic loader needs beside them, as absolute paths of this machine."""
-    said = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
-    return {Path(found) for found in re.findall(r"(?:=> |^\s+)(/\S+) \(0x", said, re.MULTILINE)}
+    """Return the libraries that the dynamic loader needs for these binaries, as absolute paths of this machine."""
+    output = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
+    return {Path(found) for found in re.findall(r"(?:=> |^\s+)(/\S+) \(0x", output, re.MULTILINE)}

@@ -1,7 +1,7 @@
-"""Attributes of /sys whose accesses are answered by this process, so that one can be kept in the kernel.
+"""Sysfs attributes that this process serves, so that an access can block in the kernel.
 
-They are files of a FUSE file system, served here without a library. Who accesses one waits in the kernel as for a
-driver that does not come back: once the request has been read from /dev/fuse, not even SIGKILL ends the wait
+They are files of a FUSE file system, served here without a library. An access waits in the kernel as for a driver that
+does not return: once the request has been read from /dev/fuse, not even SIGKILL ends the wait
 (request_wait_answer in fs/fuse/dev.c). The connection ends with this process, and with it every wait.
 The numbers are those of include/uapi/linux/fuse.h, version 7.31.
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 
 _LOOKUP, _FORGET, _GETATTR, _SETATTR, _OPEN, _READ, _WRITE = 1, 2, 3, 4, 14, 15, 16
 _RELEASE, _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 18, 25, 26, 27, 28, 29, 36, 42
-_UNANSWERED = {_FORGET, _INTERRUPT, _BATCH_FORGET}
-_EMPTY = {_RELEASE, _FLUSH, _READDIR, _RELEASEDIR}
+_WITHOUT_REPLY = {_FORGET, _INTERRUPT, _BATCH_FORGET}
+_EMPTY_REPLY = {_RELEASE, _FLUSH, _READDIR, _RELEASEDIR}
 _IN, _OUT, _ATTR = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ"), struct.Struct("<QQQQQQIIIIIIIIII")
 _ROOT, _PAGE, _BUFFER = 1, 4096, 1 << 17
 _DIRECT_IO = 1
@@ -32,17 +32,17 @@ _MS_NOSUID, _MS_NODEV = 2, 4
 
 @dataclass(frozen=True)
 class Attribute:
-    """What happens when somebody reads or writes it: as long as it takes, or an OSError."""
+    """Handlers of reads and writes: they may block, or raise an OSError."""
 
     read: Callable[[], str] = lambda: ""
     write: Callable[[str], object] = lambda _: None
 
 
 @contextlib.contextmanager
-def served(directory: Path, attributes: dict[Path, Attribute]) -> Iterator[None]:
-    """Have accesses to the named files answered by these, for as long as the block lasts.
+def serve_attributes(directory: Path, attributes: dict[Path, Attribute]) -> Iterator[None]:
+    """Serve accesses to the named files with these handlers during the block.
 
-    `directory` is where the file system is mounted. Files that do not exist are made. Each access has its own thread.
+    `directory` is the mount point of the file system. Missing files are created. Each access has its own thread.
     """
     assert Path("/dev/fuse").exists(), "this scenario needs /dev/fuse (`modprobe fuse`)"
     directory.mkdir(parents=True)
@@ -57,7 +57,7 @@ def served(directory: Path, attributes: dict[Path, Attribute]) -> Iterator[None]
             mounted.append(file)
         yield
     finally:
-        # By force: the connection is aborted, and with it every access that still waits.
+        # Forced: the connection is aborted, and with it every access that still waits.
         subprocess.run(["umount", "--force", str(directory)], check=False, capture_output=True)
         for point in reversed(mounted):
             subprocess.run(["umount", "--lazy", str(point)], check=False, capture_output=True)
@@ -88,19 +88,19 @@ class _Server:
             _, opcode, unique, node, *_ = _IN.unpack_from(request)
             body = request[_IN.size :]
             if opcode in (_READ, _WRITE):
-                threading.Thread(target=self._answer, args=(opcode, unique, node, body), daemon=True).start()
-            elif opcode not in _UNANSWERED:
-                self._answer(opcode, unique, node, body)
+                threading.Thread(target=self._respond, args=(opcode, unique, node, body), daemon=True).start()
+            elif opcode not in _WITHOUT_REPLY:
+                self._respond(opcode, unique, node, body)
 
-    def _answer(self, opcode: int, unique: int, node: int, body: bytes) -> None:
+    def _respond(self, opcode: int, unique: int, node: int, body: bytes) -> None:
         try:
-            number, answer = 0, self._answered(opcode, node, body)
+            number, reply = 0, self._handle(opcode, node, body)
         except OSError as error:
-            number, answer = -(error.errno or errno.EIO), b""
-        with contextlib.suppress(OSError):  # nobody waits for it any more
-            os.write(self._device, _OUT.pack(_OUT.size + len(answer), number, unique) + answer)
+            number, reply = -(error.errno or errno.EIO), b""
+        with contextlib.suppress(OSError):  # the waiting process has ended
+            os.write(self._device, _OUT.pack(_OUT.size + len(reply), number, unique) + reply)
 
-    def _answered(self, opcode: int, node: int, body: bytes) -> bytes:
+    def _handle(self, opcode: int, node: int, body: bytes) -> bytes:
         match opcode:
             case op if op == _INIT:
                 readahead = struct.unpack_from("<I", body, 8)[0]
@@ -110,26 +110,26 @@ class _Server:
                 if not name.isdecimal() or int(name) >= len(self._attributes):
                     raise OSError(errno.ENOENT, name)
                 found = _ROOT + 1 + int(name)
-                return struct.pack("<QQQQII", found, 0, 0, 0, 0, 0) + _described(found)
+                return struct.pack("<QQQQII", found, 0, 0, 0, 0, 0) + _attr(found)
             case op if op in (_GETATTR, _SETATTR):
-                return struct.pack("<QII", 0, 0, 0) + _described(node)
+                return struct.pack("<QII", 0, 0, 0) + _attr(node)
             case op if op in (_OPEN, _OPENDIR):
                 return struct.pack("<QIi", 0, _DIRECT_IO, 0)
             case op if op == _READ:
                 _, offset, size = struct.unpack_from("<QQI", body)
-                return self._of(node).read().encode()[offset : offset + size]
+                return self._attribute_of(node).read().encode()[offset : offset + size]
             case op if op == _WRITE:
                 size = struct.unpack_from("<QQI", body)[2]
-                self._of(node).write(body[40 : 40 + size].decode())
+                self._attribute_of(node).write(body[40 : 40 + size].decode())
                 return struct.pack("<II", size, 0)
-            case op if op in _EMPTY:
+            case op if op in _EMPTY_REPLY:
                 return b""
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    def _of(self, node: int) -> Attribute:
+    def _attribute_of(self, node: int) -> Attribute:
         return self._attributes[node - _ROOT - 1]
 
 
-def _described(node: int) -> bytes:
+def _attr(node: int) -> bytes:
     mode = stat.S_IFDIR | 0o755 if node == _ROOT else stat.S_IFREG | 0o644
     return _ATTR.pack(node, _PAGE, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, _PAGE, 0)

@@ -1,4 +1,4 @@
-"""The cluster's programs, built once from the Go modules beside this package and kept for every later cluster."""
+"""The binaries of the cluster, built once from the Go modules next to this package and cached for later clusters."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MODULES = Path(__file__).resolve().parents[1] / "modules"
 
 @dataclass(frozen=True)
 class Module:
-    """One go.mod and what is built from it."""
+    """One go.mod and the binaries built from it."""
 
     name: str
     versioned: str
-    """The module path whose version is that of the programs."""
+    """The module path whose version is the version of the binaries."""
     programs: dict[str, str]
     """File name → Go package."""
     tags: str = ""
     ldflags: str = "-s -w"
 
     def version(self) -> str:
-        """As its go.mod has it: `v1.37.1`."""
+        """Return the version of its go.mod: `v1.37.1`."""
         text = (MODULES / self.name / "go.mod").read_text()
         found = re.search(rf"^\s*(?:require )?{re.escape(self.versioned)} (v\S+)", text, re.MULTILINE)
         assert found, f"{self.name}/go.mod does not require {self.versioned}"
@@ -41,14 +41,14 @@ def _kubernetes() -> Module:
     module = Module("kubernetes", "k8s.io/kubernetes", {name: f"k8s.io/kubernetes/cmd/{name}" for name in names})
     version = module.version()
     major, minor = version.removeprefix("v").split(".")[:2]
-    # A build from the module cache knows no version; the apiserver's compatibility checks need one.
+    # A build from the module cache has no version; the apiserver's compatibility checks need one.
     package = "k8s.io/component-base/version"
     flags = f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
     return Module(module.name, module.versioned, module.programs, ldflags=flags)
 
 
 def modules() -> list[Module]:
-    """Everything that a cluster is made of, and helm for the chart."""
+    """Return the modules of all cluster components, and helm for the chart."""
     containerd = "github.com/containerd/containerd/v2"
     shipped = {name: f"{containerd}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")}
     return [
@@ -60,15 +60,15 @@ def modules() -> list[Module]:
 
 
 def directory() -> Path:
-    """Where the programs of exactly these versions are: `~/.cache/dra-agent-cluster/kubernetes-v1.37.1_...`."""
+    """Return the directory of the binaries of these versions: `~/.cache/dra-agent-cluster/etcd-v3.6.1_...`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "dra-agent-cluster" / "_".join(f"{module.name}-{module.version()}" for module in modules())
 
 
 def programs() -> Path:
-    """Return the directory of all programs; builds those that are missing. MissingError if the machine lacks something.
+    """Return the directory of all binaries; builds missing ones. MissingError if the machine lacks a prerequisite.
 
-    The first build of all takes about 10 minutes on two cores.
+    The first complete build takes about 10 minutes on two cores.
     """
     where = directory()
     check(go=any(not (where / name).exists() for module in modules() for name in module.programs))
@@ -79,7 +79,7 @@ def programs() -> Path:
 
 
 def build(module: Module, name: str) -> None:
-    """Build one program of a module unless it exists. Another process that builds the same program is waited for."""
+    """Build one binary of a module unless it exists. Waits for another process that builds the same binary."""
     where = directory()
     if (where / name).exists():
         return
@@ -91,7 +91,7 @@ def build(module: Module, name: str) -> None:
 
 
 def main(names: list[str]) -> str:
-    """Build the named programs, which require only Go, or all that a cluster requires; return the directory."""
+    """Build the named binaries, which require only Go, or all that a cluster requires; return the directory."""
     if not names:
         return str(programs())
     if go_version() < OLDEST_GO:

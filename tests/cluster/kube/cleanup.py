@@ -1,7 +1,7 @@
-"""Removes what a cluster leaves behind, also where it was killed: processes, containers, mounts, cgroups, files.
+"""Removes the remains of a cluster, also of a killed one: processes, containers, mounts, cgroups, files.
 
-Nothing is ended by its name: a process belongs to a cluster when its environment says so, which its children inherit,
-or when it is in the cgroup of a container that the cluster's runc knows.
+No process is killed by name: a process belongs to a cluster by its environment, which its children inherit, or by the
+cgroup of a container that the cluster's runc manages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def clear(directory: Path) -> None:
     containers = [path.name for path in directory.glob("*/runc/k8s.io/*")]
     until(lambda: not _kill(_members(containers)), f"no container of {directory} is left")
     for bootstrap in directory.glob("*/c/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
-        # Shims listen below /run, whatever containerd's state directory is.
+        # Shims listen below /run, independent of containerd's state directory.
         with contextlib.suppress(OSError, ValueError, KeyError):
             Path(json.loads(bootstrap.read_text())["address"].removeprefix("unix://")).unlink()
     for mount in _mounts(directory):
@@ -58,7 +58,7 @@ def _kill(pids: list[int]) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        # Children of this process stay as zombies, with an empty environment, until somebody waits.
+        # Children of this process remain zombies, with an empty environment, until they are waited for.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return bool(pids)

@@ -1,4 +1,4 @@
-"""A whole cluster: up in a few seconds, and gone without a trace."""
+"""A complete cluster: started in a few seconds and removed completely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.kube.cluster_dir import Place
+from cluster.kube.cluster_dir import ClusterDir
 
 from . import build, image
 from .agent import DRIVER
@@ -27,28 +27,28 @@ class Cluster:
 
     def __init__(
         self,
-        place: Place,
+        cluster_dir: ClusterDir,
         programs: Path,
         *,
         nodes: tuple[str, ...] = NODE_NAMES,
         gates: Mapping[str, bool] | None = None,
         runtime_config: Mapping[str, bool] | None = None,
     ) -> None:
-        self.place = place
+        self.cluster_dir = cluster_dir
         self.programs = programs
-        self.directory = place.directory
-        place.add_addresses()
+        self.directory = cluster_dir.directory
+        cluster_dir.add_addresses()
         image.write(self.directory / "image.tar")
-        self.control_plane = ControlPlane(place, programs, nodes, gates or {}, runtime_config or {})
+        self.control_plane = ControlPlane(cluster_dir, programs, nodes, gates or {}, runtime_config or {})
         self.kubeconfig = self.control_plane.kubeconfig("admin", self.directory / "kubeconfig")
         self.namespaces: list[str] = []
-        """Those that tests made, ever."""
+        """All namespaces that tests created."""
         self._identities: dict[tuple[str, ...], Identity] = {}
         self.nodes = tuple(
             Node(
                 name,
                 index,
-                place,
+                cluster_dir,
                 programs,
                 self.control_plane.kubeconfig(f"kubelet:{name}"),
                 self.control_plane.api,
@@ -63,7 +63,7 @@ class Cluster:
         return self.control_plane.api
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
+        """Return the node of that name."""
         return next(node for node in self.nodes if node.name == name)
 
     def start(self) -> None:
@@ -83,31 +83,31 @@ class Cluster:
             node.ready()
 
     def identity(self, driver: str = DRIVER, *values: str) -> Identity:
-        """Who the agents of this driver are to the API server; `values` of the chart as "podEviction=delete"."""
+        """Return the identity of this driver's agents; `values` of the chart as "podEviction=delete"."""
         key = (driver, *values)
         if key not in self._identities:
             self._identities[key] = Identity(self, driver, DRIVER, values)
         return self._identities[key]
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; what it printed, with `check=False` also its errors."""
+        """Run kubectl as the administrator; return its output, with `check=False` also its errors."""
         command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        # Its cache of what the server offers is the home directory's otherwise.
+        # The default of its discovery cache is in the home directory.
         environment = {**os.environ, "KUBECACHEDIR": str(self.directory / "kubectl")}
-        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, env=environment)
-        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
-        return done.stdout if check else done.stdout + done.stderr
+        result = subprocess.run(command, input=input, capture_output=True, text=True, check=False, env=environment)
+        assert not check or result.returncode == 0, f"kubectl {' '.join(arguments)}: {result.stderr}"
+        return result.stdout if check else result.stdout + result.stderr
 
     def processes(self) -> list[Process]:
-        """Everything whose log may say why something failed."""
+        """Return every process whose log can explain a failure."""
         return [*self.control_plane.processes, *(p for node in self.nodes for p in (node.containerd, node.kubelet))]
 
     def logs(self, lines: int = 40) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         return "\n".join(f"--- {process.name}: {process.log}\n{process.tail(lines)}" for process in self.processes())
 
     def stop(self) -> None:
-        """End its processes; `Place.clear` removes the rest."""
+        """Stop its processes; `ClusterDir.clear` removes the rest."""
         for node in self.nodes:
             node.kubelet.kill()
         self.control_plane.stop()
@@ -122,11 +122,11 @@ def running(
     gates: Mapping[str, bool] | None = None,
     runtime_config: Mapping[str, bool] | None = None,
 ) -> Iterator[Cluster]:
-    """A cluster for as long as the block lasts; everything of it is gone afterwards, whatever happened."""
+    """Run a cluster during the block; it is removed completely afterwards."""
     programs = build.programs()
-    place = Place.take()
+    cluster_dir = ClusterDir.acquire()
     try:
-        cluster = Cluster(place, programs, nodes=nodes, gates=gates, runtime_config=runtime_config)
+        cluster = Cluster(cluster_dir, programs, nodes=nodes, gates=gates, runtime_config=runtime_config)
         try:
             cluster.start()
         except BaseException:
@@ -138,5 +138,5 @@ def running(
         finally:
             cluster.stop()
     finally:
-        place.clear()
-        place.release()
+        cluster_dir.clear()
+        cluster_dir.release()

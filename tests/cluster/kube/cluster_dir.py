@@ -1,7 +1,7 @@
-"""Where a cluster is on the machine: its directory and its addresses. Several clusters can run side by side.
+"""The directory and the addresses of a cluster. Several clusters can run side by side.
 
-The addresses are of 198.18.0.0/15, which RFC 2544 sets aside for tests of networks; they are put on the loopback
-interface, because the kubelet refuses 127.0.0.0/8 as a node's address.
+The addresses are of 198.18.0.0/15, which RFC 2544 reserves for benchmarks; they are added to the loopback interface,
+because the kubelet rejects 127.0.0.0/8 as a node address.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from cluster.kube import cleanup
 
 BASE = Path("/var/lib/dra-cluster")
 """Short, because the kubelet's sockets below it are limited to 107 bytes. Not /run: that may be mounted noexec."""
-PLACES = 64
+MAX_CLUSTERS = 64
 TESTS = Path(__file__).resolve().parents[2]
 DONE = b"done"
 _NETWORK = ipaddress.ip_network("198.18.0.0/15")
 
 
-class Place:
-    """One of PLACES directories and address ranges, held by a file lock as long as the run and its keeper live."""
+class ClusterDir:
+    """One of MAX_CLUSTERS directories and address ranges, locked while the run or its reaper lives."""
 
     def __init__(self, number: int, lock: int) -> None:
         self.number = number
         self._lock = lock
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self.directory = BASE / str(number)
         self._base = int(_NETWORK.network_address) + number * 2048
         """Every cluster has eight /24: services, nodes, and the pods of six nodes."""
 
     @classmethod
-    def take(cls) -> Place:
-        """Take a place that nobody has; what a killed predecessor left in it is removed."""
+    def acquire(cls) -> ClusterDir:
+        """Acquire a free directory; the remains of a killed run are removed."""
         BASE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in range(PLACES):
-            if (place := cls.lock(number)) is None:
+        for number in range(MAX_CLUSTERS):
+            if (cluster_dir := cls.lock(number)) is None:
                 continue
-            if place.left.exists():
-                place.release()
+            if cluster_dir.left_running.exists():
+                cluster_dir.release()
                 continue
-            place.clear()
-            place.directory.mkdir(mode=0o700)
-            place.keep()
-            return place
-        raise AssertionError(f"{PLACES} clusters run already; `make cluster-down` ends the one that was left running")
+            cluster_dir.clear()
+            cluster_dir.directory.mkdir(mode=0o700)
+            cluster_dir.start_reaper()
+            return cluster_dir
+        raise AssertionError(
+            f"{MAX_CLUSTERS} clusters run already; `make cluster-down` stops the one that was left running"
+        )
 
     @classmethod
-    def lock(cls, number: int) -> Place | None:
-        """Lock a place by its number; None where another process has it."""
+    def lock(cls, number: int) -> ClusterDir | None:
+        """Lock a directory by its number; None if another process holds it."""
         lock = os.open(BASE / f"{number}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,8 +64,8 @@ class Place:
         return cls(number, lock)
 
     @property
-    def left(self) -> Path:
-        """The file that says that this cluster was left running on purpose."""
+    def left_running(self) -> Path:
+        """The file that marks a cluster as left running on purpose."""
         return self.directory / "left-running"
 
     @property
@@ -78,7 +80,7 @@ class Place:
 
     @property
     def dns_address(self) -> str:
-        """What pods get as their name server; nobody answers there."""
+        """The name server of pods; no server listens there."""
         return str(ipaddress.ip_address(self._base + 10))
 
     @property
@@ -91,33 +93,33 @@ class Place:
         return str(ipaddress.ip_address(self._base + 256 + index + 1))
 
     def pod_network(self, index: int) -> str:
-        """The addresses of a node's pods."""
+        """The address range of a node's pods."""
         return f"{ipaddress.ip_address(self._base + 256 * (2 + index))}/24"
 
     def addresses(self) -> list[str]:
-        """Those that must be on an interface of this host."""
+        """Return the addresses that an interface of this host needs."""
         return [self.api_address, *(self.node_address(index) for index in range(6))]
 
     def add_addresses(self) -> None:
-        """Put the addresses on the loopback interface."""
+        """Add the addresses to the loopback interface."""
         for address in self.addresses():
             subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True)
 
     def clear(self) -> None:
-        """End every process, container and mount of this place and remove its directory and addresses."""
+        """Remove every process, container and mount of this cluster, its directory and its addresses."""
         cleanup.clear(self.directory)
         for address in self.addresses():
             subprocess.run(["ip", "address", "delete", f"{address}/32", "dev", "lo"], check=False, capture_output=True)
 
-    def keep(self) -> None:
-        """Have the place cleared when this process ends without `release`: it may be killed."""
+    def start_reaper(self) -> None:
+        """Start a process that clears the directory if this process ends without `release`."""
         command = [sys.executable, "-m", "cluster.kube.reaper", str(self.number), str(self._lock)]
-        self._keeper = subprocess.Popen(
+        self._reaper = subprocess.Popen(
             command, cwd=TESTS, stdin=subprocess.PIPE, pass_fds=(self._lock,), start_new_session=True
         )
 
     def release(self) -> None:
-        """Let others have the place. What is in it stays: `clear` comes before, unless it is to be left running."""
-        if self._keeper is not None:
-            self._keeper.communicate(DONE)
+        """Unlock the directory. Its content stays: call `clear` before, unless the cluster is to be left running."""
+        if self._reaper is not None:
+            self._reaper.communicate(DONE)
         os.close(self._lock)

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.kube.cluster_dir import Place
+from cluster.kube.cluster_dir import ClusterDir
 
 from . import pki
-from .api import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Api, RefusedError
+from .api import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Api, ApiStatusError
 from .process import Process, until
 
 API_PORT = 443
 KUBELETS = "dra-cluster:kubelets"
-"""The group of the kubelets' own credentials, beside system:nodes."""
+"""The group of the kubelets' own credentials, in addition to system:nodes."""
 
 
 @dataclass
 class ControlPlane:
-    """The four processes and everybody's credentials."""
+    """The four processes and all credentials."""
 
-    place: Place
+    cluster_dir: ClusterDir
     programs: Path
     nodes: tuple[str, ...]
     gates: Mapping[str, bool] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class ControlPlane:
     """API versions on or off: {"resource.k8s.io/v1beta1": True}."""
 
     def __post_init__(self) -> None:
-        self.directory = self.place.directory / "control-plane"
-        self.keys = pki.make(self.directory / "pki", self.place.api_address)
+        self.directory = self.cluster_dir.directory / "control-plane"
+        self.keys = pki.make(self.directory / "pki", self.cluster_dir.api_address)
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "kube-scheduler", "kube-controller-manager")}
         for node in self.nodes:
             self.tokens |= {f"kubelet:{node}": secrets.token_hex(16), f"node:{node}": secrets.token_hex(16)}
         self._write_tokens()
-        self.api = Api(self.place.api_address, API_PORT, self.keys.authority, self.tokens["admin"])
+        self.api = Api(self.cluster_dir.api_address, API_PORT, self.keys.authority, self.tokens["admin"])
         self.etcd = self._process("etcd", self._etcd_flags())
         self.apiserver = self._process("kube-apiserver", self._apiserver_flags())
         self.scheduler = self._process("kube-scheduler", self._scheduler_flags())
@@ -46,11 +46,11 @@ class ControlPlane:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """In the order in which they start."""
+        """The processes in start order."""
         return self.etcd, self.apiserver, self.scheduler, self.controllers
 
     def start(self) -> None:
-        """Start them, and return when the API server serves; the other two find it."""
+        """Start them; return when the API server serves."""
         self.etcd.start()
         self.apiserver.start()
         self.ready()
@@ -59,38 +59,38 @@ class ControlPlane:
         self._let_kubelets_read_claims()
 
     def ready(self) -> None:
-        """Wait until the API server says that it is ready."""
+        """Wait until the API server is ready."""
 
-        def says_ok() -> bool:
+        def reports_ok() -> bool:
             self.etcd.alive()
             self.apiserver.alive()
             return self.api.text("GET", "/readyz") == "ok"
 
         def ready() -> bool:
             try:
-                return says_ok()
-            except RefusedError:
+                return reports_ok()
+            except ApiStatusError:
                 return False
 
         until(ready, "the API server is ready")
 
     def restart_apiserver(self) -> None:
-        """End the API server and start it again; returns when it serves."""
+        """Restart the API server; return when it serves."""
         self.apiserver.end()
         self.apiserver.start()
         self.ready()
 
     def stop(self) -> None:
-        """End them; nothing is to be kept, so nobody is asked kindly."""
+        """Kill them; no data has to be kept."""
         for process in reversed(self.processes):
             process.kill()
 
     def kubeconfig(
         self, user: str, path: Path | None = None, *, token: str | None = None, token_file: Path | None = None
     ) -> Path:
-        """Write a kubeconfig for one of `tokens`, with any other token, or with the file that has one."""
+        """Write a kubeconfig for one of `tokens`, with another token, or with a token file."""
         path = path or self.directory / f"{user.replace(':', '-')}.kubeconfig"
-        cluster = {"server": f"https://{self.place.api_address}:{API_PORT}"}
+        cluster = {"server": f"https://{self.cluster_dir.api_address}:{API_PORT}"}
         credentials = {"tokenFile": str(token_file)} if token_file else {"token": token or self.tokens[user]}
         content = {
             "apiVersion": "v1",
@@ -109,7 +109,7 @@ class ControlPlane:
 
     def _process(self, name: str, flags: Mapping[str, object]) -> Process:
         command = [str(self.programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-        return Process(name, command, self.directory / f"{name}.log", self.place.directory)
+        return Process(name, command, self.directory / f"{name}.log", self.cluster_dir.directory)
 
     def _write_tokens(self) -> None:
         lines = [f'{self.tokens["admin"]},admin,admin,"system:masters"']
@@ -123,7 +123,7 @@ class ControlPlane:
         file.write_text("\n".join(lines) + "\n")
 
     def _etcd_flags(self) -> dict[str, object]:
-        client, peer = (f"http://{self.place.etcd_address}:{port}" for port in (2379, 2380))
+        client, peer = (f"http://{self.cluster_dir.etcd_address}:{port}" for port in (2379, 2380))
         return {
             "data-dir": self.directory / "etcd",
             "listen-client-urls": client,
@@ -138,11 +138,11 @@ class ControlPlane:
     def _apiserver_flags(self) -> dict[str, object]:
         server, client = self.keys.server, self.keys.client
         return {
-            "etcd-servers": f"http://{self.place.etcd_address}:2379",
-            "bind-address": self.place.api_address,
-            "advertise-address": self.place.api_address,
+            "etcd-servers": f"http://{self.cluster_dir.etcd_address}:2379",
+            "bind-address": self.cluster_dir.api_address,
+            "advertise-address": self.cluster_dir.api_address,
             "secure-port": API_PORT,
-            "service-cluster-ip-range": self.place.service_network,
+            "service-cluster-ip-range": self.cluster_dir.service_network,
             "tls-cert-file": server[0],
             "tls-private-key-file": server[1],
             "client-ca-file": self.keys.authority,
@@ -169,7 +169,7 @@ class ControlPlane:
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(self.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
             "leaderElection": {"leaderElect": False},
-            # A pod that did not fit is tried again after 1 s, 2 s, 2 s, ... instead of up to 10 s.
+            # A pod that did not fit is retried after 1 s, 2 s, 2 s, ... instead of up to 10 s.
             "podMaxBackoffSeconds": 2,
         }
         configuration.write_text(json.dumps(content))
@@ -193,9 +193,9 @@ class ControlPlane:
         return {"feature-gates": _settings(self.gates)} if self.gates else {}
 
     def _let_kubelets_read_claims(self) -> None:
-        # The Node authorizer lets a kubelet read a claim only after its graph has seen the bound pod; a kubelet that
-        # asks earlier tries again after 60 to 90 s. The grant is for kubelets alone: an agent with a node's
-        # credentials (`node:NAME`) sees what it would see in any other cluster.
+        # The Node authorizer lets a kubelet read a claim only after its graph has the bound pod; a kubelet that asks
+        # earlier retries after 60 to 90 s. The permission is for kubelets only: an agent with a node's credentials
+        # (`node:NAME`) has the permissions of any other cluster.
         name = "dra-cluster-kubelets-read-claims"
         rules = [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]}]
         group = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": KUBELETS}

@@ -1,4 +1,4 @@
-"""A way between one client and the API server: every connection goes through here, so that it can be counted."""
+"""A proxy between one client and the API server that counts connections and can cut them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Self
 from .api import Api
 
 
-class Way:
-    """Passes bytes on for as long as the `with` block lasts; a server that is away is away for its client, too."""
+class CountingProxy:
+    """Forwards bytes during the `with` block; a server that is down is down for its client, too."""
 
     def __init__(self, api: Api) -> None:
         self._server = (api.host, api.port)
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self._tried: list[float] = []
-        self._open: list[tuple[socket.socket, socket.socket]] = []
+        self._attempts: list[float] = []
+        self._connections: list[tuple[socket.socket, socket.socket]] = []
         self.closed = False
-        """Whether nobody gets through."""
+        """Whether new connections are rejected."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A thread that waits in accept is woken by shutdown, not by close.
-        _hang_up(self._listening)
+        # shutdown wakes a thread that waits in accept, close does not.
+        _shut_down(self._listening)
         self._listening.close()
         self.close()
 
     def kubeconfig(self, of: Path, path: Path) -> Path:
-        """Write one like `of`, which leads through here."""
+        """Write a copy of `of` whose server is this proxy."""
         content = json.loads(of.read_text())
         (cluster,) = content["clusters"]
         cluster["cluster"]["server"] = "https://{}:{}".format(*self._listening.getsockname())
@@ -44,18 +44,18 @@ class Way:
         return path
 
     def close(self) -> None:
-        """Cut every connection, and let no new one through."""
+        """Cut every connection and reject new ones."""
         self.closed = True
-        for ends in list(self._open):
-            _hang_up(*ends)
+        for ends in list(self._connections):
+            _shut_down(*ends)
 
     def open(self) -> None:
-        """Let connections through again."""
+        """Accept connections again."""
         self.closed = False
 
-    def tried(self, since: float) -> int:
-        """How often the client has tried to connect since that moment of time.monotonic()."""
-        return sum(1 for at in list(self._tried) if at >= since)
+    def attempts_since(self, since: float) -> int:
+        """Return how often the client has tried to connect since that time of time.monotonic()."""
+        return sum(1 for at in list(self._attempts) if at >= since)
 
     def _accept(self) -> None:
         while True:
@@ -63,7 +63,7 @@ class Way:
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            self._tried.append(time.monotonic())
+            self._attempts.append(time.monotonic())
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:
@@ -76,22 +76,22 @@ class Way:
                 return
             with server:
                 server.settimeout(None)
-                self._open.append((client, server))
-                back = threading.Thread(target=_pass, args=(server, client), daemon=True)
+                self._connections.append((client, server))
+                back = threading.Thread(target=_forward, args=(server, client), daemon=True)
                 back.start()
-                _pass(client, server)
+                _forward(client, server)
                 back.join()
-                self._open.remove((client, server))
+                self._connections.remove((client, server))
 
 
-def _pass(one: socket.socket, other: socket.socket) -> None:
+def _forward(one: socket.socket, other: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := one.recv(65536):
             other.sendall(data)
-    _hang_up(one, other)
+    _shut_down(one, other)
 
 
-def _hang_up(*ends: socket.socket) -> None:
+def _shut_down(*ends: socket.socket) -> None:
     for end in ends:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A node that is left: what an operator says of it, and what happened to pods and claims since, with the times."""
+"""A node being drained: the notice of an operator, and the timed changes of pods and claims."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dra_agent.reclaim.control import Cancel, Start, Status, send_request
 
 from .agent import DRIVER, Agent
 from .api import CLAIMS, DEPLOYMENTS, JOBS, PODS, STATEFUL_SETS, Api, Kind, Object
-from .process import LONG, until
+from .process import LONG_TIMEOUT_S, until
 from .workload import Namespace, container, pod_spec
 
 KEY = f"{DRIVER}/reclaim"
-"""Of the taint."""
+"""The key of the reclaim taint."""
 EXITS = "trap 'exit 143' TERM; while :; do sleep 3600 & wait $!; done"
-"""The shell command of a pod that ends when it is asked to, as what does not catch SIGTERM: not as if it were done."""
+"""The shell command of a pod that ends on SIGTERM with the status of an unhandled signal, not as completed."""
 IGNORES_SIGTERM = "trap '' TERM; while :; do sleep 3600 & wait $!; done"
-"""The shell command of a pod that is only ended by SIGKILL."""
+"""The shell command of a pod that only SIGKILL ends."""
 
 
 def announce(agent: Agent, seconds: float | None = 30.0, *, hint: bool = False) -> float:
-    """Say that the node's host is taken so many seconds from now; the moment, in time.monotonic()."""
-    began = time.monotonic()
+    """Announce a reclaim of the node in that many seconds; return the time of time.monotonic()."""
+    started = time.monotonic()
     status = send_request(agent.state_dir, Start("hint" if hint else "notice", seconds, "a scenario"))
     assert status["phase"] == ("hint" if hint else "notice"), status
-    return began
+    return started
 
 
 def cancel(agent: Agent) -> None:
-    """Take it back, and wait until no device is tainted."""
+    """Cancel it, and wait until no device is tainted."""
     send_request(agent.state_dir, Cancel())
     tainted(agent, "")
 
 
 def status(agent: Agent) -> dict[str, Any]:
-    """What `dra-agent reclaim status` shows."""
+    """Return the data of `dra-agent reclaim status`."""
     try:
         answer: dict[str, Any] = send_request(agent.state_dir, Status())
     except RetryableError as error:
@@ -49,7 +49,7 @@ def status(agent: Agent) -> dict[str, Any]:
 
 
 def taints(agent: Agent) -> dict[str, list[Object]]:
-    """The taints of the reclaim by device, as they are published."""
+    """Return the published reclaim taints by device."""
     return {
         name: [taint for taint in device.get("taints", []) if taint["key"] == KEY]
         for name, device in agent.devices().items()
@@ -57,17 +57,17 @@ def taints(agent: Agent) -> dict[str, list[Object]]:
 
 
 def effects(agent: Agent) -> set[str]:
-    """The effects of these taints over all devices; "" stands for devices without one."""
+    """Return the effects of these taints over all devices; "" stands for devices without a taint."""
     return {taint["effect"] for found in taints(agent).values() for taint in found or [{"effect": ""}]}
 
 
 def tainted(agent: Agent, effect: str) -> None:
-    """Wait until every device has a taint of that effect, or with "" none."""
+    """Wait until every device has a taint of that effect, or with "" no taint."""
     until(lambda: effects(agent) == {effect}, f"every device of {agent.node.name} has {effect or 'no taint'}")
 
 
-def all_released(agent: Agent, at_most: float = LONG) -> list[dict[str, Any]]:
-    """Wait until the agent says that every claim is released; its records of them."""
+def all_released(agent: Agent, timeout_s: float = LONG_TIMEOUT_S) -> list[dict[str, Any]]:
+    """Wait until the agent reports every claim as released; return its records of them."""
     claims: list[dict[str, Any]] = []
 
     def released() -> bool:
@@ -77,21 +77,21 @@ def all_released(agent: Agent, at_most: float = LONG) -> list[dict[str, Any]]:
         assert now["complete"], f"kept: {kept}, tainted after {now['tainted_after']}"
         return not kept
 
-    until(released, f"every claim of {agent.node.name} is released", at_most)
+    until(released, f"every claim of {agent.node.name} is released", timeout_s)
     return claims
 
 
 def no_specs(agent: Agent) -> bool:
-    """Whether the node has no CDI spec of any claim."""
+    """Return whether the node has no CDI spec of any claim."""
     return not [name for name in agent.node.cdi_files() if "-claim_" in name]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObjectChange:
     """One change of a pod or a claim."""
 
     at: float
-    """Seconds of time.monotonic()."""
+    """Time of time.monotonic()."""
     type: str
     """ADDED, MODIFIED or DELETED."""
     object: Object
@@ -108,46 +108,46 @@ class Seen:
 
 
 class History:
-    """Every change of the pods and claims of a namespace, from the beginning of the `with` block on."""
+    """Every change of the pods and claims of a namespace during the `with` block."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._seen: dict[Kind, list[Seen]] = {PODS: [], CLAIMS: []}
+        self._changes: dict[Kind, list[ObjectChange]] = {PODS: [], CLAIMS: []}
         self._at_first: dict[Kind, dict[str, int]] = {}
-        self._begun = {kind: threading.Event() for kind in self._seen}
+        self._begun = {kind: threading.Event() for kind in self._changes}
         self._ends: list[Callable[[], None]] = []
-        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in self._seen]
+        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in self._changes]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         for kind, begun in self._begun.items():
-            assert begun.wait(LONG), f"the watch of {kind.plural} does not begin"
-        self._at_first = {kind: self._versions(kind) for kind in self._seen}
+            assert begun.wait(LONG_TIMEOUT_S), f"the watch of {kind.plural} does not begin"
+        self._at_first = {kind: self._versions(kind) for kind in self._changes}
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         try:
-            for kind in self._seen if failed is None else ():
-                until(partial(self._has_all_of, kind), f"the watch of {kind.plural} has caught up")
+            for kind in self._changes if failed is None else ():
+                until(partial(self._is_up_to_date, kind), f"the watch of {kind.plural} has caught up")
         finally:
-            self._hang_up()
+            self._stop_watches()
 
     def _versions(self, kind: Kind) -> dict[str, int]:
         found = self._namespace.api.list(kind, self._namespace.name)
         return {item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"]) for item in found}
 
-    def _has_all_of(self, kind: Kind) -> bool:
-        """Whether everything that the API server shows now has been seen: a watch tells of it a moment later."""
-        there = self._versions(kind)
-        last = {seen.uid: seen for seen in list(self._seen[kind])}
+    def _is_up_to_date(self, kind: Kind) -> bool:
+        """Return whether every current object has been observed: a watch delivers changes later than a list."""
+        current = self._versions(kind)
+        last = {change.uid: change for change in list(self._changes[kind])}
         known = self._at_first[kind] | {
-            uid: int(seen.object["metadata"]["resourceVersion"]) for uid, seen in last.items()
+            uid: int(change.object["metadata"]["resourceVersion"]) for uid, change in last.items()
         }
-        gone = {uid for uid, seen in last.items() if seen.type == "DELETED"}
-        return all(known.get(uid, 0) >= version for uid, version in there.items()) and known.keys() - there <= gone
+        gone = {uid for uid, change in last.items() if change.type == "DELETED"}
+        return all(known.get(uid, 0) >= version for uid, version in current.items()) and known.keys() - current <= gone
 
-    def _hang_up(self) -> None:
+    def _stop_watches(self) -> None:
         for end in self._ends:
             end()
         for thread in self._threads:
@@ -162,85 +162,89 @@ class History:
 
         for type_, item in api.watch(kind, begun=begun):
             if item["metadata"].get("namespace") == self._namespace.name:
-                self._seen[kind].append(Seen(time.monotonic(), type_, item))
+                self._changes[kind].append(ObjectChange(time.monotonic(), type_, item))
 
-    def first(self, kind: Kind, when: Callable[[Seen], object], what: str) -> Seen:
-        """The first change of which that is true."""
-        for seen in list(self._seen[kind]):
-            if when(seen):
-                return seen
-        raise AssertionError(f"never: {what}")
+    def first(self, kind: Kind, when: Callable[[ObjectChange], object], what: str) -> ObjectChange:
+        """Return the first matching change."""
+        for change in list(self._changes[kind]):
+            if when(change):
+                return change
+        raise AssertionError(f"not observed: {what}")
 
-    def created(self, app: str, *, but: set[str]) -> Seen:
-        """The first pod of the app that is new."""
+    def created(self, app: str, *, but: set[str]) -> ObjectChange:
+        """Return the creation of the first new pod of the app."""
         return self.first(
-            PODS, lambda seen: app_of(seen.object) == app and seen.uid not in but, f"a new pod of {app} is made"
+            PODS, lambda change: app_of(change.object) == app and change.uid not in but, f"a new pod of {app} is made"
         )
 
-    def deleted(self, uid: str) -> Seen:
-        """When somebody has asked that the pod goes."""
+    def deleted(self, uid: str) -> ObjectChange:
+        """Return the change that requested deletion of the pod."""
         return self.first(
             PODS,
-            lambda seen: seen.uid == uid and "deletionTimestamp" in seen.object["metadata"],
+            lambda change: change.uid == uid and "deletionTimestamp" in change.object["metadata"],
             f"pod {uid} is being deleted",
         )
 
-    def gone(self, uid: str) -> Seen:
-        """When the pod was no more."""
-        return self.first(PODS, lambda seen: seen.uid == uid and seen.type == "DELETED", f"pod {uid} is gone")
+    def gone(self, uid: str) -> ObjectChange:
+        """Return the change that removed the pod."""
+        return self.first(PODS, lambda change: change.uid == uid and change.type == "DELETED", f"pod {uid} is gone")
 
-    def over(self, uid: str) -> Seen:
-        """When no container of the pod ran any more, as the kubelet says."""
+    def ended(self, uid: str) -> ObjectChange:
+        """Return the change after which no container of the pod ran, as the kubelet reports it."""
         return self.first(
             PODS,
-            lambda seen: (
-                seen.uid == uid
-                and (seen.type == "DELETED" or seen.object["status"].get("phase") in ("Failed", "Succeeded"))
+            lambda change: (
+                change.uid == uid
+                and (change.type == "DELETED" or change.object["status"].get("phase") in ("Failed", "Succeeded"))
             ),
             f"pod {uid} has ended",
         )
 
-    def allocated(self, node: str, of: Callable[[Object], bool]) -> Seen:
-        """When a claim was first allocated there."""
+    def allocated(self, node: str, of: Callable[[Object], bool]) -> ObjectChange:
+        """Return the change that first allocated a matching claim on the node."""
         return self.first(
-            CLAIMS, lambda seen: of(seen.object) and nodes_of(seen.object) == {node}, f"a claim is allocated on {node}"
+            CLAIMS,
+            lambda change: of(change.object) and nodes_of(change.object) == {node},
+            f"a claim is allocated on {node}",
         )
 
-    def runs(self, app: str, node: str) -> Seen:
-        """When a pod of the app first was Running there."""
+    def runs(self, app: str, node: str) -> ObjectChange:
+        """Return the change in which a pod of the app first was Running on the node."""
         return self.first(
             PODS,
-            lambda seen: (
-                app_of(seen.object) == app
-                and seen.object["spec"].get("nodeName") == node
-                and seen.object["status"].get("phase") == "Running"
+            lambda change: (
+                app_of(change.object) == app
+                and change.object["spec"].get("nodeName") == node
+                and change.object["status"].get("phase") == "Running"
             ),
             f"a pod of {app} runs on {node}",
         )
 
 
 def app_of(pod: Object) -> str:
-    """The workload of a pod."""
+    """Return the workload of a pod."""
     return str(pod["metadata"].get("labels", {}).get("app", ""))
 
 
 def nodes_of(claim: Object) -> set[str]:
-    """The nodes of the devices that a claim has."""
+    """Return the nodes of the devices that a claim holds."""
     allocation = claim.get("status", {}).get("allocation", {})
     return {result["pool"].partition("/")[0] for result in allocation.get("devices", {}).get("results", [])}
 
 
 def pods(namespace: Namespace, app: str) -> list[Object]:
-    """The pods of a workload that have not ended."""
+    """Return the pods of a workload that have not ended."""
     found = namespace.api.list(PODS, namespace.name, labels=f"app={app}")
     return [pod for pod in found if pod["status"]["phase"] not in ("Succeeded", "Failed")]
 
 
-def run_on(namespace: Namespace, app: str, node: str, count: int = 1, at_most: float = LONG) -> list[Object]:
-    """Wait until so many pods of the workload run on that node and no pod of it is anywhere else."""
+def run_on(
+    namespace: Namespace, app: str, node: str, count: int = 1, timeout_s: float = LONG_TIMEOUT_S
+) -> list[Object]:
+    """Wait until exactly that many pods of the workload run, all on that node."""
     found: list[Object] = []
 
-    def there() -> bool:
+    def current() -> bool:
         found[:] = pods(namespace, app)
         return len(found) == count and all(
             pod["status"]["phase"] == "Running"
@@ -249,33 +253,33 @@ def run_on(namespace: Namespace, app: str, node: str, count: int = 1, at_most: f
             for pod in found
         )
 
-    namespace.api.wait(there, f"{count} pods of {app} run on {node} and none elsewhere", at_most)
+    namespace.api.wait(current, f"{count} pods of {app} run on {node} and none elsewhere", timeout_s)
     return found
 
 
 def template(app: str, command: str, grace: int, *, claims: list[Object], **spec: Any) -> Object:
-    """The pod template of a workload whose container uses these claims of the pod."""
+    """Return the pod template of a workload whose container uses these claims of the pod."""
     used = container("main", *(claim["name"] for claim in claims), command=command)
     body = pod_spec(claims=claims, containers=[used], terminationGracePeriodSeconds=grace, **spec)
     return {"metadata": {"labels": {"app": app}}, "spec": body}
 
 
 def deployment(app: str, pod: Object, replicas: int = 1) -> tuple[Kind, Object]:
-    """A Deployment of pods like that."""
+    """Return a Deployment of such pods."""
     pod["spec"]["restartPolicy"] = "Always"
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": app}}, "template": pod}
     return DEPLOYMENTS, {"metadata": {"name": app}, "spec": spec}
 
 
 def stateful_set(app: str, pod: Object) -> tuple[Kind, Object]:
-    """A StatefulSet of one pod like that."""
+    """Return a StatefulSet of one such pod."""
     pod["spec"]["restartPolicy"] = "Always"
     spec = {"replicas": 1, "serviceName": app, "selector": {"matchLabels": {"app": app}}, "template": pod}
     return STATEFUL_SETS, {"metadata": {"name": app}, "spec": spec}
 
 
 def job(app: str, pod: Object, **more: Any) -> tuple[Kind, Object]:
-    """A Job of one pod like that; what leaves the node costs it no attempt where `more` has a podFailurePolicy."""
+    """Return a Job of one such pod; an eviction does not count as an attempt if `more` has a podFailurePolicy."""
     return JOBS, {"metadata": {"name": app}, "spec": {"backoffLimit": 3, "template": pod, **more}}
 
 
@@ -284,4 +288,4 @@ DISRUPTIONS_ARE_NO_FAILURES: Mapping[str, Any] = {
         "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
     }
 }
-"""With this a Job makes a new pod only when the old one has ended (podReplacementPolicy: Failed)."""
+"""With this a Job creates a new pod only after the old one has ended (podReplacementPolicy: Failed)."""

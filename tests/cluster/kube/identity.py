@@ -1,4 +1,4 @@
-"""Who an agent is to the API server: the chart's service account, rights and admission policy, and pod-bound tokens.
+"""The identity of an agent: the chart's service account, permissions and admission policy, and pod-bound tokens.
 
 The agents of tests run as processes on the host, with exactly the token that the kubelet would mount into their pod.
 """
@@ -27,29 +27,29 @@ REVIEW = {"apiVersion": REVIEWS.version, "kind": "SubjectAccessReview"}
 
 
 class Identity:
-    """The service account of one driver's agents, made with what the chart renders for that driver."""
+    """The service account of one driver's agents, created from the chart's templates for that driver."""
 
     def __init__(self, cluster: Cluster, driver: str, default: str, values: tuple[str, ...] = ()) -> None:
-        """Install it; the `default` driver's is in the namespace dra-agent, another one's in a namespace of its own.
+        """Install it; the `default` driver uses the namespace dra-agent, another one a namespace of its own.
 
-        So is one with `values` of the chart, each as "podEviction=delete".
+        An identity with `values` of the chart, each as "podEviction=delete", has a namespace of its own, too.
         """
         self.cluster = cluster
-        usual = driver == default and not values
-        suffix = "" if usual else "-" + hashlib.sha256(" ".join((driver, *values)).encode()).hexdigest()[:8]
+        is_default = driver == default and not values
+        suffix = "" if is_default else "-" + hashlib.sha256(" ".join((driver, *values)).encode()).hexdigest()[:8]
         self.namespace = f"dra-agent{suffix}"
         self.driver = driver
-        if cluster.api.find(NAMESPACES, self.namespace) is None:  # or a first try came so far
+        if cluster.api.find(NAMESPACES, self.namespace) is None:  # unless an earlier attempt created it
             cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
         templates = [name for name in TEMPLATES if (name, True) != ("admissionpolicy", WITHOUT_POLICY in values)]
-        shown = [flag for name in templates for flag in ("--show-only", f"templates/{name}.yaml")]
+        show_flags = [flag for name in templates for flag in ("--show-only", f"templates/{name}.yaml")]
         command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", self.namespace]
-        command += ["--set", ",".join((f"driverName={driver}", *values)), *shown]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"helm template: {done.stderr}"
-        cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=done.stdout)
-        # An agent that is refused for want of a right asks again much later, as somebody has to grant it first.
-        cluster.api.wait(self._may_publish, f"the rights of {self.namespace} are known to the API server")
+        command += ["--set", ",".join((f"driverName={driver}", *values)), *show_flags]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"helm template: {result.stderr}"
+        cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=result.stdout)
+        # After a missing permission the agent retries much later, because an administrator has to grant it first.
+        cluster.api.wait(self._may_publish, f"the permissions of {self.namespace} are known to the API server")
 
     def _may_publish(self) -> bool:
         review = {
@@ -60,7 +60,7 @@ class Identity:
         return bool(answer["status"]["allowed"])
 
     def token(self, node: str, *, pod: str = "") -> str:
-        """A token that is bound to a pod of this account on the node, and ends with the pod."""
+        """Return a token that is bound to a pod of this account on the node; it expires with the pod."""
         pod = pod or f"agent-{node}"
         body = self.cluster.api.find(PODS, pod, self.namespace)
         if body is None:
@@ -80,7 +80,7 @@ class Identity:
         return str(self.cluster.api.call("POST", path, body)["status"]["token"])
 
     def kubeconfig(self, node: str) -> Path:
-        """A kubeconfig for the agent on the node."""
+        """Return a kubeconfig for the agent on the node."""
         path = self.cluster.directory / f"{self.namespace}-{self.driver}-{node}.kubeconfig"
         if not path.exists():
             self.cluster.control_plane.kubeconfig("agent", path, token=self.token(node))

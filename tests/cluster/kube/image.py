@@ -15,7 +15,7 @@ from .prerequisites import BUSYBOX
 
 NAME = "localhost/busybox:1"
 IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
-"""Does nothing until SIGTERM, and then ends at once: as the sandbox's process, and in pods that only wait."""
+"""Idles until SIGTERM and then ends at once: the process of the sandbox, and of pods that only wait."""
 
 
 def write(path: Path, *, name: str = NAME) -> None:
@@ -38,16 +38,16 @@ def pack(path: Path, name: str, layers: Sequence[bytes], config: Mapping[str, ob
         {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": _described(configuration, "application/vnd.oci.image.config.v1+json"),
-            "layers": [_described(blob, "application/vnd.oci.image.layer.v1.tar") for blob in layers],
+            "config": _descriptor(configuration, "application/vnd.oci.image.config.v1+json"),
+            "layers": [_descriptor(blob, "application/vnd.oci.image.layer.v1.tar") for blob in layers],
         }
     )
-    listed = _described(manifest, "application/vnd.oci.image.manifest.v1+json")
-    listed["annotations"] = {"io.containerd.image.name": name}
-    listed["platform"] = {"architecture": architecture, "os": "linux"}
+    entry = _descriptor(manifest, "application/vnd.oci.image.manifest.v1+json")
+    entry["annotations"] = {"io.containerd.image.name": name}
+    entry["platform"] = {"architecture": architecture, "os": "linux"}
     files = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _json({"schemaVersion": 2, "manifests": [listed]}),
+        "index.json": _json({"schemaVersion": 2, "manifests": [entry]}),
     }
     files |= {f"blobs/sha256/{_digest(blob)[7:]}": blob for blob in (*layers, configuration, manifest)}
     with tarfile.open(path, "w") as tar:
@@ -56,7 +56,7 @@ def pack(path: Path, name: str, layers: Sequence[bytes], config: Mapping[str, ob
 
 
 def busybox() -> bytes:
-    """/bin/busybox with a link per applet, /tmp and an /etc with a root user."""
+    """Return a layer with /bin/busybox, a link per applet, /tmp and an /etc with a root user."""
     applets = subprocess.run([str(BUSYBOX), "--list"], check=True, capture_output=True, text=True).stdout.split()
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as tar:
@@ -87,5 +87,5 @@ def _digest(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _described(content: bytes, media_type: str) -> dict[str, object]:
+def _descriptor(content: bytes, media_type: str) -> dict[str, object]:
     return {"mediaType": media_type, "digest": _digest(content), "size": len(content)}

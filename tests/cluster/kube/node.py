@@ -1,4 +1,4 @@
-"""A node: containerd and kubelet with directories, sockets and addresses of their own."""
+"""A node: containerd and kubelet with separate directories, sockets and addresses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.kube.cluster_dir import Place
+from cluster.kube.cluster_dir import ClusterDir
 
 from . import image
 from .api import NODES, Api
 from .prerequisites import CNI_PLUGINS
-from .process import LONG, Process, until
+from .process import LONG_TIMEOUT_S, Process, until
 
 KUBELET_PORT = 10250
 
 
 @dataclass
 class Node:
-    """One node of the cluster. containerd and kubelet can be ended and started again alone."""
+    """One node of the cluster. containerd and kubelet can be stopped and started separately."""
 
     name: str
     index: int
-    place: Place
+    cluster_dir: ClusterDir
     programs: Path
     kubeconfig: Path
     api: Api
@@ -35,7 +35,7 @@ class Node:
 
     def __post_init__(self) -> None:
         # Short, because the sockets below are limited to 107 bytes.
-        self.directory = self.place.directory / self.name.removeprefix("node-")
+        self.directory = self.cluster_dir.directory / self.name.removeprefix("node-")
         self.kubelet_dir = self.directory / "kubelet"
         self.cdi_dir = self.directory / "cdi"
         self.containerd_socket = self.directory / "c" / "containerd.sock"
@@ -48,14 +48,14 @@ class Node:
             f"{self.name} containerd",
             [str(self.programs / "containerd"), "--config", str(self._write_containerd())],
             log / "containerd.log",
-            self.place.directory,
+            self.cluster_dir.directory,
             environment=search,
         )
         self.kubelet = Process(
             f"{self.name} kubelet",
             [str(self.programs / "kubelet"), *self._kubelet_flags()],
             log / "kubelet.log",
-            self.place.directory,
+            self.cluster_dir.directory,
             environment=search,
         )
 
@@ -65,47 +65,47 @@ class Node:
         self.kubelet.start()
 
     def start_containerd(self) -> None:
-        """Start containerd, wait until it serves, and let it have the test image."""
+        """Start containerd, wait until it serves, and import the test image."""
         self.containerd.start()
         self._wait_for_containerd()
-        archive = self.place.directory / "image.tar"
+        archive = self.cluster_dir.directory / "image.tar"
         self.ctr("images", "import", str(archive))
 
     def ready(self) -> None:
-        """Wait until the API server calls the node Ready: seconds, and minutes where several clusters start at once."""
+        """Wait until the node is Ready: seconds, or minutes if several clusters start at once."""
         self.api.wait(self.is_ready, f"{self.name} is Ready")
 
     def is_ready(self) -> bool:
-        """Whether its Ready condition is True now."""
+        """Return whether its Ready condition is True now."""
         self.kubelet.alive()
         self.containerd.alive()
-        # The condition outlives a kubelet that was killed; that it listens says that the present one has started.
-        with socket.create_connection((self.place.node_address(self.index), KUBELET_PORT), timeout=5):
+        # The condition outlives a kubelet that was killed; an open port shows that the current kubelet has started.
+        with socket.create_connection((self.cluster_dir.node_address(self.index), KUBELET_PORT), timeout=5):
             pass
         node = self.api.get(NODES, self.name)
         conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
         return conditions.get("Ready") == "True" and not node["spec"].get("taints")
 
     def restart_kubelet(self) -> None:
-        """End the kubelet and start it again at once; its pods go on. It wipes the node's slices when it starts."""
+        """Restart the kubelet; its pods continue. It deletes the node's slices when it starts."""
         self.kubelet.end()
         self.kubelet.start()
 
     def stop(self) -> None:
-        """End both; containers are ended with the cluster's cgroup."""
+        """Stop both; containers are ended with the cluster's cgroup."""
         self.kubelet.kill()
         self.containerd.kill()
 
     def ctr(self, *arguments: str) -> str:
-        """Run ctr in the kubelet's namespace of this node's containerd; what it printed."""
-        place = ["--address", str(self.containerd_socket), "--namespace", "k8s.io"]
-        command = [str(self.programs / "ctr"), *place, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
-        assert done.returncode == 0, f"ctr {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
+        """Run ctr in the kubelet's namespace of this node's containerd; return its output."""
+        address = ["--address", str(self.containerd_socket), "--namespace", "k8s.io"]
+        command = [str(self.programs / "ctr"), *address, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_TIMEOUT_S)
+        assert result.returncode == 0, f"ctr {' '.join(arguments)}: {result.stderr}"
+        return result.stdout
 
     def cdi_files(self) -> dict[str, bytes]:
-        """The CDI specs of the node, by file name."""
+        """Return the CDI specs of the node, by file name."""
         return {path.name: path.read_bytes() for path in sorted(self.cdi_dir.iterdir()) if path.is_file()}
 
     def _wait_for_containerd(self) -> None:
@@ -118,7 +118,7 @@ class Node:
     def _write_cni(self) -> None:
         directory = self.directory / "cni"
         directory.mkdir()
-        ranges = [[{"subnet": self.place.pod_network(self.index)}]]
+        ranges = [[{"subnet": self.cluster_dir.pod_network(self.index)}]]
         addresses = {"type": "host-local", "dataDir": str(directory / "addresses"), "ranges": ranges}
         plugin = {"type": "ptp", "ipam": addresses | {"routes": [{"dst": "0.0.0.0/0"}]}}
         content = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
@@ -126,7 +126,7 @@ class Node:
 
     def _write_containerd(self) -> Path:
         file = self.directory / "containerd.toml"
-        # Numbers, booleans, strings and lists of JSON are those of TOML.
+        # JSON numbers, booleans, strings and lists are valid TOML.
         file.write_text(f"""\
 version = 3
 root = {json.dumps(str(self.directory / "containerd"))}
@@ -159,11 +159,11 @@ no_sync = true
 
     def _kubelet_flags(self) -> list[str]:
         file = self.directory / "kubelet.json"
-        authority = self.place.directory / "control-plane" / "pki" / "ca.crt"
+        authority = self.cluster_dir.directory / "control-plane" / "pki" / "ca.crt"
         content = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": self.place.node_address(self.index),
+            "address": self.cluster_dir.node_address(self.index),
             "port": KUBELET_PORT,
             "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": str(authority)}},
@@ -171,7 +171,7 @@ no_sync = true
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "podLogsDir": str(self.directory / "pods"),
             "volumePluginDir": str(self.kubelet_dir / "volumeplugins"),
-            # Hosts with cgroup v1, which the kubelet refuses otherwise, and hosts whose cgroups belong to others.
+            # For hosts with cgroup v1, which the kubelet rejects by default, and hosts with foreign cgroups.
             "failCgroupV1": False,
             "cgroupsPerQOS": False,
             "cgroupDriver": "cgroupfs",
@@ -180,7 +180,7 @@ no_sync = true
             "evictionHard": {},
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,
-            "clusterDNS": [self.place.dns_address],
+            "clusterDNS": [self.cluster_dir.dns_address],
             "clusterDomain": "cluster.local",
             "eventRecordQPS": 0,
             "maxPods": 200,
@@ -194,13 +194,13 @@ no_sync = true
             "root-dir": self.kubelet_dir,
             "cert-dir": self.directory / "kubelet-pki",
             "hostname-override": self.name,
-            "node-ip": self.place.node_address(self.index),
+            "node-ip": self.cluster_dir.node_address(self.index),
             "v": 2,
         }
         return [f"--{name}={value}" for name, value in flags.items()]
 
 
 def _may_lower_oom_score() -> bool:
-    """Whether this host lets runc give a container the oom_score_adj that the kubelet wants for it."""
+    """Return whether runc can set the negative oom_score_adj that the kubelet requests for a container."""
     attempt = "echo -998 > /proc/self/oom_score_adj"
     return subprocess.run(["/bin/sh", "-c", attempt], capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The certificates and keys of a cluster, made by the openssl command."""
+"""The certificates and keys of a cluster, created with the openssl command."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ DAYS = "3650"
 
 @dataclass(frozen=True)
 class Keys:
-    """Where they are."""
+    """The paths of the certificates and keys."""
 
     authority: Path
     """Signs the API server's certificate and its client certificate for kubelets; clients trust it."""
     server: tuple[Path, Path]
     """The API server's certificate and key."""
     client: tuple[Path, Path]
-    """What the API server shows to kubelets (`kubectl logs`, `exec`)."""
+    """The client certificate of the API server for kubelets (`kubectl logs`, `exec`)."""
     service_accounts: Path
     """Signs the tokens of service accounts."""
 
 
 def make(directory: Path, api_address: str) -> Keys:
-    """Make all of them in `directory`."""
+    """Create all of them in `directory`."""
     directory.mkdir(mode=0o700, parents=True)
     authority, authority_key = directory / "ca.crt", directory / "ca.key"
     _key(authority_key)
@@ -34,7 +34,7 @@ def make(directory: Path, api_address: str) -> Keys:
     )  # fmt: skip
     names = f"subjectAltName=IP:{api_address},IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc"
     server = _signed(directory, "apiserver", "/CN=kube-apiserver", f"{names}\nextendedKeyUsage=serverAuth")
-    # Group system:masters: the kubelet asks the API server whether this user may read logs, and it may.
+    # Group system:masters: the kubelet asks the API server whether this user may read logs.
     client = _signed(directory, "kubelet-client", "/O=system:masters/CN=kube-apiserver", "extendedKeyUsage=clientAuth")
     accounts = directory / "service-accounts.key"
     _key(accounts)
@@ -60,5 +60,5 @@ def _key(path: Path) -> None:
 
 
 def _openssl(*arguments: object) -> None:
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"openssl {arguments[0]}: {done.stderr}"
+    result = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"openssl {arguments[0]}: {result.stderr}"

@@ -1,4 +1,4 @@
-"""What a machine must have before a cluster can run on it; everything that is missing is said at once."""
+"""The prerequisites of a cluster on this machine; all missing ones are reported at once."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ OLDEST_GO = (1, 26)
 
 
 class MissingError(Exception):
-    """This machine cannot run a cluster; the text says what it lacks and how to get it."""
+    """This machine cannot run a cluster; the message names the missing parts and how to get them."""
 
 
 def check(*, go: bool) -> None:
-    """Raise MissingError unless everything is there; `go` where something is still to be built."""
+    """Raise MissingError unless all prerequisites exist; `go` if a build is still needed."""
     packages = missing_packages()
-    lacks = [] if os.geteuid() == 0 else ["root (containers, mounts and addresses are made)"]
+    missing = [] if os.geteuid() == 0 else ["root (containers, mounts and addresses are made)"]
     if go and (found := go_version()) < OLDEST_GO:
         version = "none" if not found else ".".join(map(str, found))
-        lacks.append(f"Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer on PATH (found: {version}; https://go.dev/dl)")
+        missing.append(f"Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer on PATH (found: {version}; https://go.dev/dl)")
     if packages:
-        lacks.append(f"Debian packages (apt-get install {' '.join(packages)})")
-    if lacks:
-        raise MissingError("the cluster needs " + "; ".join(lacks))
+        missing.append(f"Debian packages (apt-get install {' '.join(packages)})")
+    if missing:
+        raise MissingError("the cluster needs " + "; ".join(missing))
 
 
 def missing_packages() -> list[str]:
-    """The Debian packages of which something is not there."""
+    """Return the Debian packages of which a file is missing."""
     present = {
         "runc": shutil.which("runc") is not None,
         "containernetworking-plugins": all((CNI_PLUGINS / name).exists() for name in ("ptp", "host-local")),
@@ -43,11 +43,11 @@ def missing_packages() -> list[str]:
 
 
 def go_version() -> tuple[int, ...]:
-    """(1, 26) for go1.26.8; () where there is no Go."""
+    """Return (1, 26) for go1.26.8; () without Go."""
     if shutil.which("go") is None:
         return ()
-    said = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False, cwd="/").stdout
-    found = re.match(r"go(\d+)\.(\d+)", said)
+    output = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False, cwd="/").stdout
+    found = re.match(r"go(\d+)\.(\d+)", output)
     return (int(found[1]), int(found[2])) if found else ()
 
 
@@ -58,5 +58,5 @@ def _is_static(binary: Path) -> bool:
 
 
 if __name__ == "__main__":
-    # For scripts: what apt-get has to install.
+    # For scripts: the arguments of apt-get install.
     print(" ".join(missing_packages()))

@@ -1,4 +1,4 @@
-"""One program that runs in the background, with its log; whoever starts it ends it, by its process id."""
+"""A background process with its log; its starter stops it, by process id."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 MARK = "DRA_TEST_CLUSTER"
-"""The environment variable that says which cluster a process belongs to."""
+"""The environment variable that names the cluster of a process."""
 
-LONG = 600.0
-"""Seconds after which something counts as what never comes: far longer than it takes on any machine.
+LONG_TIMEOUT_S = 600.0
+"""Seconds after which a wait fails: far longer than needed on any machine.
 
-Some of it takes its time on every machine: a kubelet asks again for what failed after 60 to 90 s, and a pod whose event
-the scheduler has missed waits in its queue of unschedulable pods for 5 minutes.
+Some waits are long on every machine: a kubelet retries failures after 60 to 90 s, and a pod whose event the scheduler
+has missed waits in its queue of unschedulable pods for 5 minutes.
 
-A wait with this deadline asserts that something happens, not how fast. How fast is asserted by what `until` returns.
+A wait with this deadline asserts that something happens, not how fast. The return value of `until` is for that.
 """
 
 
 class Process:
-    """A program that can be ended and started again with the same arguments; its log grows over all its lives."""
+    """A process that can be stopped and started again with the same arguments; its log covers all runs."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, owner: Path, *, environment: Mapping[str, str] | None = None
@@ -34,15 +34,15 @@ class Process:
         self.log = log
         self.environment = {**os.environ, **(environment or {}), MARK: str(owner)}
         self.popen: subprocess.Popen[bytes] | None = None
-        self.began_at = 0
-        """Where in the log the present life begins, in bytes."""
+        self.run_offset = 0
+        """The offset in the log at which the current run begins, in bytes."""
 
     def start(self) -> None:
-        """Start it; it gets a session of its own, so that a Ctrl-C ends the tests and then, in order, the cluster."""
+        """Start it in its own session, so that Ctrl-C ends the tests and then, in order, the cluster."""
         assert not self.running, f"{self.name} runs already"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self.began_at = log.tell()
+            self.run_offset = log.tell()
             self.popen = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -54,73 +54,75 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """Whether it was started and has not ended."""
         return self.popen is not None and self.popen.poll() is None
 
     @property
     def pid(self) -> int:
-        """The id of the present or last process."""
+        """The id of the current or last process."""
         assert self.popen is not None, f"{self.name} was never started"
         return self.popen.pid
 
-    def end(self, number: int = signal.SIGTERM, at_most: float = LONG) -> int | None:
-        """Send the signal and wait; after `at_most` seconds SIGKILL. Returns the exit code, None if never started."""
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = LONG_TIMEOUT_S) -> int | None:
+        """Send the signal and wait; SIGKILL after `timeout_s`. Return the exit code, None if never started."""
         if self.popen is None:
             return None
         if self.popen.poll() is None:
             self.popen.send_signal(number)
             try:
-                self.popen.wait(at_most)
+                self.popen.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
-        return self.popen.wait(LONG)
+        return self.popen.wait(LONG_TIMEOUT_S)
 
     def signal(self, number: int) -> None:
-        """Send a signal and do not wait: SIGSTOP, SIGCONT."""
+        """Send a signal without waiting: SIGSTOP, SIGCONT."""
         assert self.popen is not None, f"{self.name} was never started"
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         self.end(signal.SIGKILL)
 
-    def said(self, *, this_life: bool = True) -> str:
-        """Its log, of its present life only unless asked otherwise."""
+    def read_log(self, *, current_run: bool = True) -> str:
+        """Return its log, by default of the current run only."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
-            log.seek(self.began_at if this_life else 0)
+            log.seek(self.run_offset if current_run else 0)
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
-        """The end of its log, for people."""
-        return "\n".join(self.said(this_life=False).splitlines()[-lines:])
+        """Return the end of its log, for failure messages."""
+        return "\n".join(self.read_log(current_run=False).splitlines()[-lines:])
 
     def alive(self) -> None:
-        """Fail with the end of the log where the process has ended by itself."""
+        """Fail with the end of the log if the process has ended."""
         assert self.running, f"{self.name} ended with {self.popen and self.popen.returncode}:\n{self.tail()}"
 
 
-def until(condition: Callable[[], object], what: str, at_most: float = LONG, *, every: float = 0.05) -> float:
-    """Wait until the condition gives something true and return how many seconds that took; AssertionError if never.
+def until(
+    condition: Callable[[], object], what: str, timeout_s: float = LONG_TIMEOUT_S, *, every: float = 0.05
+) -> float:
+    """Wait until the condition returns a true value and return the seconds; AssertionError after `timeout_s`.
 
-    An AssertionError, LookupError or OSError of the condition counts as not yet, and is said when the time is over.
+    An AssertionError, LookupError or OSError of the condition counts as not yet, and the last one is reported.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     while True:
         last: Exception | None = None
         try:
             if condition():
-                return time.monotonic() - began
+                return time.monotonic() - started
         except (AssertionError, LookupError, OSError) as error:
             last = error
-        if time.monotonic() - began > at_most:
-            raise AssertionError(f"not within {at_most:g} s: {what}" + (f" ({last})" if last else "")) from last
+        if time.monotonic() - started > timeout_s:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}" + (f" ({last})" if last else "")) from last
         time.sleep(every)
 
 
 def owned(owner: Path) -> list[int]:
-    """The processes of a cluster that run, whoever started them: those that this module did, and their children."""
+    """Return the running processes of a cluster: those that this module started, and their children."""
     mark = f"{MARK}={owner}".encode()
     found = []
     for process in Path("/proc").iterdir():

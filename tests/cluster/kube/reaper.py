@@ -1,21 +1,22 @@
-"""Outlives a run to take its cluster down, whatever ended the run: `python -m cluster.kube.reaper PLACE LOCK`.
+"""Outlives a run and removes its cluster if the run was killed: `python -m cluster.kube.reaper NUMBER LOCK`.
 
-The run holds the other end of standard input and says `DONE` there when nothing is to be taken down. An end without
-that word means that it was killed. The lock of the place is inherited, so nobody takes the place before it is clear.
+The run holds the other end of standard input and writes `DONE` there when nothing has to be removed. End of file
+without it means that the run was killed. The lock is inherited, so no other run acquires the directory before it is
+clear.
 """
 
 from __future__ import annotations
 
 import sys
 
-from cluster.kube.cluster_dir import DONE, Place
+from cluster.kube.cluster_dir import DONE, ClusterDir
 
 
 def main() -> None:
-    """Wait for the run's end, then do what it could not."""
+    """Wait for the end of the run, then remove its cluster if needed."""
     number, lock = map(int, sys.argv[1:])
     if sys.stdin.buffer.read() != DONE:
-        Place(number, lock).clear()
+        ClusterDir(number, lock).clear()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Stands between a kubelet and an agent at registration, to fail calls that go through otherwise.
+"""A proxy between a kubelet and an agent at registration that can fail calls.
 
-The agent listens below a directory of its own; the kubelet finds a socket of this process instead, which passes GetInfo
-and NotifyRegistrationStatus on. What the agent says its endpoint is stays as it is, so claims go to the agent directly.
+The agent listens below a separate directory; the kubelet finds a socket of this process instead, which forwards GetInfo
+and NotifyRegistrationStatus. The endpoint in the response is unchanged, so claims go to the agent directly.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SERVICE = "pluginregistration.Registration"
 
 
 @dataclass
-class Interposed:
-    """How often each call came, and how many of the next ones are to fail."""
+class RegistrationProxy:
+    """How often each call was received, and how many of the next ones fail."""
 
     calls: Counter[str] = field(default_factory=Counter)
     failing: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fails(self, call: str) -> bool:
-        """Count a call; whether this one is to fail."""
+        """Count a call; return whether it fails."""
         with self.lock:
             self.calls[call] += 1
             if self.failing[call] == 0:
@@ -40,33 +40,33 @@ class Interposed:
 
 
 @contextlib.contextmanager
-def interposed(kubelet_dir: Path, agent_dir: Path, driver: str, **failing: int) -> Iterator[Interposed]:
+def proxy_registration(kubelet_dir: Path, agent_dir: Path, driver: str, **failing: int) -> Iterator[RegistrationProxy]:
     """Register the driver that listens below `agent_dir` with the kubelet of `kubelet_dir`.
 
-    `failing` is how many first calls fail: `GetInfo=2`, `NotifyRegistrationStatus=1`.
+    `failing` is the number of first calls that fail: `GetInfo=2`, `NotifyRegistrationStatus=1`.
     """
     import grpc
 
-    state = Interposed(failing=Counter(failing))
+    state = RegistrationProxy(failing=Counter(failing))
     name = f"{driver}-reg.sock"
     channel = grpc.insecure_channel(f"unix:{agent_dir / 'plugins_registry' / name}")
 
-    def passing(call: str) -> grpc.RpcMethodHandler[bytes, bytes]:
-        ahead: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{call}")
+    def forward(call: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        target: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{call}")
 
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
             if state.fails(call):
                 context.abort(grpc.StatusCode.UNAVAILABLE, f"{call} fails this time")
             try:
-                answer: bytes = ahead(request, timeout=5)
+                response: bytes = target(request, timeout=5)
             except grpc.RpcError as error:
                 context.abort(error.code(), error.details() or "")
-            return answer
+            return response
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     server = grpc.server(ThreadPoolExecutor(4))
-    methods = {call: passing(call) for call in ("GetInfo", "NotifyRegistrationStatus")}
+    methods = {call: forward(call) for call in ("GetInfo", "NotifyRegistrationStatus")}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     socket = kubelet_dir / "plugins_registry" / name
     server.add_insecure_port(f"unix:{socket}")

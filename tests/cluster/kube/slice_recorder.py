@@ -1,4 +1,4 @@
-"""What happens to the ResourceSlices while something else is going on, with the time of each event."""
+"""Records the changes of ResourceSlices during a block, with the time of each event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from .api import SLICES, Api, Object
-from .process import LONG
+from .process import LONG_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Event:
     """One event of a watch."""
 
     at: float
-    """Seconds of time.monotonic()."""
+    """Time of time.monotonic()."""
     type: str
     """ADDED, MODIFIED or DELETED."""
     object: Object
@@ -29,20 +29,20 @@ class Event:
 
 
 class SliceWatch:
-    """Collects events from the beginning of the `with` block to its end."""
+    """Collects events during the `with` block."""
 
     def __init__(self, api: Api, fields: Mapping[str, str] | None = None) -> None:
-        """`fields` as {"spec.driver": "..."}; every slice without."""
+        """`fields` as {"spec.driver": "..."}; all slices without it."""
         self._api = api
         self._fields = fields
         self._events: list[Event] = []
-        self._listed = threading.Event()
+        self._started = threading.Event()
         self._end: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._collect, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listed.wait(LONG), "the watch does not begin"
+        assert self._started.wait(LONG_TIMEOUT_S), "the watch does not begin"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,11 +51,11 @@ class SliceWatch:
 
     @property
     def events(self) -> list[Event]:
-        """What has happened so far."""
+        """The events so far."""
         return list(self._events)
 
     def of(self, *types: str) -> list[Event]:
-        """The events of these types."""
+        """Return the events of these types."""
         return [event for event in self.events if event.type in types]
 
     def _collect(self) -> None:
@@ -64,4 +64,4 @@ class SliceWatch:
 
     def _begun(self, end: Callable[[], None]) -> None:
         self._end = end
-        self._listed.set()
+        self._started.set()

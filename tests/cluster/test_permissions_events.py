@@ -1,4 +1,4 @@
-"""What an agent's token may report: Events of the agent on its node, about claims and that Node, and no others."""
+"""Which Events an agent's token may write: those of the agent on its node, about claims and that Node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import NAMESPACES, NODES, SERVICE_ACCOUNTS, Api, Kind, RefusedError
+from cluster.kube.api import NAMESPACES, NODES, SERVICE_ACCOUNTS, Api, ApiStatusError, Kind
 from cluster.kube.cluster import Cluster
 from cluster.kube.identity import RELEASE
 from cluster.kube.workload import Namespace
-from cluster.test_rights import refusal
+from cluster.test_permissions import refusal
 
 EVENTS = Kind("events.k8s.io/v1", "events")
 POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
@@ -24,7 +24,7 @@ CLAIM = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "name": "n
 
 
 def event(name: str, namespace: str, **fields: Any) -> dict[str, Any]:
-    """An Event as the agent of node-a writes it, with other `fields`."""
+    """Return an Event as the agent of node-a writes it, with other `fields`."""
     return {
         "metadata": {"name": name},
         "eventTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -43,17 +43,17 @@ def event(name: str, namespace: str, **fields: Any) -> dict[str, Any]:
 def own(cluster: Cluster, namespace: Namespace) -> Api:
     """An agent of node-a, once the policy about Events is in force."""
     api = cluster.api.as_user(cluster.identity().token("node-a"))
-    tried = iter(range(1 << 30))
+    attempts = iter(range(1 << 30))
 
-    def narrowed() -> bool:
-        foreign = event(f"in-force-{next(tried)}", namespace.name, reportingController="kubelet")
+    def policy_is_in_force() -> bool:
+        foreign = event(f"in-force-{next(attempts)}", namespace.name, reportingController="kubelet")
         return NOT_ITS_OWN in refusal(lambda: api.create(EVENTS, foreign, namespace.name))
 
-    cluster.api.wait(narrowed, "the policy about Events is in force")
+    cluster.api.wait(policy_is_in_force, "the policy about Events is in force")
     return api
 
 
-def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster, own: Api) -> None:
+def test_policy_has_no_type_warnings(cluster: Cluster, own: Api) -> None:
     def checked() -> bool:
         return "typeChecking" in cluster.api.get(POLICIES, f"{RELEASE}-events").get("status", {})
 
@@ -61,7 +61,7 @@ def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster, o
     assert not cluster.api.get(POLICIES, f"{RELEASE}-events")["status"]["typeChecking"].get("expressionWarnings")
 
 
-def test_the_agents_own_events_are_written_and_counted(own: Api, namespace: Namespace) -> None:
+def test_own_events_are_created_and_updated(own: Api, namespace: Namespace) -> None:
     made = own.create(EVENTS, event("own", namespace.name), namespace.name)
     series = {"count": 2, "lastObservedTime": made["eventTime"]}
     assert own.patch(EVENTS, "own", {"series": series}, namespace.name)["series"]["count"] == 2
@@ -85,7 +85,7 @@ def test_the_agents_own_events_are_written_and_counted(own: Api, namespace: Name
     ],
     ids=str,
 )
-def test_no_event_of_another_reporter_or_about_another_object(
+def test_events_of_others_and_about_others_are_refused(
     own: Api, namespace: Namespace, fields: dict[str, Any], message: str
 ) -> None:
     body = event("forged", namespace.name, **fields)
@@ -93,7 +93,7 @@ def test_no_event_of_another_reporter_or_about_another_object(
     assert message in refusal(lambda: own.create(EVENTS, body, namespace.name))
 
 
-def test_no_event_about_another_node(own: Api, cluster: Cluster) -> None:
+def test_event_about_another_node_is_refused(own: Api, cluster: Cluster) -> None:
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -103,8 +103,8 @@ def test_no_event_about_another_node(own: Api, cluster: Cluster) -> None:
     assert NOT_ABOUT in refusal(lambda: own.create(EVENTS, event("forged", "default", regarding=node), "default"))
 
 
-def test_no_event_of_the_kubelet_in_kube_system(own: Api) -> None:
-    """The attack: an alert that trusts the reporter believes that a pod of the control plane fails."""
+def test_event_of_the_kubelet_in_kube_system_is_refused(own: Api) -> None:
+    """The attack: an alert that trusts the reporter treats a pod of the control plane as failed."""
     pod = {"apiVersion": "v1", "kind": "Pod", "name": "etcd-node-a", "namespace": "kube-system"}
     forged = event("forged", "kube-system", reportingController="kubelet", reason="BackOff", regarding=pod)
     assert NOT_ITS_OWN in refusal(lambda: own.create(EVENTS, forged, "kube-system"))
@@ -117,27 +117,25 @@ def test_no_event_of_the_kubelet_in_kube_system(own: Api) -> None:
     assert "cannot create" in refusal(lambda: own.create(Kind("v1", "events"), core, "kube-system"))
 
 
-def test_no_change_of_another_reporters_event(cluster: Cluster, own: Api, namespace: Namespace) -> None:
-    theirs = event("theirs", namespace.name, reportingController="other.example")
-    made = cluster.api.create(EVENTS, theirs, namespace.name)
+def test_event_of_another_reporter_cannot_be_changed(cluster: Cluster, own: Api, namespace: Namespace) -> None:
+    foreign = event("theirs", namespace.name, reportingController="other.example")
+    made = cluster.api.create(EVENTS, foreign, namespace.name)
     series = {"series": {"count": 99, "lastObservedTime": made["eventTime"]}}
     assert NOT_ITS_OWN in refusal(lambda: own.patch(EVENTS, "theirs", series, namespace.name))
-    theft = {**series, "reportingController": DRIVER}
-    with pytest.raises(RefusedError, match="reportingController: Invalid value: .* field is immutable"):
-        own.patch(EVENTS, "theirs", theft, namespace.name)
+    takeover = {**series, "reportingController": DRIVER}
+    with pytest.raises(ApiStatusError, match="reportingController: Invalid value: .* field is immutable"):
+        own.patch(EVENTS, "theirs", takeover, namespace.name)
     assert "series" not in cluster.api.get(EVENTS, "theirs", namespace.name)
 
 
-def test_a_token_that_names_no_node_reports_nothing(cluster: Cluster, own: Api, namespace: Namespace) -> None:
+def test_a_token_without_a_node_name_writes_no_event(cluster: Cluster, own: Api, namespace: Namespace) -> None:
     path = SERVICE_ACCOUNTS.path(cluster.identity().namespace, RELEASE, "token")
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
-    nowhere = cluster.api.as_user(str(cluster.api.call("POST", path, body)["status"]["token"]))
-    assert NOT_ITS_OWN in refusal(lambda: nowhere.create(EVENTS, event("forged", namespace.name), namespace.name))
+    unbound = cluster.api.as_user(str(cluster.api.call("POST", path, body)["status"]["token"]))
+    assert NOT_ITS_OWN in refusal(lambda: unbound.create(EVENTS, event("forged", namespace.name), namespace.name))
 
 
-def test_an_agent_impersonates_nobody_and_nobody_impersonates_a_node_by_the_account(
-    cluster: Cluster, own: Api, namespace: Namespace
-) -> None:
+def test_impersonation_gives_no_access(cluster: Cluster, own: Api, namespace: Namespace) -> None:
     account = f"system:serviceaccount:{cluster.identity().namespace}:{RELEASE}"
     for header, name in (
         ("Impersonate-User", "system:admin"),
@@ -149,7 +147,7 @@ def test_an_agent_impersonates_nobody_and_nobody_impersonates_a_node_by_the_acco
     extra = (("Impersonate-User", account), (f"Impersonate-Extra-{NODE_NAME.replace('/', '%2F')}", "node-b"))
     forged = replace(own, impersonate=extra)
     assert "cannot impersonate" in refusal(lambda: forged.create(EVENTS, event("x", namespace.name), namespace.name))
-    # Who may impersonate the account, but not its node, is no agent of any node.
+    # A user who may impersonate the account, but not its node, is not an agent of any node.
     as_account = replace(cluster.api, impersonate=(("Impersonate-User", account),))
     assert NOT_ITS_OWN in refusal(lambda: as_account.create(EVENTS, event("x", namespace.name), namespace.name))
     assert cluster.api.find(NAMESPACES, namespace.name) is not None

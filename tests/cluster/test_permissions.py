@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import CLAIMS, EVENTS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, SLICES, Api, Kind, RefusedError
+from cluster.kube.api import (
+    CLAIMS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    SLICES,
+    Api,
+    ApiStatusError,
+    Kind,
+)
 from cluster.kube.cluster import Cluster
 from cluster.kube.identity import CHART, RELEASE, Identity
 from cluster.kube.workload import Namespace, request
@@ -30,7 +41,7 @@ def tokens(cluster: Cluster) -> dict[str, Api]:
 
 
 def kinds_of_tokens(cluster: Cluster, identity: Identity) -> dict[str, Api]:
-    """The ways in which an agent of node-a can be somebody to the API server."""
+    """Return the identities that an agent of node-a can have, by name."""
     path = SERVICE_ACCOUNTS.path(identity.namespace, RELEASE, "token")
 
     def requested(**bound: Any) -> str:
@@ -52,17 +63,17 @@ def kinds_of_tokens(cluster: Cluster, identity: Identity) -> dict[str, Api]:
 
 
 def in_force(cluster: Cluster, agent: Api) -> None:
-    """Wait until the API server has compiled the policies: until then it does not ask them."""
+    """Wait until the API server has compiled the policies: until then it does not enforce them."""
     foreign = a_slice("test-in-force", nodeName="node-b")
 
-    def refused() -> bool:
+    def is_refused() -> bool:
         if refusal(lambda: agent.create(SLICES, foreign)):
             return True
         cluster.api.delete(SLICES, "test-in-force")
         return False
 
-    cluster.api.wait(refused, "the policy about slices is in force")
-    # Each policy is taken up by itself.
+    cluster.api.wait(is_refused, "the policy about slices is in force")
+    # Each policy is compiled separately.
     nothing = {"spec": {"unschedulable": None}}
     cluster.api.wait(
         lambda: refusal(lambda: agent.patch(NODES, "node-b", nothing)), "the policy about nodes is in force"
@@ -70,7 +81,7 @@ def in_force(cluster: Cluster, agent: Api) -> None:
 
 
 def a_slice(name: str, pool_name: str = "", **spec: Any) -> dict[str, Any]:
-    """A slice in a pool of its node, unless a pool is named."""
+    """Return a slice in a pool of its node, unless a pool is named."""
     pool_name = pool_name or f"{spec.get('nodeName', 'node-a')}/{name}"
     pool = {"name": pool_name, "generation": 1, "resourceSliceCount": 1}
     return {
@@ -81,24 +92,26 @@ def a_slice(name: str, pool_name: str = "", **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def slices(cluster: Cluster) -> Iterator[dict[str, dict[str, Any]]]:
-    """A slice on each node, written by the administrator; every slice of a test is gone afterwards."""
-    made = {node: cluster.api.create(SLICES, a_slice(f"test-{node}", nodeName=node, driver=DRIVER)) for node in OTHER}
-    yield made
+    """A slice on each node, written by the administrator; every slice of a test is deleted afterwards."""
+    created = {
+        node: cluster.api.create(SLICES, a_slice(f"test-{node}", nodeName=node, driver=DRIVER)) for node in OTHER
+    }
+    yield created
     for found in cluster.api.list(SLICES):
         if found["metadata"]["name"].startswith("test-"):
             cluster.api.delete(SLICES, found["metadata"]["name"])
 
 
 def refusal(call: Any) -> str:
-    """What the API server says against a call; "" where it carries it out.
+    """Return the API server's reason for a refusal; "" if the call succeeds.
 
-    A right to a part of a claim's status that is missing is "Invalid" (422) with "Forbidden" in its text.
+    A missing permission for a part of a claim's status is "Invalid" (422) with "Forbidden" in its text.
     """
     try:
         call()
-    except RefusedError as refused:
-        assert refused.code == 403 or (refused.code == 422 and "Forbidden: changing status" in str(refused)), refused
-        return str(refused)
+    except ApiStatusError as error:
+        assert error.code == 403 or (error.code == 422 and "Forbidden: changing status" in str(error)), error
+        return str(error)
     return ""
 
 
@@ -118,23 +131,25 @@ def render(cluster: Cluster, *flags: str, release: str = "check") -> str:
         ("--set", "privileged=true,networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring"),
     ],
 )
-def test_the_api_server_accepts_every_object_of_the_chart(cluster: Cluster, flags: tuple[str, ...]) -> None:
+def test_apiserver_accepts_every_object_of_the_chart(cluster: Cluster, flags: tuple[str, ...]) -> None:
     ensure_namespace(cluster, "check")
-    said = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", input=render(cluster, *flags))
-    lines = said.splitlines()
-    assert len(lines) > 15 and all("(server dry run)" in line for line in lines), said
+    message = cluster.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "-f", "-", input=render(cluster, *flags)
+    )
+    lines = message.splitlines()
+    assert len(lines) > 15 and all("(server dry run)" in line for line in lines), message
     assert any(line.startswith("daemonset.apps/check-dra-agent") for line in lines)
 
 
 @pytest.mark.parametrize(("folder", "namespace"), [("base", "dra-agent"), ("example", "accelerators")])
-def test_the_api_server_accepts_the_kustomizations(cluster: Cluster, folder: str, namespace: str) -> None:
-    cluster.identity()  # makes the namespace dra-agent
+def test_apiserver_accepts_the_kustomizations(cluster: Cluster, folder: str, namespace: str) -> None:
+    cluster.identity()  # creates the namespace dra-agent
     ensure_namespace(cluster, namespace)
-    said = cluster.kubectl(
+    message = cluster.kubectl(
         "apply", "--dry-run=server", "--validate=strict", "-k", str(ROOT / "deploy/kustomize" / folder)
     )
-    assert "daemonset.apps/dra-agent created (server dry run)" in said
-    assert said.count("deviceclass.resource.k8s.io/") >= 8 and "error" not in said
+    assert "daemonset.apps/dra-agent created (server dry run)" in message
+    assert message.count("deviceclass.resource.k8s.io/") >= 8 and "error" not in message
 
 
 def ensure_namespace(cluster: Cluster, name: str) -> None:
@@ -142,7 +157,7 @@ def ensure_namespace(cluster: Cluster, name: str) -> None:
         cluster.api.create(NAMESPACES, {"metadata": {"name": name}})
 
 
-def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster) -> None:
+def test_policy_has_no_type_warnings(cluster: Cluster) -> None:
     cluster.identity()
 
     def checked() -> bool:
@@ -154,7 +169,7 @@ def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster) -
 
 
 @pytest.mark.parametrize("who", ["pod", "bound to the node"])
-def test_another_nodes_slices_cannot_be_written(
+def test_slices_of_another_node_cannot_be_written(
     cluster: Cluster, tokens: dict[str, Api], slices: dict[str, dict[str, Any]], who: str
 ) -> None:
     api = tokens[who]
@@ -172,27 +187,27 @@ def test_another_nodes_slices_cannot_be_written(
         changed = copy.deepcopy(slices[node])
         changed["spec"]["devices"].append({"name": "gpu-1"})
         assert expected in refusal(lambda changed=changed: api.replace(SLICES, changed))
-        said = refusal(lambda node=node: api.call("DELETE", SLICES.path(None, f"test-{node}", None), {}))
-        assert expected in said and bool(said) == bool(expected)
+        message = refusal(lambda node=node: api.call("DELETE", SLICES.path(None, f"test-{node}", None), {}))
+        assert expected in message and bool(message) == bool(expected)
     assert [found["metadata"]["name"] for found in cluster.api.list(SLICES, fields={"spec.nodeName": "node-b"})] == [
         "test-node-b"
     ]
     assert "cannot deletecollection" in refusal(lambda: api.call("DELETE", SLICES.path(None, None, None), {}))
 
 
-def test_a_token_that_names_no_node_writes_nothing(
+def test_a_token_without_a_node_name_writes_nothing(
     cluster: Cluster, tokens: dict[str, Api], slices: dict[str, dict[str, Any]]
 ) -> None:
     api = tokens["bound to nothing"]
     for node in OTHER:
-        said = refusal(lambda node=node: api.create(SLICES, a_slice("test-x", nodeName=node)))
-        assert "the token of this account carries no node name" in said
+        message = refusal(lambda node=node: api.create(SLICES, a_slice("test-x", nodeName=node)))
+        assert "the token of this account carries no node name" in message
         path = SLICES.path(None, f"test-{node}", None)
         assert "carries no node name" in refusal(lambda path=path: api.call("DELETE", path, {}))
-    assert len(api.list(SLICES, fields={"spec.driver": DRIVER})) >= 2, "reading needs no node"
+    assert len(api.list(SLICES, fields={"spec.driver": DRIVER})) >= 2, "reads require no node name"
 
 
-def test_the_credentials_of_the_kubelet_write_slices_of_the_node(
+def test_kubelet_credentials_write_slices_of_their_node(
     tokens: dict[str, Api], slices: dict[str, dict[str, Any]]
 ) -> None:
     api = tokens["kubelet"]
@@ -207,7 +222,7 @@ def test_the_credentials_of_the_kubelet_write_slices_of_the_node(
 
 
 def allocated(namespace: Namespace, name: str, node: str, device: str = "gpu-0") -> dict[str, Any]:
-    """A claim that is allocated on a node, as the scheduler would write it."""
+    """Create a claim allocated on a node, as the scheduler would write it."""
     namespace.claim(name, request("gpu", "gpu"))
     claim = namespace.get_claim(name)
     result = {"request": "gpu", "driver": DRIVER, "pool": f"{node}/gpu", "device": device}
@@ -226,7 +241,7 @@ def allocated(namespace: Namespace, name: str, node: str, device: str = "gpu-0")
         ("kubelet", "cannot patch", "cannot patch"),
     ],
 )
-def test_the_status_of_devices_is_written_for_the_own_node_only(
+def test_device_status_is_written_for_the_own_node_only(
     tokens: dict[str, Api], namespace: Namespace, who: str, own: str, foreign: str
 ) -> None:
     for node, expected in (("node-a", own), ("node-b", foreign)):
@@ -234,33 +249,31 @@ def test_the_status_of_devices_is_written_for_the_own_node_only(
         allocated(namespace, name, node)
         status = {"driver": DRIVER, "pool": f"{node}/gpu", "device": "gpu-0", "data": {"uuid": "GPU-0"}}
         patch = {"status": {"devices": [status]}}
-        said = refusal(
+        message = refusal(
             lambda name=name, patch=patch: tokens[who].patch(CLAIMS, name, patch, namespace.name, subresource="status")
         )
-        assert expected in said and bool(said) == bool(expected), f"{who} on {node}: {said or 'carried out'}"
+        assert expected in message and bool(message) == bool(expected), f"{who} on {node}: {message or 'carried out'}"
         written = namespace.get_claim(name)["status"].get("devices", [])
         assert bool(written) == (not expected)
 
 
-def test_allocations_and_reservations_are_not_the_agents_to_change(
-    tokens: dict[str, Api], namespace: Namespace
-) -> None:
+def test_allocations_and_reservations_cannot_be_changed(tokens: dict[str, Api], namespace: Namespace) -> None:
     allocated(namespace, "held", "node-a")
     consumer = {"resource": "pods", "name": "x", "uid": "y"}
     for patch in ({"allocation": None}, {"reservedFor": [consumer]}):
-        said = refusal(
+        message = refusal(
             lambda patch=patch: tokens["pod"].patch(
                 CLAIMS, "held", {"status": patch}, namespace.name, subresource="status"
             )
         )
-        assert "resourceclaims/binding" in said, said
+        assert "resourceclaims/binding" in message, message
     assert namespace.get_claim("held")["status"]["allocation"]
     assert "cannot delete" in refusal(
         lambda: tokens["pod"].call("DELETE", CLAIMS.path(namespace.name, "held", None), {})
     )
 
 
-def test_nothing_else_is_allowed(tokens: dict[str, Api], namespace: Namespace) -> None:
+def test_no_other_request_is_allowed(tokens: dict[str, Api], namespace: Namespace) -> None:
     api = tokens["pod"]
     for call in (
         lambda: api.list(CLAIMS),
@@ -272,7 +285,7 @@ def test_nothing_else_is_allowed(tokens: dict[str, Api], namespace: Namespace) -
         lambda: api.call("GET", Kind("v1", "secrets").path(namespace.name, None, None)),
     ):
         assert "cannot" in refusal(call)
-    # The right to cordon and to say a condition is narrowed to that: test_reclaim_rights.py.
+    # The permissions for cordon and condition are restricted to these: test_reclaim_permissions.py.
     label = {"metadata": {"labels": {"x": "y"}}}
     assert "may change nothing of its node but" in refusal(lambda: api.patch(NODES, "node-a", label))
     assert "may change its own node only" in refusal(lambda: api.patch(NODES, "node-b", label))

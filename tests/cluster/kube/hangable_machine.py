@@ -1,7 +1,7 @@
-"""A simulated machine that the agent takes for a real one, and of which one device's driver can hang.
+"""A simulated machine that the agent treats as a real one, with one device whose driver can hang.
 
-The agent is given its /sys and /dev as it would be given those of the host, so its accesses are made as on hardware:
-by processes of their own, which wait in the kernel. What they write is carried out here as the simulation does it.
+The agent gets its /sys and /dev as it would get those of the host, so its accesses are made as on hardware: by separate
+processes, which wait in the kernel. Their writes are carried out here as the simulation does it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from pathlib import Path
 from dra_agent import simulate
 from dra_agent.simulate.kernel import SimulatedKernel
 
-from .attributes import Attribute, served
+from .attributes import Attribute, serve_attributes
 
 DRIVERS, DEVICES = "bus/pci/drivers", "bus/pci/devices"
 PROBE = "bus/pci/drivers_probe"
 
 
-class DrivenMachine:
-    """The machine while it is served; `machine` makes one."""
+class HangableMachine:
+    """The machine while it is served; `hangable_machine` creates one."""
 
     def __init__(self, root: Path, profile: str, address: str) -> None:
         """`address` is the PCI address of the device whose driver can hang."""
         self.root = root / "machine"
         self.address = address
         simulate.build(profile, self.root)
-        # Not beside the file by which an agent knows a simulated machine.
+        # Outside the directory of the marker file by which an agent recognizes a simulated machine.
         self.roots = root / "roots"
         self.roots.mkdir()
         for name in ("sys", "dev"):
             (self.roots / name).symlink_to(self.root / name)
         self._kernel = _Kernel(self.root)
         self._device_lock = threading.Lock()
-        """Of the device, as in the kernel: a driver that hangs while it is unbound keeps it."""
-        self._goes_on = threading.Event()
-        self._goes_on.set()
+        """The device lock, as in the kernel: a driver that hangs during unbind holds it."""
+        self._released = threading.Event()
+        self._released.set()
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What an agent is started with."""
+        """Flags of an agent on this machine."""
         run = self.roots / "run"
         return ("--sysfs-root", str(self.roots / "sys"), "--dev-root", str(self.roots / "dev"), "--run-dir", str(run))
 
@@ -53,21 +53,21 @@ class DrivenMachine:
 
     @property
     def driver(self) -> str | None:
-        """The driver that has the device."""
+        """The driver bound to the device."""
         link = self.root / "sys" / DEVICES / self.address / "driver"
         return link.readlink().name if link.is_symlink() else None
 
     @contextlib.contextmanager
     def hang(self) -> Iterator[None]:
-        """Whoever unbinds the device meanwhile waits in the kernel; at the end it comes back and does its work."""
-        self._goes_on.clear()
+        """Processes that unbind the device wait in the kernel during the block; at its end the unbind completes."""
+        self._released.clear()
         try:
             yield
         finally:
-            self._goes_on.set()
+            self._released.set()
 
     def attributes(self) -> dict[Path, Attribute]:
-        """The files whose accesses take the device's lock, and those that bind."""
+        """Return the files whose accesses take the device lock, and those that bind."""
         sysfs = self.root / "sys"
         override = f"{DEVICES}/{self.address}/driver_override"
         found = {
@@ -89,12 +89,12 @@ class DrivenMachine:
 
     def _unbind(self, path: str, text: str) -> None:
         with self._device_lock:
-            self._goes_on.wait()
+            self._released.wait()
             self._kernel.write(path, text)
 
 
 class _Kernel(SimulatedKernel):
-    """Keeps the override of the one device, whose file is served."""
+    """Keeps the driver_override of the one device whose file is served."""
 
     override = ""
 
@@ -107,9 +107,9 @@ class _Kernel(SimulatedKernel):
 
 
 @contextlib.contextmanager
-def machine(root: Path, profile: str, address: str) -> Iterator[DrivenMachine]:
-    """Make one below `root`, which must not exist, and serve it for as long as the block lasts."""
+def hangable_machine(root: Path, profile: str, address: str) -> Iterator[HangableMachine]:
+    """Create one below `root`, which must not exist, and serve it during the block."""
     root.mkdir()
-    made = DrivenMachine(root, profile, address)
-    with served(root / "attributes", made.attributes()):
-        yield made
+    created = HangableMachine(root, profile, address)
+    with serve_attributes(root / "attributes", created.attributes()):
+        yield created

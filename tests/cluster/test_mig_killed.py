@@ -1,7 +1,7 @@
-"""Slices of a GPU on a real cluster whose agent is killed while it makes one or destroys one.
+"""MIG partitions on a real cluster whose agent is killed during their creation or destruction.
 
-Nothing is leaked, and nothing is held twice. Every call that changes the GPU is tried, before it has its effect and
-after, with a kubelet that asks again; tests/agent/test_mig_killed.py tries what lies between the calls as well.
+Nothing is leaked, and no partition has two holders. Every NVML call that changes the GPU is a kill point, before and
+after its effect, with a kubelet that retries; tests/agent/test_mig_killed.py covers the points between the calls.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ include = ['device.attributes["resource.kubernetes.io"].pciBusID == "{ADDRESS}"'
 mode = "mig"
 when = 'device.attributes["{DRIVER}"].type == "gpu"'
 """
-GI, CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
-MODE = "nvmlDeviceSetMigMode"
-NO_CI, NO_GI = "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"
+CREATE_GI, CREATE_CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
+SET_MIG_MODE = "nvmlDeviceSetMigMode"
+DESTROY_CI, DESTROY_GI = "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"
 When = Literal["before", "after"]
 
 
@@ -38,90 +38,92 @@ def agent(start_agent: StartAgent, tmp_path: Path) -> Agent:
     return start_agent("node-a", "dgx-h100", "--config", str(tmp_path / "agent.toml"))
 
 
-def make(namespace: Namespace, name: str, profile: str) -> None:
+def create_pod(namespace: Namespace, name: str, profile: str) -> None:
     namespace.claim(name, request("gpu", "mig", f'device.attributes["{DRIVER}"].profile == "{profile}"'))
     namespace.pod(name, claim=name)
 
 
-def order_kill(agent: Agent, function: str, when: When) -> None:
+def schedule_kill(agent: Agent, function: str, when: When) -> None:
     agent.simulate("kill", function, "--device", ADDRESS, "--agent", *(["--after"] if when == "after" else []))
 
 
-def start_again(agent: Agent) -> None:
+def restart_after_kill(agent: Agent) -> None:
     until(lambda: not agent.process.running, "the agent is killed in the call")
     agent.simulate("clear")
     agent.start().ready()
 
 
 def slices(agent: Agent) -> dict[str, range]:
-    """Say what exists: memory slices by UUID. No two share one, and none is without what computes there."""
+    """Return the memory slices of each instance by UUID. They do not overlap, and each has a compute instance."""
     (division,) = mig.read(agent.host).values()
     assert all(len(one.compute_instances) == 1 for one in division.gpu_instances)
     found = {one.compute_instances[0].uuid: range(one.start, one.start + one.size) for one in division.gpu_instances}
-    taken = [number for place in found.values() for number in place]
-    assert len(taken) == len(set(taken)), found
+    used_slices = [number for span in found.values() for number in span]
+    assert len(used_slices) == len(set(used_slices)), found
     folders = (agent.host / "proc/driver/nvidia/capabilities/gpu0").rglob("access")
-    assert len(list(folders)) == 2 * len(found), "what the driver shows is what exists"
+    assert len(list(folders)) == 2 * len(found), "the capability files match the instances"
     return found
 
 
 def uuid(namespace: Namespace, pod: str) -> str:
-    """What its container was told."""
+    """Return the UUID in the environment of the container."""
     (result,) = namespace.results(pod)
     return namespace.environment(pod)[f"DRA_AGENT_DEVICE_{result['device'].replace('-', '_').upper()}_UUID"]
 
 
-def nothing_is_left(agent: Agent) -> None:
+def wait_until_nothing_left(agent: Agent) -> None:
     until(lambda: slices(agent) == {}, "every instance is destroyed")
     assert not list((agent.state_dir / "mig").glob("*"))
     assert not agent.node.cdi_files()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("function", [GI, CI])
-def test_killed_while_it_makes_a_slice(agent: Agent, namespace: Namespace, function: str, when: When) -> None:
-    make(namespace, "stays", "3g.40gb")
+@pytest.mark.parametrize("function", [CREATE_GI, CREATE_CI])
+def test_agent_killed_while_creating_a_partition(agent: Agent, namespace: Namespace, function: str, when: When) -> None:
+    create_pod(namespace, "stays", "3g.40gb")
     namespace.running("stays")
     stays = uuid(namespace, "stays")
-    order_kill(agent, function, when)
-    make(namespace, "new", "1g.10gb")
-    start_again(agent)
+    schedule_kill(agent, function, when)
+    create_pod(namespace, "new", "1g.10gb")
+    restart_after_kill(agent)
     namespace.running("new")
-    assert set(slices(agent)) == {stays, uuid(namespace, "new")}, "each has its own, and nothing else exists"
+    assert set(slices(agent)) == {stays, uuid(namespace, "new")}, "each pod has its partition, and no other exists"
     for name in ("stays", "new"):
         namespace.delete_pod(name)
     namespace.gone("stays", "new")
-    nothing_is_left(agent)
+    wait_until_nothing_left(agent)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_while_it_switches_mig_mode_on(agent: Agent, namespace: Namespace, when: When) -> None:
-    order_kill(agent, MODE, when)
-    make(namespace, "first", "1g.10gb")
-    start_again(agent)
+def test_agent_killed_while_enabling_mig_mode(agent: Agent, namespace: Namespace, when: When) -> None:
+    schedule_kill(agent, SET_MIG_MODE, when)
+    create_pod(namespace, "first", "1g.10gb")
+    restart_after_kill(agent)
     namespace.running("first")
     assert set(slices(agent)) == {uuid(namespace, "first")}
     namespace.delete_pod("first")
     namespace.gone("first")
-    nothing_is_left(agent)
+    wait_until_nothing_left(agent)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("function", [NO_CI, NO_GI])
-def test_killed_while_it_destroys_a_slice(agent: Agent, namespace: Namespace, function: str, when: When) -> None:
+@pytest.mark.parametrize("function", [DESTROY_CI, DESTROY_GI])
+def test_agent_killed_while_destroying_a_partition(
+    agent: Agent, namespace: Namespace, function: str, when: When
+) -> None:
     for name, profile in (("stays", "3g.40gb"), ("goes", "1g.10gb")):
-        make(namespace, name, profile)
+        create_pod(namespace, name, profile)
     namespace.running("stays", "goes")
     stays = uuid(namespace, "stays")
-    order_kill(agent, function, when)
+    schedule_kill(agent, function, when)
     namespace.delete_pod("goes")
-    start_again(agent)
+    restart_after_kill(agent)
     namespace.gone("goes")
-    until(lambda: set(slices(agent)) == {stays}, "what the pod had is destroyed, and nothing else")
-    make(namespace, "next", "1g.10gb")
+    until(lambda: set(slices(agent)) == {stays}, "only the partition of the deleted pod is destroyed")
+    create_pod(namespace, "next", "1g.10gb")
     namespace.running("next")
-    assert set(slices(agent)) == {stays, uuid(namespace, "next")}, "its place can be had again"
+    assert set(slices(agent)) == {stays, uuid(namespace, "next")}, "its placement is available again"
     for name in ("stays", "next"):
         namespace.delete_pod(name)
     namespace.gone("stays", "next")
-    nothing_is_left(agent)
+    wait_until_nothing_left(agent)

@@ -1,4 +1,4 @@
-"""A kubelet that lost its state, as after `kubeadm reset`, unprepares nothing: the agent releases the claims."""
+"""A kubelet without its state, as after `kubeadm reset`, unprepares nothing: the agent releases the claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ StartAgent = Callable[..., Agent]
 HARDWARE = "vm-1gpu"
 
 
-def test_a_claim_that_the_kubelet_lost_is_released(
+def test_claim_unknown_to_the_kubelet_is_released(
     start_agent: StartAgent, namespace: Namespace, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"

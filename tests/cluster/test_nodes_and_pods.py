@@ -1,10 +1,10 @@
-"""The cluster itself: without these, no scenario says anything about the agent."""
+"""The cluster itself: the scenarios about the agent depend on it."""
 
 from __future__ import annotations
 
 import pytest
 
-from cluster.kube.api import NODES, RefusedError
+from cluster.kube.api import NODES, ApiStatusError
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace
 
@@ -16,19 +16,19 @@ def test_two_nodes_are_ready(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_a_pod_runs_ends_and_goes(cluster: Cluster, namespace: Namespace, node: str) -> None:
+def test_a_pod_runs_completes_and_is_deleted(cluster: Cluster, namespace: Namespace, node: str) -> None:
     namespace.pod("waits", node=node)
     namespace.pod("ends", node=node, command="echo here is $HOSTNAME; cat /etc/passwd")
     assert namespace.ended("ends").startswith("here is ends\nroot:")
     body = namespace.running("waits")
     assert body["spec"]["nodeName"] == node
-    assert body["status"]["podIP"].startswith(cluster.node(node).place.pod_network(cluster.node(node).index)[:9])
-    assert namespace.environment("waits")["KUBERNETES_SERVICE_HOST"] == cluster.place.api_address
+    assert body["status"]["podIP"].startswith(cluster.node(node).cluster_dir.pod_network(cluster.node(node).index)[:9])
+    assert namespace.environment("waits")["KUBERNETES_SERVICE_HOST"] == cluster.cluster_dir.api_address
     namespace.delete_pod("waits")
     namespace.gone("waits")
 
 
-def test_pods_go_on_while_the_kubelet_is_down(cluster: Cluster, namespace: Namespace) -> None:
+def test_pods_continue_while_the_kubelet_is_down(cluster: Cluster, namespace: Namespace) -> None:
     namespace.pod("waits", node="node-a")
     namespace.running("waits")
     node = cluster.node("node-a")
@@ -40,9 +40,9 @@ def test_pods_go_on_while_the_kubelet_is_down(cluster: Cluster, namespace: Names
     assert set(node.ctr("tasks", "list", "--quiet").split()) == before
 
 
-def test_a_node_reads_no_other_nodes_secrets(cluster: Cluster) -> None:
-    # The Node authorizer and NodeRestriction are on: a node's token may change its own Node only.
+def test_a_node_token_cannot_change_another_node(cluster: Cluster) -> None:
+    # The Node authorizer and NodeRestriction are enabled: a node's token may change its own Node only.
     node = cluster.api.as_user(cluster.control_plane.tokens["node:node-a"])
     node.patch(NODES, "node-a", {"metadata": {"annotations": {"scenario": "own"}}})
-    with pytest.raises(RefusedError, match="403 Forbidden"):
+    with pytest.raises(ApiStatusError, match="403 Forbidden"):
         node.patch(NODES, "node-b", {"metadata": {"annotations": {"scenario": "other"}}})

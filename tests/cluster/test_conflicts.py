@@ -1,4 +1,4 @@
-"""A device plugin or another DRA driver on the node: what it gives out too is not published, and no claim is lost."""
+"""A device plugin or another DRA driver on the node: its devices are not published, and no claim is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLUGIN = "nvidia.com/gpu"
 
 @pytest.fixture
 def device_plugin(cluster: Cluster) -> Iterator[None]:
-    """node-a has the capacity that NVIDIA's device plugin would give it."""
+    """node-a has the capacity that NVIDIA's device plugin would advertise."""
     advertise(cluster, "2")
     yield
     advertise(cluster, None)
@@ -35,52 +35,54 @@ def gpus(names: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("device_plugin")
-def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
+def test_device_plugin_gpus_are_unpublished_until_it_is_removed(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace
 ) -> None:
     agent = start_agent("node-a", PROFILE)
     assert agent.devices() and not gpus(agent.devices()), "NICs are published, GPUs are not"
     namespace.claim("gpu", request("gpu", "gpu"))
     namespace.pod("waits", claim="gpu", node="node-a")
-    namespace.scheduled_never("waits", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("waits", "cannot allocate all claims")
 
-    def said() -> list[str]:
+    def conflict_messages() -> list[str]:
         listed = cluster.api.list(EVENTS, "default", fields={"involvedObject.name": "node-a"})
-        told = [event["message"] for event in listed if event["reason"] == "SecondManager"]
-        return [message for message in told if "device plugin nvidia.com/gpu" in message]  # the Node is everybody's
+        messages = [event["message"] for event in listed if event["reason"] == "SecondManager"]
+        return [
+            message for message in messages if "device plugin nvidia.com/gpu" in message
+        ]  # other tests record Events of the Node, too
 
-    cluster.api.wait(said, "an Event of the Node")
-    assert "advertises" in said()[0] and "are not published by dra-agent" in said()[0]
+    cluster.api.wait(conflict_messages, "an Event of the Node")
+    assert "advertises" in conflict_messages()[0] and "are not published by dra-agent" in conflict_messages()[0]
     counted = 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}'
     until(lambda: counted in agent.get("/metrics")[1], "they are counted")
 
     advertise(cluster, None)
     cluster.api.wait(lambda: gpus(agent.devices()), "the GPUs are published")
     namespace.running("waits")
-    until(lambda: "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1], "the plugin is forgotten")
+    until(lambda: "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1], "the metric is removed")
 
 
-def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(
+def test_device_of_another_driver_is_withdrawn_and_its_pod_runs(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace
 ) -> None:
     agent = start_agent("node-a", PROFILE)
-    every = gpus(agent.devices())
+    all_gpus = gpus(agent.devices())
     namespace.claim("held", request("gpu", "gpu"))
     namespace.pod("holder", claim="held", node="node-a")
     namespace.running("holder")
     (result,) = namespace.results("held")
     address = agent.devices()[result["device"]]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     pool = {"name": "node-a", "generation": 1, "resourceSliceCount": 1}
-    theirs = {"name": "gpu-0", "attributes": {"pciAddr": {"string": address}}}
-    spec = {"driver": "gpu.amd.com", "nodeName": "node-a", "pool": pool, "devices": [theirs]}
+    foreign_device = {"name": "gpu-0", "attributes": {"pciAddr": {"string": address}}}
+    spec = {"driver": "gpu.amd.com", "nodeName": "node-a", "pool": pool, "devices": [foreign_device]}
     cluster.api.create(SLICES, {"metadata": {"name": "theirs"}, "spec": spec})
     try:
         agent.restart()
         agent.ready()
         cluster.api.wait(lambda: result["device"] not in agent.devices(), "the device is withdrawn")
-        assert gpus(agent.devices()) == [name for name in every if name != result["device"]]
+        assert gpus(agent.devices()) == [name for name in all_gpus if name != result["device"]]
         namespace.running("holder")
-        # Another pod of the same claim is prepared by the agent that does not publish the device any more.
+        # Another pod of the same claim is prepared, although the device is no longer published.
         namespace.pod("second", claim="held", node="node-a")
         namespace.running("second")
         for name in ("holder", "second"):
@@ -91,7 +93,7 @@ def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(
         cluster.api.delete(SLICES, "theirs")
 
 
-def test_an_extended_resource_of_dra_is_no_device_plugin(
+def test_extended_resource_of_dra_is_not_a_device_plugin(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace
 ) -> None:
     expression = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "gpu"'
@@ -105,7 +107,7 @@ def test_an_extended_resource_of_dra_is_no_device_plugin(
         namespace.running("unchanged")
         agent.restart()
         agent.ready()
-        assert gpus(agent.devices()), "a pod that uses it shows nothing in the node's capacity"
+        assert gpus(agent.devices()), "its pods do not change the node's capacity"
         namespace.delete_pod("unchanged")
         namespace.gone("unchanged")
     finally:

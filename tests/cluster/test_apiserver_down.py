@@ -1,4 +1,4 @@
-"""The API server is away for a minute, or answers everything with an error, while pods start and stop."""
+"""The API server is down for a minute while pods start and stop, and an idle agent sends few requests."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from cluster.kube.api import CLAIMS
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
-from cluster.test_slices import calm
+from cluster.test_slices import wait_until_idle
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
-AWAY = 60.0
-COMPLAINTS_S = 60.0
-"""Between two complaints of the agent about one kind of trouble, at least."""
+DOWN_S = 60.0
+WARNING_INTERVAL_S = 60.0
+"""Minimum interval between two warnings of the agent about one kind of problem."""
 
 Agents = dict[str, Agent]
 
 
 def prepared(agents: Agents) -> int:
-    """The claims that hold devices, as the agents count them."""
+    """Return the number of prepared claims that the agents report."""
     total = 0
     for agent in agents.values():
         text = agent.get("/metrics")[1]
@@ -29,29 +29,29 @@ def prepared(agents: Agents) -> int:
     return total
 
 
-def test_api_server_away_for_60_seconds_while_pods_start_and_stop(
+def test_pods_start_and_stop_while_apiserver_is_down_60s(
     cluster: Cluster, agents: Agents, namespace: Namespace
 ) -> None:
     plane = cluster.control_plane
     namespace.template("one-gpu", request("gpu", "gpu"))
-    stay, leave, come = ([f"{word}-{n}" for n in range(3)] for word in ("stay", "leave", "come"))
-    for pod in stay + leave:
+    staying, leaving, starting = ([f"{word}-{n}" for n in range(3)] for word in ("stay", "leave", "come"))
+    for pod in staying + leaving:
         namespace.pod(pod, template="one-gpu")
-    namespace.running(*stay, *leave)
-    devices = {pod: namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in stay}
+    namespace.running(*staying, *leaving)
+    devices = {pod: namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in staying}
     slices = {name: agent.slices() for name, agent in agents.items()}
 
-    for pod in come:
+    for pod in starting:
         namespace.pod(pod, template="one-gpu")
-    for pod in leave:
+    for pod in leaving:
         namespace.delete_pod(pod)
     plane.apiserver.kill()
     away = time.monotonic()
 
     agent = agents["node-a"]
-    free = "gpu-0000-df-00-0"  # the last of its pool, which the scheduler gives out last
+    free = "gpu-0000-df-00-0"  # the last of its pool, which the scheduler allocates last
     agent.simulate("unplug", "0000:df:00.0")
-    while time.monotonic() - away < AWAY:
+    while time.monotonic() - away < DOWN_S:
         for one in agents.values():
             one.process.alive()
             assert one.get("/healthz")[0] == 200
@@ -64,13 +64,13 @@ def test_api_server_away_for_60_seconds_while_pods_start_and_stop(
 
     until(lambda: free not in agent.devices(), "the unplugged device is not published any more")
     print(f"\nslices followed {time.monotonic() - back:.1f} s after the API server was back")
-    namespace.running(*stay, *come)
-    namespace.gone(*leave)
-    print(f"pods as they should be after {time.monotonic() - back:.1f} s")
-    assert {pod: namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in stay} == devices
-    given = [namespace.results(namespace.claim_of(pod))[0] for pod in stay + come]
-    assert len({(one["pool"], one["device"]) for one in given}) == len(given), "no device has two holders"
-    until(lambda: len(namespace.api.list(CLAIMS, namespace.name)) == 6, "the leavers' claims are gone")
+    namespace.running(*staying, *starting)
+    namespace.gone(*leaving)
+    print(f"pods in their final state after {time.monotonic() - back:.1f} s")
+    assert {pod: namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in staying} == devices
+    results = [namespace.results(namespace.claim_of(pod))[0] for pod in staying + starting]
+    assert len({(one["pool"], one["device"]) for one in results}) == len(results), "no device is allocated twice"
+    until(lambda: len(namespace.api.list(CLAIMS, namespace.name)) == 6, "the claims of deleted pods are gone")
     until(lambda: prepared(agents) == 6, "nothing else is prepared")
 
     def uids(found: list[dict[str, dict[str, str]]]) -> set[str]:
@@ -78,19 +78,19 @@ def test_api_server_away_for_60_seconds_while_pods_start_and_stop(
 
     for name, one in agents.items():
         assert uids(one.slices()) == uids(slices[name]), "nothing was deleted or created"
-        warned = [line for line in one.said().splitlines() if " warning slices cannot be" in line]
-        # Slices and each of two pools complain at once, and of a trouble in other words once a minute.
-        most = 5 + 3 * (time.monotonic() - away) // COMPLAINTS_S
-        assert len(warned) <= most, "\n".join(warned)
-        assert "Traceback" not in one.said()
+        warned = [line for line in one.read_log().splitlines() if " warning slices cannot be" in line]
+        # Slices and each of two pools warn at once, and about a problem with another message once a minute.
+        max_warnings = 5 + 3 * (time.monotonic() - away) // WARNING_INTERVAL_S
+        assert len(warned) <= max_warnings, "\n".join(warned)
+        assert "Traceback" not in one.read_log()
     agent.simulate("replug", "0000:df:00.0")
     until(lambda: free in agent.devices(), "the device is back")
 
 
-def test_an_idle_agent_asks_for_next_to_nothing(cluster: Cluster, agents: Agents) -> None:
-    """Counted by the API server itself, for a minute; what comes once in a few minutes is counted by the benchmark."""
+def test_idle_agent_sends_almost_no_requests(cluster: Cluster, agents: Agents) -> None:
+    """The API server counts requests for a minute; the benchmark counts those that are less frequent."""
 
-    def asked() -> dict[str, float]:
+    def requests_by_verb() -> dict[str, float]:
         text = cluster.api.text("GET", "/metrics")
         found: dict[str, float] = {}
         for line in text.splitlines():
@@ -100,11 +100,11 @@ def test_an_idle_agent_asks_for_next_to_nothing(cluster: Cluster, agents: Agents
         return found
 
     for agent in agents.values():
-        calm(agent)
+        wait_until_idle(agent)
     before = {name: agent.slices() for name, agent in agents.items()}
-    first = asked()
+    first = requests_by_verb()
     time.sleep(60)
-    second = asked()
+    second = requests_by_verb()
     for verb in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
         assert second.get(verb, 0) == first.get(verb, 0), verb
     assert {name: agent.slices() for name, agent in agents.items()} == before
