@@ -1,4 +1,4 @@
-"""What an expression answers on a device, in a form that can be compared: `compile`, `error 5`, `limit`, `true 5`.
+"""The outcome of an expression on a device in a comparable form: `compile`, `error 5`, `limit`, `true 5`.
 
 The number is the cost in Kubernetes' units. Messages are not compared.
 """
@@ -11,27 +11,27 @@ from typing import Any
 from dra_agent._native import CelError, CelExpression
 
 
-def of_ours(expression: str, driver: str, device: dict[str, Any]) -> str:
-    """Our answer."""
+def of_agent(expression: str, driver: str, device: dict[str, Any]) -> str:
+    """Return the outcome of the agent's implementation."""
     try:
-        program = CelExpression.selector(expression)
+        selector = CelExpression.selector(expression)
     except CelError:
         return "compile"
     encoded = json.dumps(device).encode()
     try:
-        result = program.matches(driver, encoded)
+        result = selector.matches(driver, encoded)
     except CelError as error:
         message = str(error)
         if message.startswith("attribute "):
             return "device"
         if "cost limit" in message:
             return "limit"
-        return f"error {program.cost(driver, encoded)}"
-    return f"{str(result).lower()} {program.cost(driver, encoded)}"
+        return f"error {selector.cost(driver, encoded)}"
+    return f"{str(result).lower()} {selector.cost(driver, encoded)}"
 
 
 def of_kubernetes(answer: dict[str, Any]) -> str:
-    """The answer of `tests/oracle/cel`."""
+    """Return the outcome of `tests/oracle/cel`."""
     if "compile_error" in answer:
         return "compile"
     if "result" in answer:
@@ -44,5 +44,5 @@ def of_kubernetes(answer: dict[str, Any]) -> str:
 
 
 def without_cost(answer: str) -> str:
-    """The answer where the cost is left to chance."""
+    """Return the outcome without the cost, for expressions whose cost is not deterministic."""
     return answer.split()[0]

@@ -13,9 +13,9 @@ from oracle import go
 HERE = Path(__file__).parent
 ORACLE = HERE.parent / "oracle" / "cel"
 
-Question = dict[str, Any]
-Answer = dict[str, Any]
-Ask = Callable[[Sequence[Question]], list[Answer]]
+Query = dict[str, Any]
+Outcome = dict[str, Any]
+Evaluate = Callable[[Sequence[Query]], list[Outcome]]
 Devices = dict[str, dict[str, Any]]
 
 
@@ -27,13 +27,13 @@ def devices() -> Devices:
 
 
 @pytest.fixture(scope="session")
-def ask_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Kubernetes' own CEL code, built from `tests/oracle/cel`."""
-    program = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / "cel")
+def evaluate_with_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+    """Evaluate with Kubernetes' own CEL code, built from `tests/oracle/cel`."""
+    binary = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / "cel")
 
-    def ask(questions: Sequence[Question]) -> list[Answer]:
-        lines = "".join(json.dumps(question) + "\n" for question in questions)
-        done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def evaluate(queries: Sequence[Query]) -> list[Outcome]:
+        lines = "".join(json.dumps(query) + "\n" for query in queries)
+        result = subprocess.run([binary], input=lines, capture_output=True, text=True, check=True)
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
-    return ask
+    return evaluate

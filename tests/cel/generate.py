@@ -1,6 +1,6 @@
 """Random expressions: from a grammar, mostly well-typed so that they compile, and mutations of given ones.
 
-The same seed gives the same expressions. It does not judge them: both sides are asked, and must agree.
+The same seed gives the same expressions. Validity is not checked: both implementations must agree on each.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ PATTERNS = ['"^H"', '"[0-9]+"', '"a|b"', '"(x"', '"\\\\d"', '""']
 
 
 class Grammar:
-    """Builds expressions of a wanted type, down to a depth."""
+    """Builds expressions of a given type, up to a depth."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.variables: list[tuple[str, str]] = []
 
     def expression(self) -> str:
-        """One selector."""
+        """Return one selector."""
         self.variables = []
         return self.of("bool", self.random.randint(1, 4))
 
     def of(self, kind: str, depth: int) -> str:
-        """An expression of a type, sometimes of another by mistake."""
+        """Return an expression of a type, sometimes of another by mistake."""
         if self.random.random() < 0.02:
             kind = self.random.choice(["bool", "int", "string", "quantity", "list", "dyn", "double", "optional"])
         known = [name for name, of in self.variables if of == kind]
@@ -39,8 +39,8 @@ class Grammar:
             return self.random.choice(known)
         if depth <= 0 or self.random.random() < 0.15:
             return self.leaf(kind)
-        made: str = getattr(self, f"make_{kind}")(depth - 1)
-        return made
+        built: str = getattr(self, f"make_{kind}")(depth - 1)
+        return built
 
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)
@@ -210,7 +210,7 @@ class Grammar:
 
 
 def expressions(seed: int, count: int) -> list[str]:
-    """The first `count` expressions of a seed."""
+    """Return the first `count` expressions of a seed."""
     grammar = Grammar(seed)
     return [grammar.expression() for _ in range(count)]
 
@@ -219,28 +219,28 @@ TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[A-Za-z_][A-Za-z_0-9]*|[0-9.]+u?|==|!=|<=
 
 
 def mutations(seed: int, count: int, originals: Sequence[str]) -> list[str]:
-    """Expressions with some tokens replaced, added, left out, exchanged, or taken from another expression."""
-    chance = random.Random(seed)
+    """Return expressions with some tokens replaced, added, removed, exchanged, or copied from another expression."""
+    rng = random.Random(seed)
     pool = [token for text in originals for token in TOKEN.findall(text)]
     mutants: list[str] = []
     while len(mutants) < count:
-        tokens = TOKEN.findall(chance.choice(originals))
-        for _ in range(chance.randint(1, 3)):
-            at = chance.randrange(len(tokens))
-            match chance.randint(0, 4):
+        tokens = TOKEN.findall(rng.choice(originals))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(tokens))
+            match rng.randint(0, 4):
                 case 0:
-                    tokens[at] = chance.choice(pool)
+                    tokens[at] = rng.choice(pool)
                 case 1:
-                    tokens.insert(at, chance.choice(pool))
+                    tokens.insert(at, rng.choice(pool))
                 case 2 if len(tokens) > 1:
                     del tokens[at]
                 case 3:
-                    other = chance.randrange(len(tokens))
+                    other = rng.randrange(len(tokens))
                     tokens[at], tokens[other] = tokens[other], tokens[at]
                 case _:
-                    donor = TOKEN.findall(chance.choice(originals))
-                    start = chance.randrange(len(donor))
-                    tokens[at : at + 1] = donor[start : start + chance.randint(1, 6)]
+                    donor = TOKEN.findall(rng.choice(originals))
+                    start = rng.randrange(len(donor))
+                    tokens[at : at + 1] = donor[start : start + rng.randint(1, 6)]
         if text := "".join(tokens).strip():
             mutants.append(text)
     return mutants

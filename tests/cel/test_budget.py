@@ -1,6 +1,6 @@
-"""Expressions of a few hundred bytes that once took all memory, or the whole stack, or minutes.
+"""Expressions of a few hundred bytes that once exhausted the memory, the stack, or took minutes.
 
-Each is evaluated in a process of its own with little address space: a defect ends that process and not the tests.
+Each is evaluated in a separate process with a small address space: a defect ends that process and not the tests.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ except CelError as error:
 """
 
 
-def answer(expression: str) -> str:
+def evaluate_in_subprocess(expression: str) -> str:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=expression,
         capture_output=True,
@@ -41,12 +41,12 @@ def answer(expression: str) -> str:
         timeout=120,
         preexec_fn=limit,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip()
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.strip()
 
 
 def nested(levels: int, make: str, last: str) -> str:
-    """Bind x1, x2, ... to `make` of the one before."""
+    """Return nested bindings x1, x2, ...: each is `make` of the previous one."""
     expression = last.replace("X", f"x{levels}")
     for level in range(levels, 0, -1):
         expression = f"cel.bind(x{level}, {make.replace('X', f'x{level - 1}')}, {expression})"
@@ -100,24 +100,24 @@ DOUBLED = nested(40, "[X, X]", "X == X")
         ),
     ],
 )
-def test_what_takes_too_much_is_an_error(expression: str, expected: str) -> None:
-    assert expected in answer(expression)
+def test_expression_that_exceeds_a_limit_is_an_error(expression: str, expected: str) -> None:
+    assert expected in evaluate_in_subprocess(expression)
 
 
-def test_branches_of_branches_are_planned_once() -> None:
+def test_nested_branches_are_planned_once() -> None:
     key = "0"
     for _ in range(24):
         key = f"(true ? [0] : [1])[{key}]"
-    assert answer(f"{key} == 0") == "True"
+    assert evaluate_in_subprocess(f"{key} == 0") == "True"
 
 
-def test_a_value_that_is_shared_is_written_within_the_budget() -> None:
+def test_rendering_a_shared_value_is_limited_to_64_mib() -> None:
     expression = CelExpression(f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X')})")
     with pytest.raises(CelError, match="more than 64 MiB"):
         expression.evaluate("d.example.com", DEVICE)
 
 
-def test_what_contains_itself_is_freed() -> None:
+def test_values_that_contain_themselves_are_freed() -> None:
     expression = CelExpression.selector(
         "cel.bind(x, dyn([]), lists.range(5000).all(i, size(x + [[x, dyn(i)]]) > 0) && size(x) == 5000)"
     )
@@ -127,27 +127,27 @@ def test_what_contains_itself_is_freed() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(200):
         expression.matches("d.example.com", DEVICE)
-    # Kept, they would be some 200 MB.
+    # A leak would be about 200 MB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
 def test_other_threads_run_while_an_expression_is_evaluated() -> None:
     expression = CelExpression.selector(f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X == X')})")
-    over = threading.Event()
+    finished = threading.Event()
 
     def evaluate() -> None:
         try:
             with pytest.raises(CelError, match="deadline"):
                 expression.matches("d.example.com", DEVICE)
         finally:
-            over.set()
+            finished.set()
 
     thread = threading.Thread(target=evaluate)
     thread.start()
-    turns = 0
-    while not over.is_set():
-        turns += 1
+    iterations = 0
+    while not finished.is_set():
+        iterations += 1
         time.sleep(0.01)
     thread.join()
-    # It takes ten seconds; a thread that holds the interpreter leaves one turn before, and one after.
-    assert turns > 10
+    # The evaluation takes ten seconds; a thread that held the GIL would allow two iterations.
+    assert iterations > 10
