@@ -37,8 +37,8 @@ class World:
 
     def agent(self, **how: Any) -> AgentProcess:
         where = ("--kubelet-dir", str(self.kubelet), "--kubeconfig", str(self._kubeconfig))
-        self._newest = self._start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", **how).ready()
-        return self._newest
+        self._is_newest = self._start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", **how).ready()
+        return self._is_newest
 
     def ask(self, request: Request) -> dict[str, Any]:
         answer: dict[str, Any] = control.send_request(self.state, request)
@@ -50,7 +50,7 @@ class World:
         return {effect for effects in found for effect in effects or [""]}
 
     def until(self, what: Callable[[], object]) -> None:
-        eventually(what, self._newest.said)
+        eventually(what, self._is_newest.said)
 
     def reasons(self) -> set[str]:
         return {event["reason"] for event in self.api.objects("events")}

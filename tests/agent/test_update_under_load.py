@@ -66,13 +66,13 @@ def test_the_old_one_goes_under_load(
     async def scenario() -> None:
         kubelet = FakeKubelet(kubelet_dir)
         first = await kubelet.driver()
-        newest = first
+        is_newest = first
         stopping = asyncio.Event()
 
         async def calls(method: str, claim: tuple[str, str, str]) -> str:
             """As the kubelet does: an instance that has gone is no error, it asks the one that is there."""
             while True:
-                asked = newest
+                asked = is_newest
                 try:
                     answer = (await asked.call(method, [claim])).claims[claim[2]]
                 except grpc.aio.AioRpcError as error:
@@ -98,7 +98,7 @@ def test_the_old_one_goes_under_load(
         load = asyncio.gather(pods(GPU), pods(NIC))
         await progress()
         new = kubernetes("--pod-uid", "new")
-        _, newest = await both(kubelet)
+        _, is_newest = await both(kubelet)
         await asyncio.to_thread(new.ready)
         await progress()
         ended = await asyncio.to_thread(old.end, number)

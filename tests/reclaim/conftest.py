@@ -22,11 +22,21 @@ LONG_S = 10 * DEADLINE_S
 @pytest.fixture(autouse=True)
 def time_for_disks_and_services(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's disk and metadata services are late, and no test is about that but those that set a limit."""
-    limits = ("service.SAVE_TIMEOUT_S", "signals.aws.AT_MOST", "signals.azure.AT_MOST", "signals.azure.FIRST")
-    for limit in (*limits, "signals.dbus.AT_MOST", "signals.gcp.FIRST", "signals.gcp._LATE"):
+    limits = (
+        "service.SAVE_TIMEOUT_S",
+        "signals.aws.REQUEST_TIMEOUT_S",
+        "signals.azure.REQUEST_TIMEOUT_S",
+        "signals.azure.FIRST_REQUEST_TIMEOUT_S",
+    )
+    for limit in (
+        *limits,
+        "signals.dbus.REQUEST_TIMEOUT_S",
+        "signals.gcp.FIRST_REQUEST_TIMEOUT_S",
+        "signals.gcp._RESPONSE_MARGIN_S",
+    ):
         monkeypatch.setattr(f"dra_agent.reclaim.{limit}", LONG_S)
     # A question that waits for a change is put once, however long the test takes.
-    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.WAIT", int(LONG_S))
+    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.LONG_POLL_S", int(LONG_S))
 
 
 @pytest.fixture

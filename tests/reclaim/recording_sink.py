@@ -19,7 +19,7 @@ class Listener:
     seen_: dict[str, list[Sequence[Signal]]] = field(default_factory=dict)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
-    def seen(self, source: str, readings: Sequence[Signal]) -> None:
+    def observed(self, source: str, readings: Sequence[Signal]) -> None:
         self.seen_.setdefault(source, []).append(tuple(readings))
 
     def failed(self, source: str, why: str) -> None:

@@ -17,7 +17,7 @@ from dra_agent.reclaim.signal_tracker import SignalTracker
 from dra_agent.reclaim.signals.aws import AwsSource, Session
 from dra_agent.reclaim.signals.azure import AzureSource
 from dra_agent.reclaim.signals.gcp import GcpSource
-from dra_agent.reclaim.signals.http import Answer
+from dra_agent.reclaim.signals.http import Response
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire
 from dra_agent.reclaim.status import Progress, status_of
 
@@ -29,34 +29,34 @@ Look = Callable[[], Awaitable[Sequence[Signal]]]
 class Service:
     """Answers every question with one and the same answer."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         self.answer = answer
 
-    async def ask(self, target: str, **how: Any) -> Answer:
+    async def request(self, target: str, **how: Any) -> Response:
         return self.answer
 
     def close(self) -> None:
         pass
 
 
-def aws(answer: Answer) -> list[Look]:
+def aws(answer: Response) -> list[Look]:
     source = AwsSource(NOWHERE, lead=LEAD)
     source._session = Session(lambda: Service(answer))  # type: ignore[arg-type, return-value]
     source._session._token, source._session._until = "token", float("inf")
     return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
 
 
-def azure(answer: Answer) -> list[Look]:
+def azure(answer: Response) -> list[Look]:
     source = AzureSource(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
     source._service = Service(answer)  # type: ignore[assignment]
-    return [source.look]
+    return [source.poll]
 
 
-def gcp(answer: Answer) -> list[Look]:
+def gcp(answer: Response) -> list[Look]:
     source = GcpSource(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
     for value in source._values.values():
         value._service = Service(answer)  # type: ignore[assignment]
-    return [value.look for value in source._values.values()]
+    return [value.poll for value in source._values.values()]
 
 
 times = st.one_of(
@@ -88,13 +88,13 @@ headers = st.dictionaries(
 )
 statuses = st.sampled_from([200, 200, 200, 204, 301, 400, 401, 403, 404, 429, 500, 503])
 answers = st.builds(
-    lambda status, headers, body: Answer(status, headers, body, datetime.now(UTC)), statuses, headers, bodies
+    lambda status, headers, body: Response(status, headers, body, datetime.now(UTC)), statuses, headers, bodies
 )
 
 
 @given(answers, st.sampled_from([aws, azure, gcp]))
 @example(
-    Answer(
+    Response(
         200,
         {"date": "Fri, 31 Dec 9999 23:59:59 GMT"},
         b'{"action":"stop","time":"0001-01-01T00:00:00Z"}',
@@ -102,11 +102,11 @@ answers = st.builds(
     ),
     aws,
 )
-def test_any_answer_is_a_reading_or_unknown(answer: Answer, make: Callable[[Answer], list[Look]]) -> None:
+def test_any_answer_is_a_reading_or_unknown(answer: Response, make: Callable[[Response], list[Look]]) -> None:
     async def play() -> None:
-        for look in make(answer):
+        for poll in make(answer):
             try:
-                readings = await look()
+                readings = await poll()
             except SourceError as error:
                 assert str(error).isprintable() and len(str(error)) < 700
                 continue
@@ -123,7 +123,7 @@ def check(readings: Sequence[Signal], received: datetime) -> None:
     picture = SignalTracker([], told.append)
     for _ in range(2):
         for source in {reading.source for reading in readings}:
-            picture.seen(source, [reading for reading in readings if reading.source == source])
+            picture.observed(source, [reading for reading in readings if reading.source == source])
     assert len(told) <= len(readings)
     state = ReclaimState("b")
     for reading in told:
@@ -133,6 +133,6 @@ def check(readings: Sequence[Signal], received: datetime) -> None:
         state = apply(state, reading, now)
     kept = msgspec.json.decode(msgspec.json.encode(state), type=ReclaimState)
     assert kept == state
-    msgspec.json.encode(status_of(state, picture.hearing(), Progress(), now))
+    msgspec.json.encode(status_of(state, picture.source_health(), Progress(), now))
     assert expire(state, now) == state
     assert dismiss(state, now).active == ()

@@ -132,12 +132,12 @@ def test_what_is_no_answer_is_unknown_and_never_a_notice(aws: FakeAws, fault: di
 
 
 def test_a_hang_ends_and_names_the_hop_limit(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.signals.aws.AT_MOST", 0.1)
+    monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", 0.1)
     aws.fail("/latest/api/token", how="hang", times=1)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.failures)
-        monkeypatch.setattr("dra_agent.reclaim.signals.aws.AT_MOST", DEADLINE_S)
+        monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", DEADLINE_S)
         await listener.until(lambda: listener.now("aws.spot") == ())
 
     heard = listen(source(aws), story)
@@ -378,8 +378,8 @@ def test_retry_after_is_kept(aws: FakeAws) -> None:
     waits: list[float] = []
 
     class Noted(PollSchedule):
-        def bad(self, retry_after: float | None) -> float:
-            waits.append(super().bad(retry_after))
+        def after_failure(self, retry_after: float | None) -> float:
+            waits.append(super().after_failure(retry_after))
             return waits[-1]
 
     async def story(listener: Listener) -> None:

@@ -17,7 +17,7 @@ from dra_agent.reclaim.settings import AzureSignals
 from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.azure import EVENTS as ASK_EVENTS
 from dra_agent.reclaim.signals.azure import VM_NAME, AzureSource
-from dra_agent.reclaim.signals.http import Answer
+from dra_agent.reclaim.signals.http import Response
 from reclaim.metadata.azure import FakeAzure
 from reclaim.recording_sink import Listener, is_due, listen, quick
 
@@ -227,20 +227,20 @@ class Unanswering:
         self.asked: list[tuple[str, float]] = []
         self.answers: list[str | None] = []
 
-    async def ask(self, target: str, *, at_most: float, **how: Any) -> Answer:
-        self.asked.append((target, at_most))
+    async def request(self, target: str, *, timeout_s: float, **how: Any) -> Response:
+        self.asked.append((target, timeout_s))
         body = self.answers.pop(0)
         if body is None:
             raise SourceError("no answer")
-        return Answer(200, {}, body.encode(), datetime.now(UTC))
+        return Response(200, {}, body.encode(), datetime.now(UTC))
 
     def close(self) -> None:
         pass
 
 
 def test_the_first_list_of_events_may_take_minutes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.signals.azure.AT_MOST", 5.0)
-    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST", 125.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.REQUEST_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST_REQUEST_TIMEOUT_S", 125.0)
     service, azure = Unanswering(), AzureSource(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
     azure._service = service  # type: ignore[assignment]
     no_events = '{"Events": []}'
@@ -249,7 +249,7 @@ def test_the_first_list_of_events_may_take_minutes_and_nothing_else(monkeypatch:
     async def looks() -> None:
         for _ in range(6):
             with contextlib.suppress(SourceError):
-                await azure.look()
+                await azure.poll()
 
     asyncio.run(looks())
     # The VM's name is asked first, by default; the service of events is switched on by the question for them.

@@ -217,8 +217,8 @@ def test_no_grace_is_ever_zero_or_longer_than_what_is_left(
     assert decision.act != "delete" or decision.grace is not None
     if decision.grace is not None:
         assert decision.act in ("evict", "delete") and decision.grace >= 1
-        if when.left is not None:
-            assert decision.grace <= max(1, when.left.total_seconds())
+        if when.remaining is not None:
+            assert decision.grace <= max(1, when.remaining.total_seconds())
 
 
 def work(

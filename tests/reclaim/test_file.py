@@ -23,18 +23,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "reclaim"
 
 
-def look(path: Path) -> Sequence[Signal]:
-    return asyncio.run(FileSource(path, now=lambda: NOW).look())
+def poll(path: Path) -> Sequence[Signal]:
+    return asyncio.run(FileSource(path, now=lambda: NOW).poll())
 
 
 def test_no_file_is_no_notice(path: Path) -> None:
-    assert look(path) == ()
+    assert poll(path) == ()
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}"])
 def test_an_empty_file_is_a_notice(path: Path, text: str) -> None:
     path.write_text(text)
-    (reading,) = look(path)
+    (reading,) = poll(path)
     assert (reading.kind, reading.deadline, reading.sticky) == ("notice", None, False)
 
 
@@ -42,7 +42,7 @@ def test_a_file_can_say_more(path: Path) -> None:
     path.write_text(
         '{"kind": "hint", "deadline": "2026-01-31T13:00:00+01:00", "event": "lease-7", "what": "lease ends"}'
     )
-    assert look(path) == (Signal("file", "hint", "lease-7", "lease ends", NOW, False, ""),)
+    assert poll(path) == (Signal("file", "hint", "lease-7", "lease ends", NOW, False, ""),)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_file_can_say_more(path: Path) -> None:
 )
 def test_its_deadline_is_believed_within_reason(path: Path, deadline: str, seconds: int, doubt: str) -> None:
     path.write_text(f'{{"deadline": "{deadline}"}}')
-    (reading,) = look(path)
+    (reading,) = poll(path)
     assert reading.deadline == NOW + timedelta(seconds=seconds) and doubt in reading.deadline_note
 
 
@@ -75,7 +75,7 @@ def test_its_deadline_is_believed_within_reason(path: Path, deadline: str, secon
 def test_what_is_not_understood_is_unknown(path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(SourceError):
-        look(path)
+        poll(path)
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o602, 0o620])
@@ -83,7 +83,7 @@ def test_a_file_that_others_can_write_is_not_believed(path: Path, mode: int) -> 
     path.write_text("")
     path.chmod(mode)
     with pytest.raises(SourceError, match="written by others"):
-        look(path)
+        poll(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
@@ -91,30 +91,30 @@ def test_a_file_of_somebody_else_is_not_believed(path: Path) -> None:
     path.write_text("")
     os.chown(path, 12345, 12345)
     with pytest.raises(SourceError, match="written by others"):
-        look(path)
+        poll(path)
 
 
 def test_a_link_a_pipe_and_a_directory_are_not_read(path: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SourceError, match="cannot be read"):
-        look(path)
+        poll(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(SourceError, match="not a regular file"):
-        look(path)
+        poll(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(SourceError, match="not a regular file"):
-        look(path)
+        poll(path)
 
 
 def test_the_longest_file_is_read(path: Path) -> None:
     path.write_text("{}" + " " * 4094)
-    assert len(look(path)) == 1
+    assert len(poll(path)) == 1
     path.write_text("{}" + " " * 4095)
     with pytest.raises(SourceError, match="longer than 4096 bytes"):
-        look(path)
+        poll(path)
 
 
 def test_no_file_is_too_large_to_be_refused(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_no_file_is_too_large_to_be_refused(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(SourceError, match="longer than 4096 bytes"):
-        look(path)
+        poll(path)
     path.write_bytes(b"")
     ended = threading.Event()
 
@@ -135,7 +135,7 @@ def test_no_file_is_too_large_to_be_refused(path: Path) -> None:
 
     def refused() -> bool:
         try:
-            look(path)
+            poll(path)
         except SourceError as error:
             return "longer than 4096 bytes" in str(error)
         return False

@@ -10,7 +10,7 @@ import pytest
 
 from dra_agent.reclaim.settings import GcpSignals
 from dra_agent.reclaim.signal import Signal
-from dra_agent.reclaim.signals.gcp import EVERY, GcpSource
+from dra_agent.reclaim.signals.gcp import POLL_INTERVAL_S, GcpSource
 from dra_agent.reclaim.signals.polling import JITTER, PollSchedule
 from fake_clock import FakeTime
 from reclaim.metadata.gcp import FakeGcp
@@ -245,7 +245,7 @@ def test_a_server_that_does_not_wait_is_asked_once_a_second(gcp: FakeGcp) -> Non
         began = time.monotonic()
         await asyncio.sleep(1.5)
         asked, took = gcp.count(PREEMPTED), time.monotonic() - began
-        assert asked <= 1 + took / (EVERY * (1 - JITTER)), "the first, and then one a second"
+        assert asked <= 1 + took / (POLL_INTERVAL_S * (1 - JITTER)), "the first, and then one a second"
 
     listen(source(gcp, PollSchedule), story)
 

@@ -76,9 +76,9 @@ def faults(notice: str) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """First answers may take minutes (Azure) or seconds; here they may not."""
-    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST", 1.0)
-    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.FIRST", 1.0)
-    monkeypatch.setattr("dra_agent.reclaim.signals.aws.AT_MOST", 1.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST_REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.FIRST_REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", 1.0)
 
 
 def tries_within(seconds: float) -> int:
@@ -101,7 +101,7 @@ def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog:
     reclaims: dict[str, ReclaimService] = {}
 
     def are_unheard() -> bool:
-        looked = [{one.source: one.up for one in reclaim.hearing()} for reclaim in reclaims.values()]
+        looked = [{one.source: one.up for one in reclaim.source_health()} for reclaim in reclaims.values()]
         return all(up[voice] is False for up in looked for voice in VOICES[cloud])
 
     took = 0.0
@@ -126,9 +126,9 @@ def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog:
         service.close()
     for name, reclaim in reclaims.items():
         assert reclaim.state.phase == "none", name
-        hearing = {one.source: one for one in reclaim.hearing()}
-        assert {voice for voice in VOICES[cloud] if hearing[voice].up is False} == set(VOICES[cloud]), name
-        assert all(one.why.isprintable() and len(one.why) < 500 for one in hearing.values()), name
+        source_health = {one.source: one for one in reclaim.source_health()}
+        assert {voice for voice in VOICES[cloud] if source_health[voice].up is False} == set(VOICES[cloud]), name
+        assert all(one.why.isprintable() and len(one.why) < 500 for one in source_health.values()), name
     for name, service in services.items():
         asked = Counter(one.path for one in service.asked)
         # A question on a kept connection that was closed is put once more.

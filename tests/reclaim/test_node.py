@@ -11,7 +11,7 @@ import pytest
 from dra_agent.kube_client.client import connect
 from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint
 from dra_agent.reclaim.signal import SourceError
-from dra_agent.reclaim.signals.node import NodeSource, readings_of
+from dra_agent.reclaim.signals.node import NodeSource, signals_of
 from fake_apiserver.fake import FakeApi
 from reclaim.recording_sink import Listener, listen, quick
 
@@ -37,7 +37,7 @@ def taint(key: str, effect: str = "NoSchedule", **others: Any) -> dict[str, Any]
     ],
 )
 def test_taints_of_autoscalers_are_hints(taints: list[Any], events: list[str]) -> None:
-    readings = readings_of(node(*taints), AUTOSCALERS, {})
+    readings = signals_of(node(*taints), AUTOSCALERS, {})
     assert [reading.event for reading in readings] == events
     assert all(reading.kind == "hint" for reading in readings)
 
@@ -46,19 +46,19 @@ def test_a_rule_can_make_a_notice_with_a_deadline() -> None:
     added = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=10)
     rules = [NodeTaint("spot/itn", "NoExecute", "notice", 120)]
     known: dict[str, datetime] = {}
-    (reading,) = readings_of(node(taint("spot/itn", "NoExecute", timeAdded=added.isoformat())), rules, known)
+    (reading,) = signals_of(node(taint("spot/itn", "NoExecute", timeAdded=added.isoformat())), rules, known)
     assert (reading.kind, reading.deadline) == ("notice", added + timedelta(seconds=120))
-    assert readings_of(node(taint("spot/itn")), rules, known) == []
+    assert signals_of(node(taint("spot/itn")), rules, known) == []
     # A taint that does not say since when counts from when it was seen first.
-    deadlines = {readings_of(node(taint("spot/itn", "NoExecute")), rules, known)[0].deadline for _ in range(3)}
+    deadlines = {signals_of(node(taint("spot/itn", "NoExecute")), rules, known)[0].deadline for _ in range(3)}
     assert len(deadlines) == 1
 
 
 def test_a_taint_that_comes_back_counts_from_its_return() -> None:
     rules = [NodeTaint("spot/itn", "", "notice", 120)]
     known = {"spot/itn:NoSchedule": datetime.now(UTC) - timedelta(hours=1)}
-    assert readings_of(node(), rules, known) == []
-    (reading,) = readings_of(node(taint("spot/itn")), rules, known)
+    assert signals_of(node(), rules, known) == []
+    (reading,) = signals_of(node(taint("spot/itn")), rules, known)
     assert reading.deadline is not None and reading.deadline > datetime.now(UTC) + timedelta(seconds=100)
 
 
@@ -77,12 +77,12 @@ NAMED = {"metadata": {"name": "n"}}
 )
 def test_what_is_no_node_is_unknown(odd: dict[str, Any]) -> None:
     with pytest.raises(SourceError):
-        readings_of(odd, AUTOSCALERS, {})
+        signals_of(odd, AUTOSCALERS, {})
 
 
 def test_a_node_may_say_nothing_of_taints() -> None:
-    assert readings_of({"kind": "Node", **NAMED}, AUTOSCALERS, {}) == []
-    assert readings_of({**NAMED, "spec": {"taints": None}}, AUTOSCALERS, {}) == []
+    assert signals_of({"kind": "Node", **NAMED}, AUTOSCALERS, {}) == []
+    assert signals_of({**NAMED, "spec": {"taints": None}}, AUTOSCALERS, {}) == []
 
 
 def test_the_node_is_watched(fake_api: FakeApi, tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 def test_a_notice_is_known_again_within_what_reading_two_clocks_takes(
     tmp_path: Path, by: timedelta, same: bool
 ) -> None:
-    ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, told={"notice": "said"}))
+    ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, reported={"notice": "said"}))
     found = ProgressFile(tmp_path, "boot").load(NOTICED + by)
     assert found.noticed == NOTICED + by, "as the caller has it"
-    assert found.told == ({"notice": "said"} if same else {})
+    assert found.reported == ({"notice": "said"} if same else {})
 
 
 def test_another_boot_s_notice_is_another_one(tmp_path: Path) -> None:
-    ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, told={"notice": "said"}))
+    ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, reported={"notice": "said"}))
     assert ProgressFile(tmp_path, "next boot").load(NOTICED) == SavedProgress("next boot", NOTICED)
 
 

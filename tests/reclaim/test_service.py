@@ -59,7 +59,7 @@ class Puppet:
 
     def say(self, *readings: Signal) -> None:
         assert self.watch is not None
-        self.watch.seen(self.names[0], readings)
+        self.watch.observed(self.names[0], readings)
 
     def notice(self, seconds: float = 60, event: str = "e", lasting: bool = False) -> Signal:
         return self.notice_of(STEADY.now() + timedelta(seconds=seconds), event, lasting)
@@ -89,7 +89,9 @@ def watched(puppets: Sequence[Puppet]) -> bool:
 
 
 def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.service.HEAD_START", DEADLINE_S)  # the disk may be as busy as it likes
+    monkeypatch.setattr(
+        "dra_agent.reclaim.service.SAVE_HEAD_START_S", DEADLINE_S
+    )  # the disk may be as busy as it likes
 
     async def story() -> None:
         puppet = Puppet()
@@ -261,8 +263,12 @@ def test_one_listener_and_one_source_that_fail_take_nobody_with_them(tmp_path: P
         await eventually_async(lambda: told == ["notice"])
         await reclaim.released()
         assert puppet.released_ == 1
-        hearing = {one.source: one for one in reclaim.hearing()}
-        assert hearing["broken"].up is False and "a defect" in hearing["broken"].why and hearing["puppet"].up
+        source_health = {one.source: one for one in reclaim.source_health()}
+        assert (
+            source_health["broken"].up is False
+            and "a defect" in source_health["broken"].why
+            and source_health["puppet"].up
+        )
         await reclaim.stop()
 
     play(story)
@@ -555,8 +561,8 @@ def test_no_agent_says_what_to_do(tmp_path: Path) -> None:
 def test_an_agent_that_is_replaced_leaves_socket_and_state_to_its_successor(tmp_path: Path) -> None:
     async def story() -> None:
         newest = "old"
-        old = ReclaimService(tmp_path, "b", [], newest=lambda: newest == "old")
-        new = ReclaimService(tmp_path, "b", [], newest=lambda: newest == "new")
+        old = ReclaimService(tmp_path, "b", [], is_newest=lambda: newest == "old")
+        new = ReclaimService(tmp_path, "b", [], is_newest=lambda: newest == "new")
         first, second = ReclaimControlServer(tmp_path / SOCKET, old), ReclaimControlServer(tmp_path / SOCKET, new)
         await old.start()
         await first.start()

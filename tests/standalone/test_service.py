@@ -335,7 +335,7 @@ def test_a_device_that_hangs_keeps_no_other_claim_from_being_given_up(
         agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=0.1)).result(DEADLINE_S)
 
     def held() -> set[str]:
-        return {view.name for view in agent.call(agent.service.held()).result(DEADLINE_S)}
+        return {view.name for view in agent.call(agent.service.allocated()).result(DEADLINE_S)}
 
     eventually(lambda: held() == {"stuck"}, lambda: f"still hold devices while one hangs: {held()}")
     hanging.set()

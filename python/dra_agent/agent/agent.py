@@ -75,7 +75,7 @@ class Agent:
         self._specs: SpecDirectory | None = None
         self._mode: Mode | None = None
         self._reclaiming: ReclaimRuntime | None = None
-        self._newest: Callable[[], bool] = lambda: True
+        self._is_newest: Callable[[], bool] = lambda: True
         """Whether no younger agent lives: the one that does local work."""
         self._leadership = Leadership(None)
         """Which agent writes to the API server."""
@@ -135,7 +135,7 @@ class Agent:
         if shared_as is not None:
             instances = InstanceRegistry(config.state_dir, shared_as)
             stack.callback(instances.close)
-            self._newest = instances.is_newest
+            self._is_newest = instances.is_newest
             self._leadership = Leadership(instances)
         # Never waited for: a library that hangs must not keep the agent from stopping.
         asyncio.get_running_loop().set_default_executor(DaemonExecutor(WORKERS, "worker"))
@@ -156,7 +156,7 @@ class Agent:
             config.state_dir,
             host,
             boot_id(host.proc),
-            newest=self._newest,
+            is_newest=self._is_newest,
             about=lambda: describe(config),
         )
         mode.attach_reclaim(reclaiming.reclaim)
@@ -215,7 +215,7 @@ class Agent:
         stack.push_async_callback(watcher.stop)
         self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
         # Claims of earlier agents are repaired after the kubelet is served: one that hangs blocks no new claim.
-        housekeeping = Housekeeping(ledger, preparer, self._work, newest=self._newest)
+        housekeeping = Housekeeping(ledger, preparer, self._work, is_newest=self._is_newest)
         stack.callback(housekeeping.stop)
         housekeeping.start()
 
@@ -284,7 +284,7 @@ class Agent:
 
         for setup in setups:
             if isinstance(setup, ShareSetup):
-                sharing = MpsSupervisor(self._config, setup, report, newest=self._newest)
+                sharing = MpsSupervisor(self._config, setup, report, is_newest=self._is_newest)
                 stack.push_async_callback(sharing.stop)
                 await sharing.start()
 

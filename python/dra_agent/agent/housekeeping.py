@@ -61,14 +61,14 @@ class Housekeeping:
         preparer: Preparer,
         work: Work,
         *,
-        newest: Callable[[], bool],
+        is_newest: Callable[[], bool],
         interval_s: float = INTERVAL_S,
     ) -> None:
-        """`newest`: of several agents only the newest repairs; two versions may write one spec differently."""
+        """`is_newest`: of several agents only the newest repairs; two versions may write one spec differently."""
         self._ledger = ledger
         self._preparer = preparer
         self._work = work
-        self._newest = newest
+        self._is_newest = is_newest
         self._interval_s = interval_s
         self._executor = DaemonExecutor(1, "housekeeping")
         self._repairs = DaemonExecutor(MAX_HUNG_REPAIRS, "repair")
@@ -91,7 +91,7 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._interval_s)
             await self._guarded("compacting the ledger", self._ledger.compact)
-            await self._guarded("checking CDI specs", lambda: self._newest() and self._preparer.repair(run_call))
+            await self._guarded("checking CDI specs", lambda: self._is_newest() and self._preparer.repair(run_call))
             await self._guarded("giving memory back", trim)
 
     async def _guarded(self, what: str, call: Callable[[], object]) -> None:

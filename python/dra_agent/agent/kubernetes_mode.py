@@ -208,7 +208,7 @@ class KubernetesMode:
     @property
     def draining(self) -> bool:
         """Whether the kubelet has still to give claims back; of several agents only the leader waits for it."""
-        return self._leaving is not None and self._leadership.is_leader() and not self._leaving.given_back
+        return self._leaving is not None and self._leadership.is_leader() and not self._leaving.is_unprepared
 
     async def close(self) -> None:
         """Stop serving, then close connections."""

@@ -27,13 +27,13 @@ class MpsSupervisor:
         setup: ShareSetup,
         report: Report,
         *,
-        newest: Callable[[], bool],
+        is_newest: Callable[[], bool],
         every: float = POLL_INTERVAL_S,
     ) -> None:
-        """`newest`: of several agents on one node only one looks after the daemons."""
+        """`is_newest`: of several agents on one node only the newest supervises the daemons."""
         self._setup = setup
         self._report = report
-        self._newest = newest
+        self._is_newest = is_newest
         self._every = every
         self._needed = bool(config.inventory.share) or any(
             (config.state_dir / name).exists() for name in ("mps", "limits")
@@ -55,7 +55,7 @@ class MpsSupervisor:
     async def _watch(self) -> None:
         while True:
             try:
-                if self._newest():
+                if self._is_newest():
                     await self._report(await asyncio.to_thread(self._setup.mps.supervise))
             except Exception:  # a failed check must not end the supervision
                 log.exception("sharing not looked after this time")

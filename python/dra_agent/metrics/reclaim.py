@@ -21,7 +21,7 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
 
     source: str
     up: bool
-    last_good: float | None
+    last_success: float | None
     """Unix time."""
     failures: int
 
@@ -61,8 +61,8 @@ def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
         claims=claims if state.phase == "notice" else {},
         overdue=sum(record.overdue is not None for record in progress.claims),
         sources=tuple(
-            SourceSnapshot(one.source, one.up is True, STEADY.wall_unix(one.last_good), one.failures)
-            for one in reclaim.hearing()
+            SourceSnapshot(one.source, one.up is True, STEADY.wall_unix(one.last_success), one.failures)
+            for one in reclaim.source_health()
         ),
     )
 
@@ -114,8 +114,8 @@ def families(snapshot: ReclaimSnapshot) -> Iterator[Metric]:
     for one in snapshot.sources:
         up.add_metric([one.source], int(one.up))
         failures.add_metric([one.source], one.failures)
-        if one.last_good is not None:
-            last.add_metric([one.source], one.last_good)
+        if one.last_success is not None:
+            last.add_metric([one.source], one.last_success)
     yield up
     yield last
     yield failures

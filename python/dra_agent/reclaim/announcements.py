@@ -23,7 +23,7 @@ _MAX_MESSAGE_LENGTH = 1024
 
 
 def taint_of(state: ReclaimState, driver: str) -> Taint | None:
-    """Return the device taint for a state. It stays the same, to the second, as long as the hint or notice lasts.
+    """Return the device taint for a state. It is constant, to the second, as long as the hint or notice lasts.
 
     A hint prevents new claims (NoSchedule); for a notice, pods that do not tolerate it are also deleted (NoExecute).
     The API server counts the seconds of a toleration from timeAdded, so that must not change.

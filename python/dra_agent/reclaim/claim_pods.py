@@ -106,8 +106,8 @@ class ClaimPodIndex:
 
     def __iter__(self) -> Iterator[ClaimPod]:
         """Yield the known pods of the claims that are in the ledger now."""
-        held = {claim.uid for claim in self._ledger.entries()}
-        self._known = {uid: found for uid, found in self._known.items() if uid in held}
+        prepared = {claim.uid for claim in self._ledger.entries()}
+        self._known = {uid: found for uid, found in self._known.items() if uid in prepared}
         for found in self._known.values():
             yield from found
 

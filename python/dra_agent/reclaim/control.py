@@ -113,4 +113,4 @@ class ReclaimControlServer:
                 return self._about()
             case Status():
                 pass
-        return status_of(self._reclaim.state, self._reclaim.hearing(), self._reclaim.progress(), self._now())
+        return status_of(self._reclaim.state, self._reclaim.source_health(), self._reclaim.progress(), self._now())

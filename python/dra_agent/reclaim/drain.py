@@ -228,7 +228,7 @@ class DrainController:
 
     def _begin(self, state: ReclaimState, saved: SavedProgress | None = None) -> None:
         self._active = True
-        self._reported = {} if saved is None else dict(saved.told)
+        self._reported = {} if saved is None else dict(saved.reported)
         self._taints.reset(None if saved is None else saved.tainted)
         self._claims.reset()
         if saved is not None:
@@ -259,7 +259,7 @@ class DrainController:
             current = msgspec.structs.replace(
                 progress,
                 tainted=self._taints.completed_at,
-                told=dict(self._reported),
+                reported=dict(self._reported),
                 claims=saved_claims(self._claims.records.values()),
             )
             if current != saved:
@@ -296,11 +296,11 @@ class DrainController:
         while True:
             self._state_changed.clear()
             deadline = None if self._state is None else self._state.deadline
-            left = None if deadline is None else (deadline - self._now()).total_seconds()
-            if left is not None and left <= 0:
+            remaining_s = None if deadline is None else (deadline - self._now()).total_seconds()
+            if remaining_s is not None and remaining_s <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if left is None else min(left, RESUME_CHECK_S)):
+                async with asyncio.timeout(None if remaining_s is None else min(remaining_s, RESUME_CHECK_S)):
                     await self._state_changed.wait()
 
     def _report_overdue(self) -> None:

@@ -21,13 +21,13 @@ Mode = Literal["taint", "auto", "evict", "delete"]
 """taint: leave everything to Kubernetes.
 
 evict: the Eviction API, which respects PodDisruptionBudgets. delete: delete at once what cannot be evicted at once.
-auto: evict, and delete with the grace that is left when the deadline is near.
+auto: evict, and delete with the remaining grace period when the deadline is near.
 """
 
-PATIENCE_S = timedelta(seconds=2)
-"""How long the taint has to have a pod deleted; kube-controller-manager takes less."""
+TAINT_EVICTION_DELAY = timedelta(seconds=2)
+"""Time for the taint to have a pod deleted; kube-controller-manager takes less."""
 MARGIN_S = timedelta(seconds=2)
-"""Before the deadline, in which the kubelet gives the claim back."""
+"""Before the deadline, in which the kubelet unprepares the claim."""
 NEAR_S = timedelta(seconds=5)
 """In addition to a pod's grace period: how long before the deadline deletion replaces eviction."""
 EARLY = timedelta(seconds=2)
@@ -60,66 +60,66 @@ class EvictionContext(msgspec.Struct, frozen=True):
     mode: Mode
 
     @property
-    def left(self) -> timedelta | None:
+    def remaining(self) -> timedelta | None:
         """Seconds until the kubelet must have released the claim; None without a deadline."""
         return None if self.deadline is None else self.deadline - MARGIN_S - self.now
 
 
-def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], moment: EvictionContext) -> Decision:
+def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionContext) -> Decision:
     """Decide about a pod for which a claim of this node is reserved."""
-    if why := _untouchable(pod, moment):
+    if why := _untouchable(pod, context):
         return Decision("leave", why)
-    if moment.mode == "taint":
+    if context.mode == "taint":
         return Decision("leave", "nothing but the taint is configured")
     if pod["metadata"].get("deletionTimestamp"):
-        return _being_deleted(pod, moment)
-    until = _tolerated_until(claim, moment)
+        return _being_deleted(pod, context)
+    until = _tolerated_until(claim, context)
     if until is None:
         return Decision("leave", "its claim tolerates the taint")
     # What Kubernetes overlooks (kubernetes/kubernetes#141290) need not be waited for.
     overlooked = bool((pod.get("status") or {}).get("extendedResourceClaimStatus"))
-    patience = timedelta() if overlooked else PATIENCE_S
-    if _takes_too_long(pod, moment):
+    delay = timedelta() if overlooked else TAINT_EVICTION_DELAY
+    if _exceeds_deadline(pod, context):
         # The taint would delete it with its whole grace period: it needs an eviction with a shorter one before.
-        patience = -EARLY
-    if moment.now < until + patience:
+        delay = -EARLY
+    if context.now < until + delay:
         return Decision("wait", "the taint may still move it")
-    return _move(pod, moment)
+    return _move(pod, context)
 
 
-def _takes_too_long(pod: Mapping[str, Any], moment: EvictionContext) -> bool:
-    return moment.left is not None and _grace(pod) > moment.left.total_seconds()
+def _exceeds_deadline(pod: Mapping[str, Any], context: EvictionContext) -> bool:
+    return context.remaining is not None and _grace(pod) > context.remaining.total_seconds()
 
 
-def _move(pod: Mapping[str, Any], moment: EvictionContext) -> Decision:
-    own, left = _grace(pod), moment.left
-    shortened = own if left is None else max(1, min(own, int(left.total_seconds())))
-    late = _takes_too_long(pod, moment)
+def _move(pod: Mapping[str, Any], context: EvictionContext) -> Decision:
+    own, remaining = _grace(pod), context.remaining
+    shortened = own if remaining is None else max(1, min(own, int(remaining.total_seconds())))
+    late = _exceeds_deadline(pod, context)
     why = "its grace period is longer than the host has" if late else "the taint did not move it"
-    if moment.mode == "delete":
+    if context.mode == "delete":
         return Decision("delete", why, shortened, evict_first=True)
-    near = left is not None and left <= timedelta(seconds=own) + NEAR_S
-    if moment.mode == "auto" and near:
+    near = remaining is not None and remaining <= timedelta(seconds=own) + NEAR_S
+    if context.mode == "auto" and near:
         return Decision("delete", why if late else "the deadline is near", shortened, evict_first=True)
     return Decision("evict", why, shortened if late else None)
 
 
-def _being_deleted(pod: Mapping[str, Any], moment: EvictionContext) -> Decision:
-    left = moment.left
-    if moment.mode == "evict" or left is None:
+def _being_deleted(pod: Mapping[str, Any], context: EvictionContext) -> Decision:
+    remaining = context.remaining
+    if context.mode == "evict" or remaining is None:
         return Decision("wait", "it is being deleted")
-    gone = _time(pod["metadata"]["deletionTimestamp"])
-    if gone is None or gone <= moment.now + left:
+    deletion_time = _time(pod["metadata"]["deletionTimestamp"])
+    if deletion_time is None or deletion_time <= context.now + remaining:
         return Decision("wait", "it is being deleted")
-    shortened = max(1, int(left.total_seconds()))
+    shortened = max(1, int(remaining.total_seconds()))
     if int(pod["metadata"].get("deletionGracePeriodSeconds") or _GRACE) <= shortened:
         return Decision("wait", "it is being deleted")
     return Decision("delete", "its grace period is longer than the host has", shortened)
 
 
-def _untouchable(pod: Mapping[str, Any], moment: EvictionContext) -> str:
+def _untouchable(pod: Mapping[str, Any], context: EvictionContext) -> str:
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
-    if spec.get("nodeName") != moment.node:
+    if spec.get("nodeName") != context.node:
         return "it is not on this node"
     if status.get("phase") in ("Succeeded", "Failed"):
         return "it has ended"
@@ -129,37 +129,37 @@ def _untouchable(pod: Mapping[str, Any], moment: EvictionContext) -> str:
     owners = metadata.get("ownerReferences") or []
     if any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners):
         return "it belongs to a DaemonSet"
-    if annotations.get(f"{moment.driver}/{TAINT_NAME}") == KEEP:
+    if annotations.get(f"{context.driver}/{TAINT_NAME}") == KEEP:
         return "by its annotation"
     return ""
 
 
-def _tolerated_until(claim: Mapping[str, Any], moment: EvictionContext) -> datetime | None:
+def _tolerated_until(claim: Mapping[str, Any], context: EvictionContext) -> datetime | None:
     """Until when the claim tolerates the taint; None for as long as it is there. The least patient device counts."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or []
     ends = [
-        _end(result.get("tolerations") or [], moment)
+        _end(result.get("tolerations") or [], context)
         for result in results
-        if result.get("driver") == moment.driver and str(result.get("pool", "")).startswith(f"{moment.node}/")
+        if result.get("driver") == context.driver and str(result.get("pool", "")).startswith(f"{context.node}/")
     ]
     if not ends:
-        return moment.noticed
+        return context.noticed
     return min((end for end in ends if end is not None), default=None)
 
 
-def _end(tolerations: list[Mapping[str, Any]], moment: EvictionContext) -> datetime | None:
-    key, longest = f"{moment.driver}/{TAINT_NAME}", moment.noticed
+def _end(tolerations: list[Mapping[str, Any]], context: EvictionContext) -> datetime | None:
+    key, longest = f"{context.driver}/{TAINT_NAME}", context.noticed
     for toleration in tolerations:
-        wanted = toleration.get("operator", "Equal") == "Exists" or toleration.get("value") == "notice"
+        matches_notice = toleration.get("operator", "Equal") == "Exists" or toleration.get("value") == "notice"
         if toleration.get("effect", "") not in ("", "NoExecute") or toleration.get("key", "") not in ("", key):
             continue
-        if not wanted:
+        if not matches_notice:
             continue
         seconds = toleration.get("tolerationSeconds")
         if seconds is None:
             return None
-        longest = max(longest, moment.noticed + timedelta(seconds=max(0, int(seconds))))
+        longest = max(longest, context.noticed + timedelta(seconds=max(0, int(seconds))))
     return longest
 
 

@@ -110,11 +110,11 @@ class NodeDrain:
         self._write_node_status(taints)
 
     @property
-    def given_back(self) -> bool:
+    def is_unprepared(self) -> bool:
         """Whether no claim of a notice is still prepared; True without a notice."""
         if self._controller is None or self._reclaim.state.phase != "notice":
             return True
-        return all(record.given_back for record in self._controller.progress.claims)
+        return all(record.is_unprepared for record in self._controller.progress.claims)
 
     async def stop(self) -> None:
         """Stop all tasks; taints and state stay."""

@@ -76,7 +76,7 @@ class ReleaseTracker:
     @property
     def unprepared(self) -> bool:
         """Whether the kubelet has released every claim."""
-        return all(record.given_back for record in self.records.values())
+        return all(record.is_unprepared for record in self.records.values())
 
     @property
     def complete(self) -> bool:
@@ -115,21 +115,21 @@ class ReleaseTracker:
     def compare_ledger(self) -> None:
         """Record which claims are new in the ledger, and which are not in it any more."""
         now = self._now()
-        held = {claim.uid: claim for claim in self._ledger.entries()}
-        for uid, claim in held.items():
+        prepared = {claim.uid: claim for claim in self._ledger.entries()}
+        for uid, claim in prepared.items():
             record = self.records.setdefault(uid, ClaimReleaseStatus(uid, claim.namespace, claim.name, now))
             record.unprepared = record.refused = record.released = None
         for uid, record in self.records.items():
-            if uid not in held and not record.given_back:
+            if uid not in prepared and not record.is_unprepared:
                 record.unprepared = now
-                record.looked = float("-inf")
+                record.requested_at = float("-inf")
         self.changed.set()
 
     async def _read_due(self) -> None:
         now = asyncio.get_running_loop().time()
         due = [record for record in self.records.values() if record.released is None and self._due_at(record) <= now]
         for record in due:
-            record.looked = now
+            record.requested_at = now
         await asyncio.gather(*(self._read(record) for record in due))
 
     def _next_due_s(self) -> float:
@@ -140,7 +140,7 @@ class ReleaseTracker:
     def _due_at(self, record: ClaimReleaseStatus) -> float:
         since = record.unprepared
         soon = since is not None and (self._now() - since).total_seconds() < SOON_S and not record.unknown
-        return record.looked + (POLL_INTERVAL_S if soon else RECHECK_INTERVAL_S)
+        return record.requested_at + (POLL_INTERVAL_S if soon else RECHECK_INTERVAL_S)
 
     async def _read(self, record: ClaimReleaseStatus) -> None:
         try:
@@ -161,7 +161,7 @@ class ReleaseTracker:
                 self._on_named_claim()
         record.pods = _pods(claim)
         record.pods_gone = None if record.pods else record.pods_gone or self._now()
-        if record.given_back and not _allocated_here(claim, record.uid, self._driver, self._node):
+        if record.is_unprepared and not _allocated_here(claim, record.uid, self._driver, self._node):
             record.released = self._now()
             record.pods = ()
         self.changed.set()

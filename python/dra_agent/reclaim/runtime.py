@@ -34,16 +34,16 @@ class ReclaimRuntime:
         host: Host,
         boot: str,
         *,
-        newest: Callable[[], bool],
+        is_newest: Callable[[], bool],
         about: Callable[[], Any],
     ) -> None:
         """Select the sources of the host; raises UsageError for a source with an invalid configuration.
 
-        `newest`: whether this agent keeps the state, of several in a rolling update. `about` describes the agent.
+        `is_newest`: whether this agent saves the state, of several in a rolling update. `about` describes the agent.
         """
-        self.reclaim = ReclaimService(state_dir, boot, select_sources(settings, host), newest=newest)
+        self.reclaim = ReclaimService(state_dir, boot, select_sources(settings, host), is_newest=is_newest)
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.reclaim, about=about)
-        self._newest = newest
+        self._is_newest = is_newest
         self._file = StateFile(state_dir)
         self._following: asyncio.Task[None] | None = None
 
@@ -55,40 +55,40 @@ class ReclaimRuntime:
             # Signals of clouds are still received, and claims served.
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
         await self.reclaim.start()
-        self._following = asyncio.create_task(self._follow_newest(), name="reclaim of the newest agent")
+        self._following = asyncio.create_task(self._follow_operator_requests(), name="reclaim of the newest agent")
 
     async def stop(self) -> None:
-        """Stop listening; what is known stays on disk."""
+        """Stop listening; the state stays on disk."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         await self._trigger.stop()
         await self.reclaim.stop()
 
-    async def _follow_newest(self) -> None:
+    async def _follow_operator_requests(self) -> None:
         """Follow the operator requests of the newest agent, which owns the socket: this one may be the leader."""
-        seen = self._stamp()
+        last_stamp = self._stamp()
         while True:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             try:
-                if (stamp := self._stamp()) == seen or self._newest():
+                if (stamp := self._stamp()) == last_stamp or self._is_newest():
                     continue
-                seen = stamp
+                last_stamp = stamp
                 saved = await asyncio.to_thread(self._file.load, self.reclaim.state.boot)
-                await self._take_operators_words(saved)
+                await self._apply_operator_requests(saved)
             except AgentError as error:
                 log.warning("operator requests of a newer agent cannot be read", extra={"reason": str(error)})
             except Exception:  # a defect here must not end it
                 log.exception("operator requests of a newer agent are not followed")
 
-    async def _take_operators_words(self, saved: ReclaimState) -> None:
+    async def _apply_operator_requests(self, saved: ReclaimState) -> None:
         own = self.reclaim.state
         if set(saved.dismissed) - set(own.dismissed):
             await self.reclaim.cancel(everything=True)
-        asked, known = _of_operator(saved), _of_operator(own)
-        if asked is not None and asked != known:
-            await self.reclaim.begin(asked.kind, deadline=asked.deadline, what=asked.what)
-        elif asked is None and known is not None:
+        requested, current = _of_operator(saved), _of_operator(own)
+        if requested is not None and requested != current:
+            await self.reclaim.begin(requested.kind, deadline=requested.deadline, what=requested.what)
+        elif requested is None and current is not None:
             await self.reclaim.cancel(everything=False)
 
     def _stamp(self) -> tuple[int, int] | None:

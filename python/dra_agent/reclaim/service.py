@@ -25,15 +25,15 @@ from dra_agent.reclaim.status import Progress
 log = logging.getLogger(__name__)
 
 OPERATOR = "operator"
-HEAD_START = 0.01
+SAVE_HEAD_START_S = 0.01
 """Seconds for which listeners wait for the disk: an idle one needs 3 ms. A busy one (100 ms were
 measured) is not waited for: a notice is received again after a crash of the agent, but its time is lost."""
 SAVE_TIMEOUT_S = 0.5
 """Timeout of the disk for the operator's request."""
 
-MARGIN_S = 1.0
+DEADLINE_MARGIN_S = 1.0
 """Seconds before the deadline after which nothing is waited for."""
-CHECK_S = 30.0
+MAX_EXPIRY_CHECK_S = 30.0
 """Seconds between two checks of what is to expire, at most."""
 
 Changed = Callable[[ReclaimState, ReclaimState], Awaitable[None]]
@@ -50,26 +50,26 @@ class ReclaimService:
         boot: str,
         sources: Sequence[SignalSource],
         *,
-        newest: Callable[[], bool] = lambda: True,
+        is_newest: Callable[[], bool] = lambda: True,
         clock: SteadyClock = STEADY,
         now: Callable[[], datetime] | None = None,
     ) -> None:
         """Read the state of an earlier run of this boot; `state_dir` must exist.
 
-        `newest`: whether this is the agent that keeps the state, where several share a directory for a while.
+        `is_newest`: whether this agent saves the state, if several share a directory for a while.
         `now`: in place of the clock's.
         """
         self._file = StateFile(state_dir, clock)
-        self._newest = newest
+        self._is_newest = is_newest
         self._now = now or clock.now
         self._sources = list(sources)
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
         self._listeners: list[Changed] = []
-        self._readings: list[Signal] = []
+        self._pending_signals: list[Signal] = []
         self._woken = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._untold: set[str] = set()
+        self._failed_notifications: set[str] = set()
         self.progress: Callable[[], Progress] = Progress
         """Progress of the release of claims; set by the drain."""
         self.notices = 0
@@ -80,20 +80,24 @@ class ReclaimService:
         known = [active.signal for active in self.state.active if active.signal.source != OPERATOR]
         for source in sources:
             if isinstance(source, RecallingSource):
-                source.recall([reading for reading in known if reading.source in source.names])
+                source.recall([signal for signal in known if signal.source in source.names])
         names = [name for source in sources for name in source.names]
         # A signal that is over may be reported again after its source reports another: the first successful poll
         # decides.
-        words = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
-        held = {(reading.source, reading.event) for reading in known}
-        known += [word for word in words if word.source in names and (word.source, word.event) not in held]
-        self._picture = SignalTracker(names, self._take, known=known)
+        past_events = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
+        active = {(signal.source, signal.event) for signal in known}
+        known += [
+            past_event
+            for past_event in past_events
+            if past_event.source in names and (past_event.source, past_event.event) not in active
+        ]
+        self._tracker = SignalTracker(names, self._enqueue_signal, known=known)
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until shortly before the node is reclaimed; None without a deadline."""
         deadline = self.state.deadline
-        return None if deadline is None else (deadline - self._now()).total_seconds() - MARGIN_S
+        return None if deadline is None else (deadline - self._now()).total_seconds() - DEADLINE_MARGIN_S
 
     def on_change(self, listener: Changed) -> None:
         """Subscribe to changes; the current state is `state`."""
@@ -102,7 +106,7 @@ class ReclaimService:
     def add(self, source: SignalSource) -> None:
         """Listen to one more source; call it before `start`."""
         self._sources.append(source)
-        self._picture.add(source.names)
+        self._tracker.add(source.names)
 
     async def start(self) -> None:
         """Start the sources."""
@@ -122,7 +126,7 @@ class ReclaimService:
         """Stop listening; the state stays on disk."""
         with contextlib.suppress(TimeoutError):
             # A pending change is persisted first: it must not be lost.
-            async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._turn:
+            async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._lock:
                 pass
         for task in self._tasks:
             task.cancel()
@@ -131,9 +135,9 @@ class ReclaimService:
 
     async def begin(self, kind: str, *, deadline: datetime | None, what: str) -> None:
         """An operator's own hint or notice, on disk when this returns."""
-        reading = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
-        log.warning(f"reclaim {reading.kind} by the operator", extra={"what": what})
-        await self._change(lambda state, now: apply(state, reading, now))
+        signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
+        log.warning(f"reclaim {signal.kind} by the operator", extra={"what": what})
+        await self._change(lambda state, now: apply(state, signal, now))
 
     async def cancel(self, *, everything: bool) -> None:
         """Withdraw the operator's signal, or dismiss the signals of all sources."""
@@ -148,15 +152,15 @@ class ReclaimService:
             try:
                 await source.released()
             except Exception:  # one source must not keep the others waiting
-                if name not in self._untold:
+                if name not in self._failed_notifications:
                     log.exception("a source could not be notified that claims are released", extra={"source": name})
-                self._untold.add(name)
+                self._failed_notifications.add(name)
             else:
-                self._untold.discard(name)
+                self._failed_notifications.discard(name)
 
-    def hearing(self) -> list[SourceHealth]:
+    def source_health(self) -> list[SourceHealth]:
         """Return the health of each source."""
-        return self._picture.hearing()
+        return self._tracker.source_health()
 
     def _listen(self, source: SignalSource) -> None:
         self._tasks.append(asyncio.create_task(self._follow(source), name=f"reclaim {source.names[0]}"))
@@ -164,43 +168,45 @@ class ReclaimService:
     async def _follow(self, source: SignalSource) -> None:
         while True:
             try:
-                await source.run(self._picture)
+                await source.run(self._tracker)
             except AgentError as error:
-                self._picture.failed(source.names[0], str(error))
+                self._tracker.failed(source.names[0], str(error))
             except Exception as error:  # one source must not take the others with it
                 log.exception("a source of reclaim notices failed", extra={"source": source.names[0]})
-                self._picture.failed(source.names[0], f"{type(error).__name__}: {error}")
+                self._tracker.failed(source.names[0], f"{type(error).__name__}: {error}")
             await asyncio.sleep(5.0)
 
-    def _take(self, reading: Signal) -> None:
-        self._readings.append(reading)
+    def _enqueue_signal(self, signal: Signal) -> None:
+        self._pending_signals.append(signal)
         self._woken.set()
 
     async def _run(self) -> None:
         while True:
             expiry = next_expiry(self.state)
             # Timers of the loop stop while the host is suspended.
-            left = None if expiry is None else min(CHECK_S, max(0.1, (expiry - self._now()).total_seconds()))
+            timeout_s = (
+                None if expiry is None else min(MAX_EXPIRY_CHECK_S, max(0.1, (expiry - self._now()).total_seconds()))
+            )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(timeout_s):
                     await self._woken.wait()
             self._woken.clear()
-            readings, self._readings = self._readings, []
+            signals, self._pending_signals = self._pending_signals, []
 
-            def step(state: ReclaimState, now: datetime, readings: list[Signal] = readings) -> ReclaimState:
-                for reading in readings:
-                    if reading.kind != "clear" and is_past(state, reading):
+            def step(state: ReclaimState, now: datetime, signals: list[Signal] = signals) -> ReclaimState:
+                for signal in signals:
+                    if signal.kind != "clear" and is_past(state, signal):
                         log.info(
                             "an event from before the host's boot is ignored",
-                            extra={"source": reading.source, "event": reading.event, "what": reading.what},
+                            extra={"source": signal.source, "event": signal.event, "what": signal.what},
                         )
-                    state = apply(state, reading, now)
+                    state = apply(state, signal, now)
                 return expire(state, now)
 
             await self._change(step)
 
     async def _change(self, step: Step) -> None:
-        async with self._turn:
+        async with self._lock:
             before, after = self.state, step(self.state, self._now())
             if after == before:
                 return
@@ -208,8 +214,8 @@ class ReclaimService:
             self.notices += before.noticed is None and after.noticed is not None
             self.cancelled += before.noticed is not None and after.noticed is None
             saving = self._begin_saving(after)
-            await _give_time(saving, HEAD_START)
-            self._say(before, after)
+            await _wait_for_save(saving, SAVE_HEAD_START_S)
+            self._log_change(before, after)
             for listener in self._listeners:
                 try:
                     await listener(before, after)
@@ -219,7 +225,7 @@ class ReclaimService:
 
     def _begin_saving(self, state: ReclaimState) -> asyncio.Future[None] | None:
         try:
-            if not self._newest():
+            if not self._is_newest():
                 return None
         except AgentError as error:
             log.warning("whether this agent keeps the state is not known; it does", extra={"reason": str(error)})
@@ -228,9 +234,9 @@ class ReclaimService:
     async def _saved(self, saving: asyncio.Future[None] | None) -> None:
         if saving is None:
             return
-        await _give_time(saving, SAVE_TIMEOUT_S)
+        await _wait_for_save(saving, SAVE_TIMEOUT_S)
         if not saving.done():
-            saving.add_done_callback(_forget)
+            saving.add_done_callback(_retrieve_exception)
             log.error("the notice is acted on before it is on disk: the disk takes too long")
             return
         try:
@@ -238,7 +244,7 @@ class ReclaimService:
         except AgentError as error:
             log.error("the notice is not on disk, and is acted on all the same", extra={"reason": str(error)})
 
-    def _say(self, before: ReclaimState, after: ReclaimState) -> None:
+    def _log_change(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase != before.phase:
             cause = after.cause
             extra: dict[str, object] = {"was": before.phase}
@@ -275,11 +281,11 @@ def _deadlines(state: ReclaimState) -> list[str]:
     ]
 
 
-async def _give_time(saving: asyncio.Future[None] | None, at_most: float) -> None:
+async def _wait_for_save(saving: asyncio.Future[None] | None, timeout_s: float) -> None:
     if saving is not None:
-        await asyncio.wait([saving], timeout=at_most)
+        await asyncio.wait([saving], timeout=timeout_s)
 
 
-def _forget(saving: asyncio.Future[None]) -> None:
+def _retrieve_exception(saving: asyncio.Future[None]) -> None:
     if not saving.cancelled():
         saving.exception()

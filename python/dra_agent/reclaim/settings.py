@@ -1,4 +1,4 @@
-"""The `[reclaim]` section of the configuration: which sources are listened to, and how their words are taken.
+"""The `[reclaim]` section of the configuration: the enabled sources, and how their signals are treated.
 
 It defines the section; signals/detection.py creates the sources.
 """
@@ -96,7 +96,7 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gcp_preemption_seconds: _Seconds = 30.0
     """From GCP's notice to the end: 30, or the instance's own preemptionNoticeDuration."""
     gcp_maintenance_seconds: _Seconds = 60.0
-    """From GCP's word that maintenance terminates the instance to the end; 3600 on instances with GPUs."""
+    """From GCP's announcement that maintenance terminates the instance to the end; 3600 on instances with GPUs."""
     azure_vm_name: str = ""
     """The name of this VM in Azure's events; empty: read from the metadata service."""
     hook: tuple[str, ...] = ()

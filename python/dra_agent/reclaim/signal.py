@@ -20,7 +20,7 @@ from dra_agent.reclaim.settings import Treatment
 Kind = Literal["hint", "notice", "clear"]
 """hint: the node may be reclaimed. notice: it will be, and soon. clear: the signal is withdrawn."""
 
-_LONGEST_TEXT = 200
+_MAX_TEXT_CHARS = 200
 _PRINTABLE = frozenset(string.printable) - frozenset("\t\n\r\x0b\x0c")
 
 
@@ -31,13 +31,13 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """`aws.spot`, `azure`, `operator`; a source may have several voices, each with its own name."""
     kind: Kind
     event: str
-    """The source's id of it, or its own name where it has none."""
+    """The source's id of the event, or the name of the source if it has none."""
     what: str
     """For people; printable."""
     deadline: datetime | None = None
     """When the node is reclaimed: aware, UTC, by this host's clock. None: not known."""
     sticky: bool = msgspec.field(default=False, name="lasting")
-    """The source cannot take it back: silence about it means nothing before its deadline."""
+    """The source cannot withdraw it: a missing report means nothing before its deadline."""
     deadline_note: str = msgspec.field(default="", name="doubt")
     """Why the deadline is not the one that was announced, if it is not."""
     once: Literal["", "id", "word"] = ""
@@ -45,20 +45,20 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     names this one event. word: `event` names the next one of its kind too, once the source has reported none."""
 
 
-def treated(reading: Signal | None, treatment: Treatment) -> Signal | None:
-    """The reading as the configuration has it count: not at all, as a hint at most, or as it is."""
-    if reading is None or treatment == "ignore":
+def treated(signal: Signal | None, treatment: Treatment) -> Signal | None:
+    """Return the signal with the configured treatment: dropped, at most a hint, or unchanged."""
+    if signal is None or treatment == "ignore":
         return None
-    if treatment == "hint" and reading.kind == "notice":
-        return msgspec.structs.replace(reading, kind="hint", sticky=False)
-    return reading
+    if treatment == "hint" and signal.kind == "notice":
+        return msgspec.structs.replace(signal, kind="hint", sticky=False)
+    return signal
 
 
 class SignalSink(Protocol):
-    """To whom sources report."""
+    """Receives the reports of sources."""
 
-    def seen(self, source: str, readings: Sequence[Signal]) -> None:
-        """A good look: these readings hold, and no others of this source."""
+    def observed(self, source: str, signals: Sequence[Signal]) -> None:
+        """Record a successful poll: the source has exactly these signals."""
 
     def failed(self, source: str, why: str) -> None:
         """A failed poll: neither a notice nor the absence of one."""
@@ -69,10 +69,10 @@ class SignalSource(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every `source` that its readings can have."""
+        """Every `source` that its signals can have."""
 
-    async def run(self, watch: SignalSink) -> None:
-        """Look and report until cancelled."""
+    async def run(self, sink: SignalSink) -> None:
+        """Poll and report until cancelled."""
 
     async def released(self) -> None:
         """Every claim of the host was released: whatever the source holds back for this host need not wait longer.
@@ -85,7 +85,7 @@ class SignalSource(Protocol):
 class RecallingSource(Protocol):
     """A source with times relative to the first observation, kept over a restart of the agent."""
 
-    def recall(self, readings: Sequence[Signal]) -> None:
+    def recall(self, signals: Sequence[Signal]) -> None:
         """Restore the signals of an earlier run in this boot; called before `run`."""
 
 
@@ -100,7 +100,7 @@ class SourceError(RetryableError):
 def printable(text: str) -> str:
     """Return external text for a log, an Event or an id: printable ASCII on one line, with limited length."""
     kept = "".join(character if character in _PRINTABLE else "?" for character in text.strip())
-    return kept if len(kept) <= _LONGEST_TEXT else kept[: _LONGEST_TEXT - 3] + "..."
+    return kept if len(kept) <= _MAX_TEXT_CHARS else kept[: _MAX_TEXT_CHARS - 3] + "..."
 
 
 _AWS = "%d %b %Y %H:%M:%S GMT"
@@ -113,7 +113,7 @@ SKEW = timedelta(seconds=3)
 def parse_time(text: str) -> datetime:
     """Read RFC 3339, RFC 1123 ("Mon, 19 Sep 2016 18:29:47 GMT") or AWS's form of it ("21 Jan 2019 09:00:43 GMT").
 
-    Gives an aware time in UTC; ValueError for anything else, also for a time without its zone.
+    Returns an aware time in UTC; ValueError for anything else, also for a time without its zone.
     """
     text = text.strip()
     if len(text) > 64 or not text.isascii():
@@ -125,7 +125,7 @@ def parse_time(text: str) -> datetime:
 
 
 def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
-    """Translate a time of a service whose clock is `ahead` of ours; out-of-range clocks are ignored."""
+    """Translate a time of a service whose clock is `ahead` of the host's; out-of-range clocks are ignored."""
     if ahead is None or abs(ahead) < SKEW:
         return time
     try:
@@ -137,11 +137,11 @@ def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
 def clamp_deadline(
     announced: datetime, *, ahead: timedelta | None = None, now: datetime, usual: timedelta, most: timedelta
 ) -> tuple[datetime, str]:
-    """Give the deadline to go by, by our clock, and why it is another than the one announced (empty if it is that).
+    """Return the effective deadline by the host's clock, and why it differs from the announced one (or "").
 
-    A deadline that has passed leaves no time at all: it is `now`. One further away than `most` is none that such a
-    notice can have: the notice still holds, with the `usual` time that the source gives. The reason names the time as
-    it was announced: by our clock it would be another one at each look.
+    A deadline that has passed becomes `now`. One further away than `most` is implausible: the notice still counts, with
+    the `usual` time of the source. The reason contains the announced time: by the host's clock it would change with
+    every poll.
     """
     deadline = to_local_clock(announced, ahead)
     if deadline < now:

@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 _MOST_AT_ONCE = 16
 
 
-async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]], at_most: float) -> dict[str, str]:
-    """Run the program for each claim, several at once, all within `at_most` seconds.
+async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]], timeout_s: float) -> dict[str, str]:
+    """Run the program for each claim, several at once, all within `timeout_s` seconds.
 
     `claims` are the variables that identify the claim. Without a configured program nothing happens. Failures
-    are logged; gives them by the claims' uids.
+    are logged and returned by the claims' uids.
     """
     failures: dict[str, str] = {}
     if not command or not claims:
         return failures
     slots = asyncio.Semaphore(_MOST_AT_ONCE)
-    end = asyncio.get_running_loop().time() + at_most
+    end = asyncio.get_running_loop().time() + timeout_s
     # A group that is called off waits for each of them to end, gather only for the first.
     async with asyncio.TaskGroup() as hooks:
         for claim in claims:
@@ -134,25 +134,25 @@ class StandaloneDrain:
         else:
             self._records.clear()
             # Not waited for, as nothing here: a vendor's library that hangs must not keep the next change waiting.
-            self._task = asyncio.create_task(self._seen(self._service.resume()), name="reclaim resume")
+            self._task = asyncio.create_task(self._log_errors(self._service.resume()), name="reclaim resume")
 
     def _begin(self) -> None:
         self._complete = False
-        self._task = asyncio.create_task(self._seen(self._give_up()), name="reclaim leave")
+        self._task = asyncio.create_task(self._log_errors(self._release_claims()), name="reclaim leave")
 
-    async def _seen(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _log_errors(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:  # an error must be logged, and the agent must continue
             log.exception("claims were not moved")
 
-    async def _give_up(self) -> None:
+    async def _release_claims(self) -> None:
         await self._service.suspend(_why(self._reclaim.state), give_up=False)
-        held = await self._service.held()
+        allocated = await self._service.allocated()
         now = STEADY.now()
-        self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in held}
-        variables = [self._variables(view) for view in held]
-        failures = await run_hooks(self._settings.hook, variables, self._time_for_hooks())
+        self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in allocated}
+        variables = [self._variables(view) for view in allocated]
+        failures = await run_hooks(self._settings.hook, variables, self._hook_timeout_s())
         for uid, failure in failures.items():
             self._records[uid].unknown = failure
         await self._service.suspend(_why(self._reclaim.state), give_up=True)
@@ -173,16 +173,20 @@ class StandaloneDrain:
 
     async def _compare_claims(self) -> bool:
         """Record which claims are released; return whether all are."""
-        allocated = {view.uid for view in await self._service.held()}
+        allocated = {view.uid for view in await self._service.allocated()}
         now = STEADY.now()
         for uid, record in self._records.items():
             if uid not in allocated and record.released is None:
                 record.unprepared = record.released = now
         return not allocated
 
-    def _time_for_hooks(self) -> float:
-        left = self._reclaim.seconds_left
-        return self._settings.hook_seconds if left is None else max(0.0, min(self._settings.hook_seconds, left))
+    def _hook_timeout_s(self) -> float:
+        remaining_s = self._reclaim.seconds_left
+        return (
+            self._settings.hook_seconds
+            if remaining_s is None
+            else max(0.0, min(self._settings.hook_seconds, remaining_s))
+        )
 
     def _variables(self, view: ClaimView) -> dict[str, str]:
         state = self._reclaim.state

@@ -34,7 +34,7 @@ class ActiveSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An event that was acted on or declared void: it does not count again after a boot of the host."""
+    """An event that was acted on or dismissed: it does not count again after a boot of the host."""
 
     source: str
     event: str
@@ -49,7 +49,7 @@ class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds in one boot of the host."""
+    """Active signals and history of one boot of the host."""
 
     boot: str
     active: tuple[ActiveSignal, ...] = msgspec.field(default=(), name="held")
@@ -65,7 +65,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def phase(self) -> Phase:
-        """The one word."""
+        """none, hint, notice or cancelled."""
         kinds = {active.signal.kind for active in self.active}
         if "notice" in kinds:
             return "notice"
@@ -75,7 +75,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cause(self) -> Signal | None:
-        """The reading that counts: of notices, else of hints, the one with the earliest deadline."""
+        """The signal that counts: of notices, else of hints, the one with the earliest deadline."""
         return min((active.signal for active in self.active), key=_urgency, default=None)
 
     @property
@@ -85,33 +85,33 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cause.deadline if cause is not None and cause.kind == "notice" else None
 
 
-def apply(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
-    """Take in one reading; the state itself where it changes nothing."""
-    key = (reading.source, reading.event)
-    if reading.kind == "clear":
+def apply(state: ReclaimState, signal: Signal, now: datetime) -> ReclaimState:
+    """Return the state after a signal; the same object if nothing changes."""
+    key = (signal.source, signal.event)
+    if signal.kind == "clear":
         return _clear(state, key, now)
-    if key in state.dismissed or is_past(state, reading):
+    if key in state.dismissed or is_past(state, signal):
         return state
-    if reading.kind == "notice":
-        state = _remember(state, reading, now)
+    if signal.kind == "notice":
+        state = _record_past(state, signal, now)
     known = next((active for active in state.active if _key(active) == key), None)
     if known is None:
-        return _with(state, (*state.active, ActiveSignal(reading, now)), now)
-    merged = ActiveSignal(_safest(known.signal, reading), known.since)
+        return _with(state, (*state.active, ActiveSignal(signal, now)), now)
+    merged = ActiveSignal(_safest(known.signal, signal), known.since)
     if merged == known:
         return state
     return _with(state, tuple(merged if active is known else active for active in state.active), now)
 
 
-def is_past(state: ReclaimState, reading: Signal) -> bool:
+def is_past(state: ReclaimState, signal: Signal) -> bool:
     """Whether the event was acted on in an earlier boot of the host, and is not announced for a later time now."""
     for past in state.past:
-        if (past.source, past.event) == (reading.source, reading.event) and past.boot != state.boot:
+        if (past.source, past.event) == (signal.source, signal.event) and past.boot != state.boot:
             later = (
-                not reading.deadline_note
-                and reading.deadline is not None
+                not signal.deadline_note
+                and signal.deadline is not None
                 and past.deadline is not None
-                and reading.deadline > past.deadline + RESCHEDULED
+                and signal.deadline > past.deadline + RESCHEDULED
             )
             return past.once == "word" or not later
     return False
@@ -120,10 +120,10 @@ def is_past(state: ReclaimState, reading: Signal) -> bool:
 def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float) -> ReclaimState:
     """Return the initial state after a reboot: only events that are over are kept."""
     for active in state.active:
-        reading = active.signal
+        signal = active.signal
         # The time of the hint passed with the boot: the service may still list it as started.
-        if reading.kind == "hint" and reading.deadline is not None and reading.deadline <= booted:
-            state = _remember(state, reading, booted)
+        if signal.kind == "hint" and signal.deadline is not None and signal.deadline <= booted:
+            state = _record_past(state, signal, booted)
     kept = tuple(past for past in state.past if unix_now - past.at <= MAX_PAST_AGE_S)
     return ReclaimState(boot, past=kept[-MAX_PAST_EVENTS:])
 
@@ -139,9 +139,9 @@ def next_expiry(state: ReclaimState) -> datetime | None:
 
 
 def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
-    """Declare everything that holds void, by an operator's word: the same events of the same sources count no more."""
+    """Dismiss all active signals by an operator's request: the same events of the same sources are ignored."""
     for active in state.active:
-        state = _remember(state, active.signal, now)
+        state = _record_past(state, active.signal, now)
     dismissed = (*state.dismissed, *(_key(active) for active in state.active))[-MAX_DISMISSED:]
     return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
 
@@ -156,7 +156,7 @@ def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimS
         # Withdrawn by its source: if the source reports it again, it is new.
         state = msgspec.structs.replace(state, dismissed=tuple(one for one in state.dismissed if one != key))
     if any((past.source, past.event, past.once) == (*key, "word") for past in state.past):
-        # The word is free for the next event of its kind.
+        # The value may announce the next event of its kind.
         past = tuple(one for one in state.past if (one.source, one.event) != key)
         state = msgspec.structs.replace(state, past=past)
     kept = []
@@ -164,9 +164,11 @@ def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimS
         if _key(active) != key:
             kept.append(active)
         elif active.signal.sticky and active.signal.kind == "notice":
-            silent = active if active.silent_since is not None else msgspec.structs.replace(active, silent_since=now)
-            if not _over(silent, now):
-                kept.append(silent)
+            unreported = (
+                active if active.silent_since is not None else msgspec.structs.replace(active, silent_since=now)
+            )
+            if not _over(unreported, now):
+                kept.append(unreported)
     return _with(state, tuple(kept), now)
 
 
@@ -178,27 +180,27 @@ def _with(state: ReclaimState, active: tuple[ActiveSignal, ...], now: datetime) 
     return msgspec.structs.replace(state, active=active, noticed=noticed, ended=ended)
 
 
-def _remember(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
-    if not reading.once:
+def _record_past(state: ReclaimState, signal: Signal, now: datetime) -> ReclaimState:
+    if not signal.once:
         return state
-    key = (reading.source, reading.event)
+    key = (signal.source, signal.event)
     known = next((one for one in state.past if (one.source, one.event) == key), None)
-    if known is not None and (known.boot, known.deadline) == (state.boot, reading.deadline):
+    if known is not None and (known.boot, known.deadline) == (state.boot, signal.deadline):
         return state
-    event = PastEvent(*key, state.boot, now.timestamp(), reading.once, reading.deadline)
+    event = PastEvent(*key, state.boot, now.timestamp(), signal.once, signal.deadline)
     others = tuple(one for one in state.past if (one.source, one.event) != key)
     return msgspec.structs.replace(state, past=(*others, event)[-MAX_PAST_EVENTS:])
 
 
-def _safest(known: Signal, said: Signal) -> Signal:
+def _safest(known: Signal, latest: Signal) -> Signal:
     if known.kind == "hint":
-        return said
-    if said.kind == "hint":
+        return latest
+    if latest.kind == "hint":
         return known
     # Of two deadlines for one event the earlier one is kept, with the latest text.
-    earlier = min((r for r in (said, known) if r.deadline is not None), key=_deadline, default=said)
+    earlier = min((r for r in (latest, known) if r.deadline is not None), key=_deadline, default=latest)
     return msgspec.structs.replace(
-        said, deadline=earlier.deadline, deadline_note=earlier.deadline_note, sticky=known.sticky or said.sticky
+        latest, deadline=earlier.deadline, deadline_note=earlier.deadline_note, sticky=known.sticky or latest.sticky
     )
 
 
@@ -207,7 +209,7 @@ def _key(active: ActiveSignal) -> tuple[str, str]:
 
 
 def _end(active: ActiveSignal) -> datetime:
-    # A lasting notice without a deadline counts from the moment at which its source fell silent.
+    # A sticky notice without a deadline counts from the time at which its source stopped reporting it.
     start = active.signal.deadline or active.silent_since or active.since
     return max(start, active.silent_since or start) + GRACE_S
 
@@ -216,11 +218,11 @@ def _over(active: ActiveSignal, now: datetime) -> bool:
     return active.silent_since is not None and now >= _end(active)
 
 
-def _deadline(reading: Signal) -> datetime:
-    assert reading.deadline is not None
-    return reading.deadline
+def _deadline(signal: Signal) -> datetime:
+    assert signal.deadline is not None
+    return signal.deadline
 
 
-def _urgency(reading: Signal) -> tuple[bool, bool, float, str, str]:
-    stamp = reading.deadline.timestamp() if reading.deadline is not None else 0.0
-    return reading.kind != "notice", reading.deadline is None, stamp, reading.source, reading.event
+def _urgency(signal: Signal) -> tuple[bool, bool, float, str, str]:
+    stamp = signal.deadline.timestamp() if signal.deadline is not None else 0.0
+    return signal.kind != "notice", signal.deadline is None, stamp, signal.source, signal.event

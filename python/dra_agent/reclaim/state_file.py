@@ -75,7 +75,7 @@ class StateFile:
         """What was wrong with the file that `load` found."""
 
     def load(self, boot: str) -> ReclaimState:
-        """Give the state of this boot: what was kept, or after a restart of the host only which events are over.
+        """Return the state of this boot: the saved one, or after a reboot only past events.
 
         An unusable file is quarantined, and `problem` reports it.
         """
@@ -139,7 +139,7 @@ class SavedClaim(ClaimRef, frozen=True, forbid_unknown_fields=True, omit_default
     overdue: datetime | None = None
 
     def record(self) -> ClaimReleaseStatus:
-        """As it goes on."""
+        """Return the record to continue with."""
         return ClaimReleaseStatus(**msgspec.structs.asdict(self))
 
 
@@ -151,7 +151,7 @@ class SavedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """Of the notice that it is about."""
     tainted: datetime | None = None
     """When every device was tainted."""
-    told: dict[str, str] = {}
+    reported: dict[str, str] = msgspec.field(default_factory=dict, name="told")
     """The last messages, by kind."""
     claims: tuple[SavedClaim, ...] = ()
 
@@ -177,7 +177,7 @@ class ProgressFile:
         self._complained = False
 
     def load(self, noticed: datetime) -> SavedProgress:
-        """Give what is known of that notice; nothing where the file is of another one, or damaged."""
+        """Return the progress of that notice; empty if the file belongs to another one or is damaged."""
         fresh = SavedProgress(self.boot, noticed)
         try:
             found = msgspec.json.decode(atomic_file.read(self._path, _MAX_PROGRESS_BYTES), type=_ProgressDocument)
@@ -195,7 +195,7 @@ class ProgressFile:
         if found.version != _PROGRESS_VERSION or found.kept.boot != self.boot:
             return fresh
         kept: SavedProgress = by_clock_of(found.kept, found.booted, self._clock.booted)
-        # Moved times may differ by what reading two clocks takes.
+        # Converted times may differ by the time between two reads of the clocks.
         same = abs(kept.noticed - noticed) < STEP
         return msgspec.structs.replace(kept, noticed=noticed) if same else fresh
 

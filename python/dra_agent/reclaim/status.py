@@ -19,7 +19,7 @@ class ClaimReleaseStatus(msgspec.Struct):
     name: str
     seen: datetime
     pods: tuple[str, ...] = ()
-    """The pods for which it is still reserved: who keeps it."""
+    """The pods for which it is still reserved."""
     tainted: datetime | None = None
     """When it was held by devices that were all tainted."""
     pods_gone: datetime | None = None
@@ -34,12 +34,12 @@ class ClaimReleaseStatus(msgspec.Struct):
     """Why the last request to the API server failed; without Kubernetes, the result of its hook."""
     kept: str = ""
     """What keeps a pod of it, though the agent would move it."""
-    looked: float = float("-inf")
+    requested_at: float = float("-inf")
     """Time of the last request, in the loop's time."""
 
     @property
     def state(self) -> str:
-        """How far it is: prepared, unprepared (given back), refused (both still allocated here), or released."""
+        """prepared, unprepared (given back), refused (both still allocated here), or released."""
         if self.released is not None:
             return "released"
         if self.refused is not None:
@@ -47,13 +47,13 @@ class ClaimReleaseStatus(msgspec.Struct):
         return "prepared" if self.unprepared is None else "unprepared"
 
     @property
-    def given_back(self) -> bool:
+    def is_unprepared(self) -> bool:
         """Whether nothing of it is used on this host."""
         return self.unprepared is not None or self.refused is not None
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the release of a host's claims is."""
+    """Progress of the release of a host's claims."""
 
     tainted_after: float | None = None
     """Seconds from the notice to the last slice; None while some are not tainted, or none is to be."""
@@ -69,7 +69,7 @@ class SourceStatus(msgspec.Struct, frozen=True):
 
     source: str
     up: bool | None
-    seconds_since_good: float | None
+    seconds_since_success: float | None = msgspec.field(name="seconds_since_good")
     failures: int
     why: str
 
@@ -83,7 +83,7 @@ class EventStatus(msgspec.Struct, frozen=True):
     what: str
     deadline: datetime | None
     since: datetime
-    doubt: str
+    deadline_note: str = msgspec.field(name="doubt")
     silent_since: datetime | None
     """The source no longer reports it, and cannot withdraw it."""
 
@@ -105,7 +105,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
     overdue: bool
     """Whether it was not released at the deadline."""
     pods: tuple[str, ...]
-    """For whom it is still reserved."""
+    """Pods for which it is still reserved."""
     why: str
     """Why the state is unknown, or the error of its hook."""
 
@@ -126,7 +126,9 @@ class ReclaimStatus(msgspec.Struct, frozen=True):
     sources: tuple[SourceStatus, ...]
 
 
-def status_of(state: ReclaimState, hearing: list[SourceHealth], progress: Progress, now: datetime) -> ReclaimStatus:
+def status_of(
+    state: ReclaimState, source_health: list[SourceHealth], progress: Progress, now: datetime
+) -> ReclaimStatus:
     """Put it together as of `now`."""
     return ReclaimStatus(
         phase=state.phase,
@@ -144,7 +146,7 @@ def status_of(state: ReclaimState, hearing: list[SourceHealth], progress: Progre
                 what=active.signal.what,
                 deadline=_wall(active.signal.deadline),
                 since=STEADY.to_wall(active.since),
-                doubt=active.signal.deadline_note,
+                deadline_note=active.signal.deadline_note,
                 silent_since=_wall(active.silent_since),
             )
             for active in state.active
@@ -153,13 +155,13 @@ def status_of(state: ReclaimState, hearing: list[SourceHealth], progress: Progre
             SourceStatus(
                 source=one.source,
                 up=one.up,
-                seconds_since_good=None
-                if one.last_good is None
-                else round(max(0.0, now.timestamp() - one.last_good), 1),
+                seconds_since_success=None
+                if one.last_success is None
+                else round(max(0.0, now.timestamp() - one.last_success), 1),
                 failures=one.failures,
                 why=one.why,
             )
-            for one in hearing
+            for one in source_health
         ),
     )
 

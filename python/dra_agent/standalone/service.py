@@ -172,7 +172,7 @@ class StandaloneService:
         """Show every claim, oldest first."""
         return await self._work(self.queue.views)
 
-    async def held(self) -> list[ClaimView]:
+    async def allocated(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
         return await self._work(self.queue.held_views)
 
@@ -269,7 +269,9 @@ class StandaloneService:
         if view.phase != "Prepared":
             return view
         reasons = [
-            f"{held.device}: {reason}" for held in view.devices if (reason := self._unusable(held.pool, held.device))
+            f"{device.device}: {reason}"
+            for device in view.devices
+            if (reason := self._unusable(device.pool, device.device))
         ]
         return msgspec.structs.replace(view, phase="Unhealthy", message="; ".join(reasons)) if reasons else view
 

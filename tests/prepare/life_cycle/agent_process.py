@@ -79,7 +79,7 @@ class Agent:
         self.world.ownership = ownership
         self.world.start()
         self.reclaim = ReclaimService(
-            state, settings.boot, [], newest=instances.is_newest if instances else lambda: True
+            state, settings.boot, [], is_newest=instances.is_newest if instances else lambda: True
         )
         self.preparer = GatedPreparer(self.world.preparer, self.reclaim, self.ledger)
         self.problems = ownership.reconcile(self.ledger, self.world.lookup)

@@ -27,20 +27,20 @@ from dra_agent.reclaim.signal import (
     to_local_clock,
     treated,
 )
-from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import Look, PollSchedule, keep_looking
+from dra_agent.reclaim.signals.http import MetadataService, Response
+from dra_agent.reclaim.signals.polling import PollFunction, PollSchedule, poll_forever
 
 TOKEN_SECONDS = 21600
 """Requested token lifetime: the maximum of the service."""
 _RENEW_BEFORE = 60.0
 _TOKEN = re.compile(r"[!-~]{1,1024}")
-AT_MOST = 2.0
+REQUEST_TIMEOUT_S = 2.0
 SPOT_WARNING = timedelta(seconds=120)
 SPOT_MOST = timedelta(hours=1)
 EVENT_MOST = timedelta(days=400)
 _DATA = "/latest/meta-data"
 _GRANTS = "/latest/api/token"
-_LEAVING = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
+_TERMINATING_STATES = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 _STAYING = {"InService", "Standby", "Detached", "Warmed:Running"}
 _STOPS = {"instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance"}
 
@@ -76,17 +76,17 @@ class Session:
         self._until = 0.0
         self._renewing = asyncio.Lock()
 
-    async def get(self, path: str) -> Answer | None:
+    async def get(self, path: str) -> Response | None:
         """Read a path; None for 404."""
         token = await self._valid()
-        answer = await self._ask(path, token)
-        if answer.status == 401:
-            answer = await self._ask(path, await self._valid(but=token))
-        if answer.status == 404:
+        response = await self._request(path, token)
+        if response.status == 401:
+            response = await self._request(path, await self._valid(but=token))
+        if response.status == 404:
             return None
-        if answer.status != 200:
-            raise answer.refusal()
-        return answer
+        if response.status != 200:
+            raise response.error()
+        return response
 
     def close(self) -> None:
         """Hang up."""
@@ -98,12 +98,12 @@ class Session:
             self._services[path] = self._connect()
         return self._services[path]
 
-    async def _ask(self, path: str, token: str) -> Answer:
+    async def _request(self, path: str, token: str) -> Response:
         headers = {"X-aws-ec2-metadata-token": token}
-        return await self._service(path).ask(path, headers=headers, at_most=AT_MOST)
+        return await self._service(path).request(path, headers=headers, timeout_s=REQUEST_TIMEOUT_S)
 
     async def _valid(self, but: str | None = None) -> str:
-        """Give the token, a new one where it has run out or is the one that was not taken."""
+        """Return the token: a new one if it has expired or was rejected."""
         async with self._renewing:
             if self._clock() >= self._until or self._token == but:
                 await self._renew()
@@ -112,23 +112,23 @@ class Session:
     async def _renew(self) -> None:
         self._until = 0.0
         try:
-            answer = await self._service(_GRANTS).ask(
+            response = await self._service(_GRANTS).request(
                 _GRANTS,
                 method="PUT",
                 body=b"",
                 headers={"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)},
-                at_most=AT_MOST,
+                timeout_s=REQUEST_TIMEOUT_S,
             )
         except SourceError as error:
             # With the default hop limit of 1 the response with a token is dropped on its way into a pod.
             error.hint = "in a pod: use the host's network, or an IMDS hop limit of at least 2"
             raise
-        if answer.status != 200:
-            raise answer.refusal()
-        token = answer.text().strip()
+        if response.status != 200:
+            raise response.error()
+        token = response.text().strip()
         if not _TOKEN.fullmatch(token):
-            raise SourceError("the session token that it gives is none")
-        granted = answer.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            raise SourceError("the response is not a session token")
+        granted = response.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
         seconds = min(int(granted), TOKEN_SECONDS) if re.fullmatch(r"\d{1,6}", granted) else TOKEN_SECONDS
         self._token = token
         self._until = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE, seconds / 10))
@@ -162,9 +162,9 @@ class AwsSource:
         """The signals that are not ignored; the paths of others are not requested."""
         return tuple(f"aws.{name}" for name in AwsSignals.__struct_fields__ if getattr(self._signals, name) != "ignore")
 
-    async def run(self, watch: SignalSink) -> None:
+    async def run(self, sink: SignalSink) -> None:
         """Poll each path at its own interval."""
-        looks: list[tuple[str, Look, float]] = [
+        polls: list[tuple[str, PollFunction, float]] = [
             ("aws.spot", self.spot, 1.0),
             ("aws.autoscaling", self.autoscaling, 2.0),
             ("aws.rebalance", self.rebalance, 5.0),
@@ -172,9 +172,9 @@ class AwsSource:
         ]
         try:
             async with asyncio.TaskGroup() as group:
-                for name, look, every in looks:
+                for name, poll, every in polls:
                     if name in self.names:
-                        group.create_task(keep_looking(name, look, self._pace(every), watch))
+                        group.create_task(poll_forever(name, poll, self._pace(every), sink))
         finally:
             self._session.close()
 
@@ -183,83 +183,89 @@ class AwsSource:
 
     async def spot(self) -> Sequence[Signal]:
         """The interruption notice of a spot instance; it cannot be withdrawn."""
-        answer = await self._session.get(f"{_DATA}/spot/instance-action")
-        if answer is None:
+        response = await self._session.get(f"{_DATA}/spot/instance-action")
+        if response is None:
             return ()
-        action = _decode(answer, _Action)
+        action = _decode(response, _Action)
         if action.action not in ("terminate", "stop", "hibernate"):
             raise SourceError(f"instance-action {printable(action.action)!r} is not known")
-        now = answer.received
+        now = response.received
         # Hibernation starts at once, whatever the time is.
         if action.action == "hibernate":
-            deadline, doubt = now, ""
+            deadline, deadline_note = now, ""
         else:
             announced = _time(action.time)
-            if self._is_over(announced, answer):
+            if self._is_over(announced, response):
                 return ()
-            deadline, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST)
+            deadline, deadline_note = clamp_deadline(
+                announced, ahead=response.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST
+            )
         what = f"spot interruption: {action.action}"
-        reading = Signal("aws.spot", "notice", "instance-action", what, deadline, sticky=True, deadline_note=doubt)
-        return _only(treated(reading, self._signals.spot))
+        signal = Signal(
+            "aws.spot", "notice", "instance-action", what, deadline, sticky=True, deadline_note=deadline_note
+        )
+        return _only(treated(signal, self._signals.spot))
 
     async def rebalance(self) -> Sequence[Signal]:
         """The recommendation to move on: the instance is at elevated risk."""
-        answer = await self._session.get(f"{_DATA}/events/recommendations/rebalance")
-        if answer is None:
+        response = await self._session.get(f"{_DATA}/events/recommendations/rebalance")
+        if response is None:
             return ()
-        # By the service's own clock: what names the event must not change with ours.
-        noticed = _time(_decode(answer, _Rebalance).noticeTime)
+        # By the service's own clock: the name of the event must not change with the host's clock.
+        noticed = _time(_decode(response, _Rebalance).noticeTime)
         kind = self._signals.rebalance
         return _only(treated(Signal("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
 
     async def autoscaling(self) -> Sequence[Signal]:
         """What the Auto Scaling group is about to do with the instance."""
-        answer = await self._session.get(f"{_DATA}/autoscaling/target-lifecycle-state")
-        if answer is None:
+        response = await self._session.get(f"{_DATA}/autoscaling/target-lifecycle-state")
+        if response is None:
             return ()
-        state = answer.text().strip()
+        state = response.text().strip()
         if state in _STAYING:
             return ()
-        if state not in _LEAVING:
+        if state not in _TERMINATING_STATES:
             raise SourceError(f"target-lifecycle-state {printable(state)!r} is not known")
-        reading = Signal("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
-        return _only(treated(reading, self._signals.autoscaling))
+        signal = Signal("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
+        return _only(treated(signal, self._signals.autoscaling))
 
     async def maintenance(self) -> Sequence[Signal]:
         """Scheduled events: a hint, and a notice once they are near."""
-        answer = await self._session.get(f"{_DATA}/events/maintenance/scheduled")
-        if answer is None:
+        response = await self._session.get(f"{_DATA}/events/maintenance/scheduled")
+        if response is None:
             return ()
         kind = self._signals.maintenance
-        readings = (treated(self._event(answer, event), kind) for event in _decode(answer, list[_Event], many=True))
-        return tuple(reading for reading in readings if reading is not None)
+        signals = (treated(self._event(response, event), kind) for event in _decode(response, list[_Event], many=True))
+        return tuple(signal for signal in signals if signal is not None)
 
-    def _event(self, answer: Answer, event: _Event) -> Signal | None:
+    def _event(self, response: Response, event: _Event) -> Signal | None:
         if event.state.lower() in ("completed", "canceled", "cancelled"):
             return None
-        now = answer.received
+        now = response.received
         announced = _time(event.not_before)
-        if self._is_over(announced, answer):
+        if self._is_over(announced, response):
             return None
-        begins, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=self._lead, most=EVENT_MOST)
-        near = event.code in _STOPS and not doubt.endswith("to be true") and begins - now <= self._lead
+        begins, deadline_note = clamp_deadline(
+            announced, ahead=response.ahead, now=now, usual=self._lead, most=EVENT_MOST
+        )
+        near = event.code in _STOPS and not deadline_note.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)
         what = f"scheduled {printable(event.code)}"
         return Signal(
-            "aws.maintenance", "notice" if near else "hint", name, what, begins, deadline_note=doubt, once="id"
+            "aws.maintenance", "notice" if near else "hint", name, what, begins, deadline_note=deadline_note, once="id"
         )
 
-    def _is_over(self, announced: datetime, answer: Answer) -> bool:
-        """Whether the host has booted since: the service goes on listing an event after the reboot it announced."""
-        return to_local_clock(announced, answer.ahead) < self._booted
+    def _is_over(self, announced: datetime, response: Response) -> bool:
+        """Whether the host has booted since: the service still lists an event after the reboot it announced."""
+        return to_local_clock(announced, response.ahead) < self._booted
 
 
-def _only(reading: Signal | None) -> Sequence[Signal]:
-    return () if reading is None else (reading,)
+def _only(signal: Signal | None) -> Sequence[Signal]:
+    return () if signal is None else (signal,)
 
 
-def _decode(answer: Answer, kind: Any, *, many: bool = False) -> Any:
-    value = answer.json(Any)
+def _decode(response: Response, kind: Any, *, many: bool = False) -> Any:
+    value = response.json(Any)
     try:
         # Some emulators of the service return one event instead of a list.
         return msgspec.convert([value] if many and isinstance(value, dict) else value, kind)

@@ -26,19 +26,19 @@ from dra_agent.reclaim.signal import (
     to_local_clock,
     treated,
 )
-from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
+from dra_agent.reclaim.signals.http import MetadataService, Response
+from dra_agent.reclaim.signals.polling import PollSchedule, poll_forever
 
 log = logging.getLogger(__name__)
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 VM_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-FIRST = 125.0
-"""Seconds for the first list of events: asking for it switches the service on, which takes up to two minutes."""
+FIRST_REQUEST_TIMEOUT_S = 125.0
+"""Seconds for the first list of events: it enables the service, which takes up to two minutes."""
 FRESH_BOOT = timedelta(minutes=15)
 """How long after a boot a reboot that is listed as started is the one that the host comes from."""
-AT_MOST = 5.0
-EVERY = 1.0
+REQUEST_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 1.0
 _HEADERS = {"Metadata": "true"}
 _ENDS = {"Preempt": timedelta(seconds=30), "Terminate": timedelta(minutes=5)}
 """Events that end the VM, with Azure's shortest warning: a notice as soon as announced."""
@@ -88,47 +88,49 @@ class AzureSource:
         self._lead = lead
         self._acknowledge = acknowledge
         self._pace = pace
-        self._answered = False
-        self._ours: list[_Event] = []
+        self._has_responded = False
+        self._own_events: list[_Event] = []
         self._approved: set[str] = set()
         self._began: dict[str, datetime] = {}
 
-    async def run(self, watch: SignalSink) -> None:
+    async def run(self, sink: SignalSink) -> None:
         """Poll once a second, as Azure recommends."""
         try:
-            await keep_looking("azure", self.look, self._pace(EVERY), watch)
+            await poll_forever("azure", self.poll, self._pace(POLL_INTERVAL_S), sink)
         finally:
             self._service.close()
 
-    async def look(self) -> Sequence[Signal]:
+    async def poll(self) -> Sequence[Signal]:
         """The events that name this VM."""
         if not self._vm:
             self._vm = await self._name()
-        answer = await self._ask(EVENTS, AT_MOST if self._answered else FIRST)
-        self._answered = True
-        document = answer.json(_Document)
+        response = await self._request(EVENTS, REQUEST_TIMEOUT_S if self._has_responded else FIRST_REQUEST_TIMEOUT_S)
+        self._has_responded = True
+        document = response.json(_Document)
         try:
             # What is odd about an event for others is none of this host's business.
             named = [event for event in document.events if _names(event, self._vm)]
-            self._ours = [event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"]
+            self._own_events = [
+                event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"
+            ]
         except msgspec.DecodeError as error:
             raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
-        present = {event.event_id for event in self._ours}
+        present = {event.event_id for event in self._own_events}
         self._approved &= present
         self._began = {event: at for event, at in self._began.items() if event in present}
         self._scheduled &= present
-        self._scheduled |= {event.event_id for event in self._ours if event.event_status == "Scheduled"}
-        readings = (treated(self._reading(answer, event), self._treatment(event)) for event in self._ours)
-        return [reading for reading in readings if reading is not None]
+        self._scheduled |= {event.event_id for event in self._own_events if event.event_status == "Scheduled"}
+        signals = (treated(self._signal_of(response, event), self._treatment(event)) for event in self._own_events)
+        return [signal for signal in signals if signal is not None]
 
     async def released(self) -> None:
         """Approve user-initiated events of this VM only; an approval cannot be withdrawn."""
         if not self._acknowledge:
             return
-        for event in self._ours:
+        for event in self._own_events:
             sole = {name.casefold() for name in event.resources} == {self._vm.casefold()}
-            wanted = event.event_source == "User" and event.event_type != "Preempt"
-            if sole and wanted and event.event_status == "Scheduled" and event.event_id not in self._approved:
+            user_requested = event.event_source == "User" and event.event_type != "Preempt"
+            if sole and user_requested and event.event_status == "Scheduled" and event.event_id not in self._approved:
                 await self._approve(event)
 
     async def _approve(self, event: _Event) -> None:
@@ -136,58 +138,60 @@ class AzureSource:
         body = msgspec.json.encode({"StartRequests": [{"EventId": event.event_id}]})
         what = {"source": "azure", "event": printable(event.event_id)}
         try:
-            answer = await self._service.ask(
+            response = await self._service.request(
                 EVENTS,
                 method="POST",
                 headers={**_HEADERS, "Content-Type": "application/json"},
                 body=body,
-                at_most=AT_MOST,
+                timeout_s=REQUEST_TIMEOUT_S,
             )
-            if answer.status != 200:
-                raise answer.refusal()
+            if response.status != 200:
+                raise response.error()
         except SourceError as error:
             log.warning("the event could not be acknowledged; it waits its time", extra={**what, "reason": str(error)})
         else:
             log.info("event acknowledged: every claim is released", extra=what)
 
     async def _name(self) -> str:
-        answer = await self._ask(VM_NAME, AT_MOST)
-        name = answer.text().strip()
+        response = await self._request(VM_NAME, REQUEST_TIMEOUT_S)
+        name = response.text().strip()
         if not name or printable(name) != name or "<" in name:
-            raise SourceError("the VM's name that it gives is none")
+            raise SourceError("the response is not the name of a VM")
         return name
 
-    async def _ask(self, target: str, at_most: float) -> Answer:
-        answer = await self._service.ask(target, headers=_HEADERS, at_most=at_most)
-        if answer.status != 200:
-            raise answer.refusal()
-        return answer
+    async def _request(self, target: str, timeout_s: float) -> Response:
+        response = await self._service.request(target, headers=_HEADERS, timeout_s=timeout_s)
+        if response.status != 200:
+            raise response.error()
+        return response
 
     def _treatment(self, event: _Event) -> Treatment:
         name = event.event_type.lower()
         treatment: Treatment = getattr(self._signals, name if name in AzureSignals.__struct_fields__ else "other")
         return treatment
 
-    def _reading(self, answer: Answer, event: _Event) -> Signal | None:
-        now, started = answer.received, event.event_status == "Started"
+    def _signal_of(self, response: Response, event: _Event) -> Signal | None:
+        now, started = response.received, event.event_status == "Started"
         warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
-        begins, doubt = None, ""
+        begins, deadline_note = None, ""
         if started:
             # It has started; the time of its first observation stays the deadline.
             begins = self._began.setdefault(event.event_id, now)
         elif event.not_before.strip():
             announced, usual = _time(event.not_before), warning or self._lead
-            if to_local_clock(announced, answer.ahead) < self._booted:
+            if to_local_clock(announced, response.ahead) < self._booted:
                 return None
-            begins, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=usual, most=_MOST)
+            begins, deadline_note = clamp_deadline(announced, ahead=response.ahead, now=now, usual=usual, most=_MOST)
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
-        near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
+        near = started or (
+            begins is not None and not deadline_note.endswith("to be true") and begins - now <= self._lead
+        )
         # Started has no NotBefore. A reboot without an earlier event, on a host that has just booted, is over.
         over = started and event.event_id not in self._scheduled and now - self._booted < FRESH_BOOT
         stops = event.event_type in _STOPS and not over
-        asked_for = event.event_type not in _STOPS and self._treatment(event) == "notice"
-        notice = event.event_type in _ENDS or ((stops or asked_for) and near)
+        treated_as_notice = event.event_type not in _STOPS and self._treatment(event) == "notice"
+        notice = event.event_type in _ENDS or ((stops or treated_as_notice) and near)
         what = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
         return Signal(
             "azure",
@@ -195,7 +199,7 @@ class AzureSource:
             printable(event.event_id),
             what,
             begins,
-            deadline_note=doubt,
+            deadline_note=deadline_note,
             once="id",
         )
 

@@ -15,7 +15,7 @@ from dra_agent.reclaim.signal import SourceError, printable
 if TYPE_CHECKING:
     from jeepney import Message
 
-AT_MOST = 5.0
+REQUEST_TIMEOUT_S = 5.0
 """Timeout of requests to the daemon or logind."""
 _SIGNALS = 64
 _CHUNK = 4096
@@ -48,12 +48,12 @@ class Bus:
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
-            async with asyncio.timeout(AT_MOST):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await asyncio.get_running_loop().sock_connect(connection, path)
                 await _authenticate(connection)
         except TimeoutError as error:
             connection.close()
-            raise SourceError(f"no response within {AT_MOST:g} s", where=address) from error
+            raise SourceError(f"no response within {REQUEST_TIMEOUT_S:g} s", where=address) from error
         except OSError as error:
             connection.close()
             raise SourceError(f"no connection: {error.strerror or error}", where=address) from error
@@ -82,11 +82,11 @@ class Bus:
         self._replies[serial] = future
         name = message.header.fields.get(HeaderFields.member, "call")
         try:
-            async with asyncio.timeout(AT_MOST):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await loop.sock_sendall(self._socket, message.serialise(serial))
                 reply = await future
         except TimeoutError as error:
-            raise SourceError(f"{name}: no response within {AT_MOST:g} s") from error
+            raise SourceError(f"{name}: no response within {REQUEST_TIMEOUT_S:g} s") from error
         except OSError as error:
             raise SourceError(f"{name}: the connection broke: {error.strerror or error}") from error
         finally:
@@ -109,10 +109,10 @@ class Bus:
         """Accept signals of this unique name, besides the daemon's own; others are dropped."""
         self._senders.add(sender)
 
-    async def signal(self, at_most: float) -> Message | None:
+    async def signal(self, timeout_s: float) -> Message | None:
         """Wait for the next signal; None where none comes in time."""
         try:
-            async with asyncio.timeout(at_most):
+            async with asyncio.timeout(timeout_s):
                 received = await self._signals.get()
         except TimeoutError:
             return None
@@ -184,10 +184,10 @@ async def _authenticate(connection: socket.socket) -> None:
     try:
         for data in authenticator:
             await loop.sock_sendall(connection, data)
-            answer = await loop.sock_recv(connection, 1024)
-            if not answer:
+            response = await loop.sock_recv(connection, 1024)
+            if not response:
                 raise SourceError("the D-Bus daemon hung up")
-            authenticator.feed(answer)
+            authenticator.feed(response)
     except (AuthenticationError, ValueError) as error:
         raise SourceError(f"the D-Bus daemon refuses: {printable(str(error))}") from error
     await loop.sock_sendall(connection, BEGIN)

@@ -69,8 +69,8 @@ def select_sources(settings: ReclaimSettings, host: Host) -> list[SignalSource]:
                     signals=settings.azure,
                 )
             )
-    heard = settings.logind == "on" or (settings.logind == "auto" and _has_bus(settings, host))
-    if heard and settings.shutdown != "ignore":
+    uses_logind = settings.logind == "on" or (settings.logind == "auto" and _has_bus(settings, host))
+    if uses_logind and settings.shutdown != "ignore":
         from dra_agent.reclaim.signals.logind import LogindSource
 
         sources.append(LogindSource(settings.dbus_address, treatment=settings.shutdown))

@@ -17,15 +17,15 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, clamp_deadline, parse_time, printable
-from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
+from dra_agent.reclaim.signals.polling import PollSchedule, poll_forever
 
-EVERY = 1.0
+POLL_INTERVAL_S = 1.0
 _MOST = 4096
 _FURTHEST = timedelta(days=7)
 _USUAL = timedelta(seconds=30)
 
 
-class _Words(msgspec.Struct, forbid_unknown_fields=True):
+class _FileSignal(msgspec.Struct, forbid_unknown_fields=True):
     kind: Literal["hint", "notice"] = "notice"
     deadline: str = ""
     event: str = "file"
@@ -48,28 +48,30 @@ class FileSource:
         self._pace = pace
         self._now = now
 
-    async def run(self, watch: SignalSink) -> None:
-        """Look once a second: one system call."""
-        await keep_looking("file", self.look, self._pace(EVERY), watch)
+    async def run(self, sink: SignalSink) -> None:
+        """Poll once a second: one system call."""
+        await poll_forever("file", self.poll, self._pace(POLL_INTERVAL_S), sink)
 
     async def released(self) -> None:
         """Nothing waits for the release."""
 
-    async def look(self) -> Sequence[Signal]:
+    async def poll(self) -> Sequence[Signal]:
         """Read the file, if it is there."""
         text = self._read()
         if text is None:
             return ()
         try:
-            words = msgspec.json.decode(text, type=_Words) if text.strip() else _Words()
-            announced = parse_time(words.deadline) if words.deadline else None
+            values = msgspec.json.decode(text, type=_FileSignal) if text.strip() else _FileSignal()
+            announced = parse_time(values.deadline) if values.deadline else None
         except (msgspec.DecodeError, ValueError, OverflowError) as error:
             raise SourceError(f"invalid content: {printable(str(error))}", where=str(self._path)) from error
-        what = printable(words.what) or f"{self._path} is there"
+        what = printable(values.what) or f"{self._path} is there"
         if announced is None:
-            return (Signal("file", words.kind, printable(words.event), what),)
-        deadline, doubt = clamp_deadline(announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST)
-        return (Signal("file", words.kind, printable(words.event), what, deadline, deadline_note=doubt),)
+            return (Signal("file", values.kind, printable(values.event), what),)
+        deadline, deadline_note = clamp_deadline(
+            announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST
+        )
+        return (Signal("file", values.kind, printable(values.event), what, deadline, deadline_note=deadline_note),)
 
     def _read(self) -> bytes | None:
         try:

@@ -15,22 +15,22 @@ from datetime import datetime, timedelta
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.settings import GcpSignals, Treatment
 from dra_agent.reclaim.signal import Kind, Signal, SignalSink, SourceError, printable, treated
-from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import Look, PollSchedule, keep_looking
+from dra_agent.reclaim.signals.http import MetadataService, Response
+from dra_agent.reclaim.signals.polling import PollFunction, PollSchedule, poll_forever
 
-WAIT = 15
-"""Seconds that one question waits for a change. A connection that died without a word is noticed after that and
-`_LATE`, which a notice of 30 s outlasts."""
-_LATE = 3.0
-FIRST = 5.0
-EVERY = 1.0
-"""Seconds between two questions at least; the question itself is what waits."""
+LONG_POLL_S = 15
+"""Seconds that one request waits for a change. A dead connection is detected after that and `_RESPONSE_MARGIN_S`,
+within a notice of 30 s."""
+_RESPONSE_MARGIN_S = 3.0
+FIRST_REQUEST_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 1.0
+"""Minimum seconds between two requests; the request itself waits for a change."""
 _ETAG = re.compile(r"[!-~]{1,256}")
 _ROOT = "/computeMetadata/v1/instance"
 
 
 class MetadataValue:
-    """One value of the metadata server, and the words that it can be.
+    """One entry of the metadata server, and the values that it can have.
 
     No change is missed: a request has the etag of the previous response, and returns at once if that is old.
     """
@@ -39,90 +39,90 @@ class MetadataValue:
         self,
         endpoint: str,
         path: str,
-        words: dict[str, tuple[str, timedelta] | None],
+        values: dict[str, tuple[str, timedelta] | None],
         name: str,
         *,
         treatment: Treatment = "notice",
         lead: timedelta | None = None,
     ) -> None:
-        """`words`: what each value means, as text and time to the end; None for "nothing".
+        """`values`: what each value means, as text and time to the end; None for "nothing".
 
         `lead`: how long before the end a hint becomes a notice; None: it is a notice at once.
         """
         self._treatment = treatment
         self._lead = lead
-        self._known: dict[str, datetime] = {}
-        self._turns: datetime | None = None
+        self._restored_since: dict[str, datetime] = {}
+        self._becomes_notice_at: datetime | None = None
         self._service = MetadataService(endpoint)
         self._path = path
-        self._words = words
+        self._known_values = values
         self._name = name
         self._etag = ""
-        self._word = ""
+        self._value = ""
         self._since: datetime | None = None
 
-    async def look(self) -> Sequence[Signal]:
+    async def poll(self) -> Sequence[Signal]:
         """Read the value first, then wait for its next change; an unchanged value is valid too."""
         headers = {"Metadata-Flavor": "Google"}
         if self._etag:
             wait = self._wait()
             query = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={wait}"
-            answer = await self._asked(_ROOT + self._path + query, headers, wait + _LATE)
+            response = await self._checked_request(_ROOT + self._path + query, headers, wait + _RESPONSE_MARGIN_S)
         else:
-            answer = await self._asked(_ROOT + self._path, headers, FIRST)
-        word = answer.text().strip().upper()
-        if word not in self._words:
-            raise SourceError(f"{self._path} is {printable(word)!r}, which is not a known value")
-        etag = answer.headers.get("etag", "")
+            response = await self._checked_request(_ROOT + self._path, headers, FIRST_REQUEST_TIMEOUT_S)
+        value = response.text().strip().upper()
+        if value not in self._known_values:
+            raise SourceError(f"{self._path} is {printable(value)!r}, which is not a known value")
+        etag = response.headers.get("etag", "")
         # Without an etag a waiting request could miss a change, so the value is polled.
         self._etag = etag if _ETAG.fullmatch(etag) and not set(etag) & set("&#%+") else ""
-        if word != self._word:
-            self._word, self._since = word, self._known.pop(word, answer.received)
-        meaning = self._words[word]
-        self._turns = None
+        if value != self._value:
+            self._value, self._since = value, self._restored_since.pop(value, response.received)
+        meaning = self._known_values[value]
+        self._becomes_notice_at = None
         if meaning is None:
-            self._known.clear()
+            self._restored_since.clear()
             return ()
-        what, left = meaning
+        what, remaining = meaning
         assert self._since is not None
-        deadline = self._since + left
-        near = self._lead is None or deadline - answer.received <= self._lead
+        deadline = self._since + remaining
+        near = self._lead is None or deadline - response.received <= self._lead
         if self._lead is not None and not near:
-            self._turns = deadline - self._lead
+            self._becomes_notice_at = deadline - self._lead
         lasting = near and self._name == "gcp.preempted"
         kind: Kind = "notice" if near else "hint"
-        reading = treated(Signal(self._name, kind, word, what, deadline, sticky=lasting, once="word"), self._treatment)
-        return () if reading is None else (reading,)
+        signal = treated(Signal(self._name, kind, value, what, deadline, sticky=lasting, once="word"), self._treatment)
+        return () if signal is None else (signal,)
 
-    def recall(self, reading: Signal) -> None:
-        """Count the time to the end from when an earlier run of the agent first saw the word."""
-        meaning = self._words.get(reading.event)
-        if reading.source == self._name and meaning is not None and reading.deadline is not None:
-            self._known[reading.event] = reading.deadline - meaning[1]
+    def recall(self, signal: Signal) -> None:
+        """Count the time to the end from when an earlier run of the agent first received the value."""
+        meaning = self._known_values.get(signal.event)
+        if signal.source == self._name and meaning is not None and signal.deadline is not None:
+            self._restored_since[signal.event] = signal.deadline - meaning[1]
 
     def _wait(self) -> int:
-        """Seconds for which a question waits: not past the moment at which the hint becomes a notice."""
-        if self._turns is None:
-            return WAIT
-        return min(WAIT, max(1, math.ceil((self._turns - STEADY.now()).total_seconds())))
+        """Return the seconds for which a request waits: at most until the hint becomes a notice."""
+        if self._becomes_notice_at is None:
+            return LONG_POLL_S
+        return min(LONG_POLL_S, max(1, math.ceil((self._becomes_notice_at - STEADY.now()).total_seconds())))
 
     def close(self) -> None:
         """Hang up."""
         self._service.close()
 
-    async def _asked(self, target: str, headers: dict[str, str], at_most: float) -> Answer:
+    async def _checked_request(self, target: str, headers: dict[str, str], timeout_s: float) -> Response:
         try:
-            answer = await self._service.ask(target, headers=headers, at_most=at_most)
+            response = await self._service.request(target, headers=headers, timeout_s=timeout_s)
         except SourceError:
             self._etag = ""  # the next request does not wait: it returns the current state
             raise
-        if answer.status != 200:
+        if response.status != 200:
             self._etag = ""
-            raise answer.refusal()
-        if answer.headers.get("metadata-flavor", "").lower() != "google":
+            raise response.error()
+        if response.headers.get("metadata-flavor", "").lower() != "google":
             self._etag = ""
             raise SourceError("not a response of Google's metadata server: it has no Metadata-Flavor")
-        return answer
+        return response
 
 
 class GcpSource:
@@ -138,7 +138,7 @@ class GcpSource:
         signals: GcpSignals = GcpSignals(),  # noqa: B008  (frozen)
         pace: Callable[[float], PollSchedule] = PollSchedule,
     ) -> None:
-        """`preemption` and `maintenance`: from the word to the end of the instance.
+        """`preemption` and `maintenance`: from the value to the end of the instance.
 
         `lead`: how long before announced maintenance its hint becomes a notice.
         """
@@ -151,7 +151,7 @@ class GcpSource:
                 "gcp.preempted",
                 treatment=signals.preempted,
             ),
-            # An instance that migrates goes on where it is: its claims have nothing to fear.
+            # An instance that migrates continues to run, and its claims stay valid.
             "gcp.maintenance": MetadataValue(
                 endpoint,
                 "/maintenance-event",
@@ -173,19 +173,19 @@ class GcpSource:
         """The signals that are not ignored; the values of others are not requested."""
         return tuple(self._values)
 
-    def recall(self, readings: Sequence[Signal]) -> None:
+    def recall(self, signals: Sequence[Signal]) -> None:
         """Restore the signals of an earlier run in this boot."""
-        for reading in readings:
+        for signal in signals:
             for value in self._values.values():
-                value.recall(reading)
+                value.recall(signal)
 
-    async def run(self, watch: SignalSink) -> None:
+    async def run(self, sink: SignalSink) -> None:
         """Keep one question waiting for each value, on a connection of its own."""
         try:
             async with asyncio.TaskGroup() as group:
                 for name, value in self._values.items():
-                    look: Look = value.look
-                    group.create_task(keep_looking(name, look, self._pace(EVERY), watch))
+                    poll: PollFunction = value.poll
+                    group.create_task(poll_forever(name, poll, self._pace(POLL_INTERVAL_S), sink))
         finally:
             for value in self._values.values():
                 value.close()

@@ -22,13 +22,13 @@ from dra_agent.errors import UsageError
 from dra_agent.kube_client.connection import ClosedError, Connection
 from dra_agent.reclaim.signal import SourceError, parse_time, printable
 
-MOST_BODY = 64 * 1024
-LONGEST_RETRY_AFTER = 30.0
+MAX_BODY_BYTES = 64 * 1024
+MAX_RETRY_AFTER_S = 30.0
 """Upper limit for Retry-After: a notice of 30 s must not be missed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """One complete response."""
 
     status: int
@@ -38,14 +38,14 @@ class Answer:
     received: datetime
 
     def text(self) -> str:
-        """Give the body as text; SourceError where it is not UTF-8."""
+        """Return the body as text; SourceError if it is not UTF-8."""
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
             raise SourceError(f"the response is not UTF-8 (byte {error.start})") from error
 
     def json(self, kind: Any) -> Any:
-        """Give the body as JSON of that type; SourceError where it is none."""
+        """Return the body as JSON of that type; SourceError if it is not such JSON."""
         try:
             return msgspec.json.decode(self.text(), type=kind)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -54,16 +54,16 @@ class Answer:
 
     @property
     def ahead(self) -> timedelta | None:
-        """How far the service's clock is ahead of ours, from its Date header; without one, the wall clock's offset."""
+        """How far the service's clock is ahead of the host's, from its Date header; else the wall clock's offset."""
         try:
             return parse_time(self.headers["date"]) - self.received
         except (KeyError, ValueError, OverflowError):
             return STEADY.offset
 
-    def refusal(self) -> SourceError:
+    def error(self) -> SourceError:
         """Return the error of an unexpected status."""
-        words = {401: "does not accept the session token", 403: "denies access", 429: "rate-limits requests"}
-        what = f"returns {self.status}" + (f": {words[self.status]}" if self.status in words else "")
+        values = {401: "does not accept the session token", 403: "denies access", 429: "rate-limits requests"}
+        what = f"returns {self.status}" + (f": {values[self.status]}" if self.status in values else "")
         if 300 <= self.status < 400:
             what = f"returns {self.status}, a redirect, which is not followed"
         return SourceError(what, retry_after=self._retry_after())
@@ -71,14 +71,14 @@ class Answer:
     def _retry_after(self) -> float | None:
         text = self.headers.get("retry-after", "").strip()
         if text.isascii() and text.isdigit():
-            return min(float(text[:9]), LONGEST_RETRY_AFTER)
+            return min(float(text[:9]), MAX_RETRY_AFTER_S)
         with contextlib.suppress(ValueError, OverflowError):
-            return min(max(0.0, (parse_time(text) - self.received).total_seconds()), LONGEST_RETRY_AFTER)
+            return min(max(0.0, (parse_time(text) - self.received).total_seconds()), MAX_RETRY_AFTER_S)
         return None
 
 
 class MetadataService:
-    """One connection to one endpoint, opened when it is needed. One question at a time."""
+    """One connection to one endpoint, opened when it is needed. One request at a time."""
 
     def __init__(self, endpoint: str) -> None:
         """UsageError where the endpoint is not `http://HOST[:PORT]`."""
@@ -98,17 +98,23 @@ class MetadataService:
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
 
-    async def ask(
-        self, target: str, *, method: str = "GET", headers: Mapping[str, str], body: bytes | None = None, at_most: float
-    ) -> Answer:
-        """Send a request and read the response within `at_most` seconds; raises SourceError."""
+    async def request(
+        self,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeout_s: float,
+    ) -> Response:
+        """Send a request and read the response within `timeout_s` seconds; raises SourceError."""
         async with self._lock:
             try:
-                async with asyncio.timeout(at_most):
-                    return await self._ask(method, target, headers, body)
+                async with asyncio.timeout(timeout_s):
+                    return await self._request(method, target, headers, body)
             except TimeoutError as error:
                 self.close()
-                raise SourceError(f"no response within {at_most:g} s", where=self._name) from error
+                raise SourceError(f"no response within {timeout_s:g} s", where=self._name) from error
             except (ClosedError, ConnectionError) as error:
                 self.close()
                 raise SourceError("no connection, or closed without a response", where=self._name) from error
@@ -128,7 +134,7 @@ class MetadataService:
         if connection is not None:
             connection.close()
 
-    async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+    async def _request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         kept = self._connection
         if kept is not None and kept.reusable:
             try:
@@ -142,13 +148,13 @@ class MetadataService:
 
     async def _exchange(
         self, connection: Connection, method: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Answer:
+    ) -> Response:
         status, names = await connection.request(method, target, list(headers.items()), body)
         received = bytearray()
         async for data in connection.body():
             received += data
-            if len(received) > MOST_BODY:
-                raise SourceError(f"the response is longer than {MOST_BODY} bytes", where=self._name)
+            if len(received) > MAX_BODY_BYTES:
+                raise SourceError(f"the response is longer than {MAX_BODY_BYTES} bytes", where=self._name)
         if not connection.reusable:
             self.close()
-        return Answer(status, names, bytes(received), STEADY.now())
+        return Response(status, names, bytes(received), STEADY.now())

@@ -29,7 +29,7 @@ PATH = "/org/freedesktop/login1"
 MANAGER = "org.freedesktop.login1.Manager"
 CHECK = 30.0
 """Seconds between two checks of logind and its state; signals arrive in between."""
-EVERY = 1.0
+POLL_INTERVAL_S = 1.0
 _LONGEST = timedelta(hours=1)
 
 
@@ -47,7 +47,7 @@ class LogindSource:
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         self._address = address
-        self._pace = pace(EVERY)
+        self._pace = pace(POLL_INTERVAL_S)
         self._now = now
         self._treatment = treatment
         self._lock: int | None = None
@@ -58,18 +58,18 @@ class LogindSource:
         """Whether a shutdown would wait for this agent now."""
         return self._lock is not None
 
-    async def run(self, watch: SignalSink) -> None:
+    async def run(self, sink: SignalSink) -> None:
         """Stay connected, and report a shutdown of the host."""
         while True:
             bus: Bus | None = None
             try:
                 bus = await Bus.open(self._address)
-                await self._follow(bus, watch)
+                await self._follow(bus, sink)
             except SourceError as error:
-                watch.failed("logind", str(error))
-                wait = self._pace.bad(None)
+                sink.failed("logind", str(error))
+                wait = self._pace.after_failure(None)
             finally:
-                self._let_go()
+                self._release_lock()
                 if bus is not None:
                     bus.close()
             await asyncio.sleep(wait)
@@ -77,10 +77,10 @@ class LogindSource:
     async def released(self) -> None:
         """Release the lock, so that the shutdown continues."""
         if self._shutdown is not None and self._lock is not None:
-            self._let_go()
+            self._release_lock()
             log.info("every claim is released: the shutdown need not wait", extra={"source": "logind"})
 
-    async def _follow(self, bus: Bus, watch: SignalSink) -> None:
+    async def _follow(self, bus: Bus, sink: SignalSink) -> None:
         # By its unique name: any process may send a signal of this name straight to this connection.
         owner = await bus.owner(LOGIND)
         bus.accept(owner)
@@ -93,31 +93,29 @@ class LogindSource:
         )
         while True:
             # Polled too, so that a lost signal is detected late instead of never.
-            await self._say(bus, watch, await _property(bus, "PreparingForShutdown", bool))
-            self._pace.good()
+            await self._report(bus, sink, await _property(bus, "PreparingForShutdown", bool))
+            self._pace.after_success()
             signal = await bus.signal(CHECK)
             while signal is not None:
                 preparing = _meaning(signal, owner)
                 if preparing is not None:
-                    await self._say(bus, watch, preparing)
+                    await self._report(bus, sink, preparing)
                 signal = await bus.signal(CHECK)
 
-    async def _say(self, bus: Bus, watch: SignalSink, preparing: bool) -> None:
+    async def _report(self, bus: Bus, sink: SignalSink, preparing: bool) -> None:
         if not preparing:
             self._shutdown = None
             if self._lock is None:
                 self._lock = await _inhibit(bus)
-            watch.seen("logind", ())
+            sink.observed("logind", ())
             return
         if self._shutdown is None:
             delay = timedelta(microseconds=await _property(bus, "InhibitDelayMaxUSec", int))
             self._shutdown = self._now() + min(delay, _LONGEST)
-        reading = treated(
-            Signal("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment
-        )
-        watch.seen("logind", () if reading is None else (reading,))
+        signal = treated(Signal("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment)
+        sink.observed("logind", () if signal is None else (signal,))
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -144,10 +142,10 @@ async def _inhibit(bus: Bus) -> int:
 
     address = DBusAddress(PATH, LOGIND, MANAGER)
     body = ("shutdown", "dra-agent", "releases the claims of this host", "delay")
-    answer = await bus.call(new_method_call(address, "Inhibit", "ssss", body))
-    if len(answer) != 1 or not isinstance(answer[0], FileDescriptor):
-        raise SourceError("Inhibit: logind gave no lock")
-    descriptor: int = answer[0].to_raw_fd()
+    response = await bus.call(new_method_call(address, "Inhibit", "ssss", body))
+    if len(response) != 1 or not isinstance(response[0], FileDescriptor):
+        raise SourceError("Inhibit: logind returned no lock")
+    descriptor: int = response[0].to_raw_fd()
     os.set_inheritable(descriptor, False)
     return descriptor
 
@@ -155,8 +153,8 @@ async def _inhibit(bus: Bus) -> int:
 async def _property(bus: Bus, name: str, kind: type) -> Any:
     from jeepney import DBusAddress, Properties
 
-    answer = await bus.call(Properties(DBusAddress(PATH, LOGIND, MANAGER)).get(name))
-    value = answer[0][1] if len(answer) == 1 and isinstance(answer[0], tuple) and len(answer[0]) == 2 else None
+    response = await bus.call(Properties(DBusAddress(PATH, LOGIND, MANAGER)).get(name))
+    value = response[0][1] if len(response) == 1 and isinstance(response[0], tuple) and len(response[0]) == 2 else None
     if type(value) is not kind:
-        raise SourceError(f"{name} is not what logind gives")
+        raise SourceError(f"{name} has an unexpected type")
     return value

@@ -17,10 +17,10 @@ from dra_agent.reclaim.settings import NodeTaint
 from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, parse_time, printable
 from dra_agent.reclaim.signals.polling import PollSchedule
 
-EVERY = 1.0
+POLL_INTERVAL_S = 1.0
 
 
-def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
+def signals_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
     """Return the signals of a Node object's taints by the rules.
 
     `first_seen` holds since when a taint without timeAdded is there, by its key and effect. SourceError for what is no
@@ -31,7 +31,7 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
     named = isinstance(metadata, dict) and metadata.get("name")
     if node.get("kind", "Node") != "Node" or not named or not isinstance(taints, list):
         raise SourceError("the response is not a Node")
-    readings = []
+    signals = []
     for taint in taints:
         rule = _rule(taint, rules)
         if rule is None:
@@ -40,11 +40,11 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
         deadline = None
         if rule.seconds is not None:
             deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
-        readings.append(Signal("node", rule.kind, name, f"the node has the taint {name}", deadline))
+        signals.append(Signal("node", rule.kind, name, f"the node has the taint {name}", deadline))
     # A taint that is removed and added again counts from its return.
-    for gone in first_seen.keys() - {reading.event for reading in readings}:
-        del first_seen[gone]
-    return readings
+    for absent in first_seen.keys() - {signal.event for signal in signals}:
+        del first_seen[absent]
+    return signals
 
 
 class NodeSource:
@@ -63,22 +63,22 @@ class NodeSource:
         self._api = api
         self._name = name
         self._rules = rules
-        self._pace = pace(EVERY)
+        self._pace = pace(POLL_INTERVAL_S)
         self._first_seen: dict[str, datetime] = {}
 
-    async def run(self, watch: SignalSink) -> None:
+    async def run(self, sink: SignalSink) -> None:
         """Watch the object; after a break start again with a GET."""
         while True:
             try:
                 async with aclosing(self._objects()) as objects:
                     async for node in objects:
-                        watch.seen("node", readings_of(node, self._rules, self._first_seen))
-                        self._pace.good()
+                        sink.observed("node", signals_of(node, self._rules, self._first_seen))
+                        self._pace.after_success()
             except GoneError:
-                wait = self._pace.good()  # the resource version expired: read the node again
+                wait = self._pace.after_success()  # the resource version expired: read the node again
             except AgentError as error:
-                watch.failed("node", str(error))
-                wait = self._pace.bad(getattr(error, "retry_after", None))
+                sink.failed("node", str(error))
+                wait = self._pace.after_failure(getattr(error, "retry_after", None))
             await asyncio.sleep(wait)
 
     async def released(self) -> None:

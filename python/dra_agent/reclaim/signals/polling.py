@@ -12,28 +12,28 @@ from dra_agent.reclaim.signal import Signal, SignalSink, SourceError
 log = logging.getLogger(__name__)
 
 MAX_INTERVAL_S = 8.0
-"""Seconds between two tries at most, however long a source has been silent: the shortest notice is 30 s."""
+"""Maximum seconds between two tries, however long a source has been unreachable: the shortest notice is 30 s."""
 JITTER = 0.1
 """Jitter as a part of an interval, so that hosts that started together do not poll together."""
 
-Look = Callable[[], Awaitable[Sequence[Signal]]]
+PollFunction = Callable[[], Awaitable[Sequence[Signal]]]
 
 
 class PollSchedule:
-    """Waiting times between looks, in seconds."""
+    """Delays between polls, in seconds."""
 
     def __init__(self, every: float, *, spread: Callable[[], float] = random.random) -> None:
-        """`spread` gives numbers from 0 to 1."""
+        """`spread` returns numbers from 0 to 1."""
         self._every = every
         self._spread = spread
         self._failures = 0
 
-    def good(self) -> float:
-        """How long to wait after a good look."""
+    def after_success(self) -> float:
+        """Return the delay after a successful poll."""
         self._failures = 0
         return self._jittered(self._every)
 
-    def bad(self, retry_after: float | None) -> float:
+    def after_failure(self, retry_after: float | None) -> float:
         """Return the delay after a failed poll: twice as long each time, and at least Retry-After."""
         self._failures += 1
         backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._every))
@@ -43,19 +43,19 @@ class PollSchedule:
         return seconds * (1.0 + JITTER * (2.0 * self._spread() - 1.0))
 
 
-async def keep_looking(name: str, look: Look, pace: PollSchedule, watch: SignalSink) -> None:
-    """Look and report until cancelled."""
+async def poll_forever(name: str, poll: PollFunction, pace: PollSchedule, sink: SignalSink) -> None:
+    """Poll and report until cancelled."""
     while True:
         try:
-            readings = await look()
+            signals = await poll()
         except SourceError as error:
-            watch.failed(name, str(error))
-            wait = pace.bad(error.retry_after)
+            sink.failed(name, str(error))
+            wait = pace.after_failure(error.retry_after)
         except Exception as error:  # an unexpected response must not end the polling
             log.debug("unexpected response", extra={"source": name}, exc_info=True)
-            watch.failed(name, f"{type(error).__name__}: {error}")
-            wait = pace.bad(None)
+            sink.failed(name, f"{type(error).__name__}: {error}")
+            wait = pace.after_failure(None)
         else:
-            watch.seen(name, readings)
-            wait = pace.good()
+            sink.observed(name, signals)
+            wait = pace.after_success()
         await asyncio.sleep(wait)
