@@ -39,7 +39,7 @@ def test_systemd_understands_every_line_of_the_unit() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("name", ["devices.conf", "kubernetes.conf", "mps.conf", "net.conf"])
+@pytest.mark.parametrize("name", ["devices.conf", "kubernetes.conf", "mig.conf", "mps.conf", "net.conf"])
 @pytest.mark.parametrize("added", ["", "Nonsense=1\n"])
 def test_systemd_understands_every_line_of_the_drop_ins(tmp_path: Path, name: str, added: str) -> None:
     shutil.copy(UNIT, tmp_path)

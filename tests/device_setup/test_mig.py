@@ -27,6 +27,7 @@ from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject, mig
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import GIB, H100_SXM
+from dra_agent.simulate.nvml import Access
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
 from eventually import DEADLINE_S, eventually
@@ -513,3 +514,60 @@ def test_an_agent_killed_in_the_midst_can_go_on_instead(world: World, kill: Call
         world.setup.tear_down("u1", [device.name], None, a_minute())
     world.again().set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
     assert world.exist() == [(14, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("access", "divided"),
+    [
+        pytest.param(Access(admin=False, config=False), False, id="nothing permitted"),
+        pytest.param(Access(admin=False, config=False), True, id="nothing permitted, MIG mode on"),
+        pytest.param(Access(admin=False), False, id="instances, but not the mode"),
+    ],
+)
+def test_a_partition_without_permission_is_refused_with_the_line_to_add(
+    world: World, access: Access, divided: bool
+) -> None:
+    name = f"{FIRST}-mig-3g-40gb-4"
+    device = world.device(name)
+    if divided:
+        world.somebody_makes(19, 0, 1)
+    inject.set_access(world.root, access, MACHINE)
+    with pytest.raises(PermanentError, match="Insufficient Permissions") as refused:
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    assert refused.value.where == "GPU 0000:01:00.0"
+    assert refused.value.hint is not None and "mig: partition" in refused.value.hint
+    assert "systemd/mig.conf" in refused.value.hint
+    assert world.notes() == [], "nothing is recorded for an instance that was not created"
+
+
+def test_a_whole_gpu_without_permission_to_switch_mig_off_is_refused_too(world: World) -> None:
+    whole = world.device(FIRST)
+    world.setup.set_up("u1", [ask(world.device(f"{FIRST}-mig-1g-10gb-6"))], MigConfig(), None, a_minute())
+    world.setup.tear_down("u1", [f"{FIRST}-mig-1g-10gb-6"], None, a_minute())
+    inject.set_access(world.root, Access(admin=False, config=False), MACHINE)
+    with pytest.raises(PermanentError, match="Insufficient Permissions"):
+        world.setup.set_up("u2", [ask(whole)], MigConfig(), None, a_minute())
+
+
+def test_an_instance_stays_recorded_until_the_agent_may_destroy_it(world: World) -> None:
+    name = f"{FIRST}-mig-3g-40gb-4"
+    world.setup.set_up("u1", [ask(world.device(name))], MigConfig(), None, a_minute())
+    inject.set_access(world.root, Access(admin=False, config=False), MACHINE)
+    with pytest.raises(RetryableError, match="Insufficient Permissions"):
+        world.setup.tear_down("u1", [name], None, a_minute())
+    inject.set_access(world.root, Access(), MACHINE)
+    world.setup.tear_down("u1", [name], None, a_minute())
+    assert world.exist() == [] and world.notes() == []
+
+
+@pytest.mark.parametrize("access", [Access(instances=False), Access(config=False, instances=False)])
+def test_a_partition_is_made_where_the_runtime_covers_the_driver_s_procfs(world: World, access: Access) -> None:
+    name = f"{FIRST}-mig-3g-40gb-4"
+    device = world.device(name)
+    inject.set_access(world.root, access, MACHINE)
+    outcome = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    nodes = [node.path for node in outcome.edits[name].device_nodes]
+    nodes += [mount.container_path for mount in outcome.edits[name].mounts]
+    assert len(nodes) == 2 and all((world.host.dev / Path(path).relative_to("/dev")).exists() for path in nodes)
+    world.setup.tear_down("u1", [name], None, a_minute())
+    assert world.exist() == []

@@ -13,9 +13,12 @@ from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory
+from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.simulate import inject
 from dra_agent.simulate.inject import unplug
-from dra_agent.simulate.nvml import Condition
+from dra_agent.simulate.nvml import Access, Condition
 from dra_agent.topology import Link, PciFunction, Sriov
+from eventually import DEADLINE_S
 
 
 def changed(examination: CheckContext, address: str, **facts: object) -> CheckContext:
@@ -211,3 +214,20 @@ def test_cgroup_version_1_is_a_warning(healthy_host: CheckContext, findings: Fin
     assert [finding.check for finding in findings(healthy_host)] == ["kernel"]
     (healthy_host.host.sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory dmem\n")
     assert findings(healthy_host) == []
+
+
+def test_missing_permissions_for_mig_are_findings_with_the_line_to_add(
+    host: Host, scanned: Scanned, findings: Findings
+) -> None:
+    library = acquire(host.nvml_library, DEADLINE_S)
+    library.start()
+    gpu = library.call("nvmlDeviceGetHandleByPciBusId", b"0000:1b:00.0")
+    library.call("nvmlDeviceSetMigMode", gpu, 1)
+    instance = library.call("nvmlDeviceCreateGpuInstance", gpu, 19)
+    library.call("nvmlGpuInstanceCreateComputeInstance", instance, 0)
+    library.close()
+    assert findings(scanned()) == []
+    inject.set_access(host.sysfs.parent, Access(admin=False, config=False, monitor=False))
+    (found,) = findings(scanned())
+    assert (found.check, found.severity, found.where) == ("hardware", Severity.WARNING, "gpu-0000-1b-00-0")
+    assert "mig: read" in found.hint and "systemd/mig.conf" in found.hint

@@ -50,6 +50,8 @@ class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By address, of every AMD GPU with a changed compute partition mode: its current mode."""
     kernel_faults: tuple[KernelFault, ...] = ()
     kfd: kfd.KfdState = kfd.KfdState()
+    access: nvml.Access = nvml.Access()
+    """What NVIDIA's driver permits the agent."""
 
 
 def build(profile: str, root: Path) -> Host:
@@ -105,7 +107,7 @@ def apply(
     present = current_machine(machine, simulated)
     simulated = msgspec.structs.replace(simulated, kfd=kfd.arrivals(present, simulated.kfd))
     save_state(root, simulated)
-    now = plan(present, simulated.kfd)
+    now = plan(present, simulated.kfd, simulated.access)
     # Drivers stay loaded when they have no device.
     keep = {pci.DRIVERS, *(f"{pci.DRIVERS}/{one.driver}" for one in machine.functions() if one.driver)}
     for folder in keep:
@@ -113,19 +115,27 @@ def apply(
     tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
     gone()
     # Between the two: a GPU that is in the tree is one that NVML responds for.
-    nvml_install.install(machine, present, root / "lib")
+    nvml_install.install(machine, present, root / "lib", simulated.access)
     kfd.withdraw(now, root)
     tree.write(now, root, fresh=fresh)
 
 
-def plan(machine: Machine, topology: kfd.KfdState | None = None) -> Tree:
-    """Everything that lies below the root of such a host; `topology`: None where its GPUs have never changed."""
+def plan(
+    machine: Machine,
+    topology: kfd.KfdState | None = None,
+    access: nvml.Access = nvml.Access(),  # noqa: B008 - immutable
+) -> Tree:
+    """Everything that lies below the root of such a host, as processes with that access see it.
+
+    `topology`: None where its GPUs have never changed.
+    """
     planned = Tree()
     for folder in _FOLDERS:
         planned.directory(folder)
     for part in (system, pci, drm, nvidia):
         part.plan(machine, planned)
     kfd.plan(machine, topology or kfd.arrivals(machine, kfd.KfdState()), planned)
+    nvidia.plan_capabilities(machine, access, planned)
     return planned
 
 

@@ -115,6 +115,12 @@ def event(root: Path, device: str, kind: int, machine: Machine | None = None) ->
     return uuid
 
 
+def set_access(root: Path, access: nvml.Access, machine: Machine | None = None) -> None:
+    """Set what NVIDIA's driver permits all processes on the host, from now on (see `container`)."""
+    with _changing(root, machine) as (machine, simulated):
+        builder.apply(machine, msgspec.structs.replace(simulated, access=access), root)
+
+
 def xid(
     root: Path,
     device: str,

@@ -197,6 +197,22 @@ class Latency(msgspec.Struct, frozen=True):
     """Every call of a function, by its name without version."""
 
 
+class Access(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What NVIDIA's driver permits the processes that use the library; `simulate.container` has the usual cases.
+
+    With everything, as root on the host.
+    """
+
+    admin: bool = True
+    """Whether they have CAP_SYS_ADMIN."""
+    config: bool = True
+    """Whether they can open the capability mig/config."""
+    monitor: bool = True
+    """Whether they can open the capability mig/monitor."""
+    instances: bool = True
+    """Whether they see the capabilities of MIG instances below /proc/driver/nvidia/capabilities."""
+
+
 class NvmlState(msgspec.Struct, frozen=True):
     """The whole file. A driver of None means that none is loaded: nvmlInit then fails."""
 
@@ -211,6 +227,7 @@ class NvmlState(msgspec.Struct, frozen=True):
     latency: Latency = Latency()
     memory_limits: dict[str, dict[str, MemoryLimit]] = {}
     """By UUID and control group."""
+    access: Access = Access()
 
 
 @contextmanager

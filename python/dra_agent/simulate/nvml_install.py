@@ -9,7 +9,7 @@ import msgspec
 from dra_agent.errors import PermanentError
 from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine
-from dra_agent.simulate.nvml import LIBRARY, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
+from dra_agent.simulate.nvml import LIBRARY, Access, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
 from dra_agent.simulate.tree import replace_file
@@ -20,7 +20,7 @@ LIMITS_SINCE = 13040
 """The first CUDA version with drivers that limit a control group's memory."""
 
 
-def install(machine: Machine, present: Machine, folder: Path) -> None:
+def install(machine: Machine, present: Machine, folder: Path, access: Access) -> None:
     """Put library and state into a host's folder; what happens to the GPUs of an existing state goes on happening.
 
     A state that cannot be read is replaced.
@@ -29,6 +29,7 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
     if machine.nvidia is not None or BUILT_LIBRARY.exists():
         install_library(folder, memory_limits=machine.nvidia is not None and machine.nvidia.cuda >= LIMITS_SINCE)
     state = describe(machine, {function.address for function, _ in present.with_role(NvidiaGpu)})
+    state = msgspec.structs.replace(state, access=access)
     try:
         old = read(folder)
     except PermanentError:

@@ -275,6 +275,7 @@ mod tests {
             memory_limits: Default::default(),
             latency: crate::state::Latency::default(),
             processes: vec![],
+            access: Default::default(),
         };
         let order: Vec<_> = state
             .present()

@@ -17,7 +17,13 @@ struct MemoryUse {
 
 fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Code> {
     let (total, reserved, instance) = match target {
-        Target::Gpu(_) => (gpu.memory_bytes, gpu.reserved_bytes, None),
+        Target::Gpu(_) => {
+            // k8s-device-plugin#1683: "error getting parent memory info: Insufficient Permissions".
+            if !mig::instances::of(gpu)?.gpu_instances.is_empty() {
+                mig::access::require_monitor(state)?;
+            }
+            (gpu.memory_bytes, gpu.reserved_bytes, None)
+        }
         _ => {
             let found = mig::device::find(gpu, target)?;
             (found.profile.memory_mib << 20, 0, Some(found.instance.id))

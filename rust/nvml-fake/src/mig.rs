@@ -4,11 +4,12 @@
 //! outlives them.
 
 mod abi;
+pub(crate) mod access;
 mod compute_instance;
 pub(crate) mod device;
 mod geometry;
 mod gpu_instance;
-mod instances;
+pub(crate) mod instances;
 mod mode;
 mod nodes;
 mod profiles;

@@ -26,6 +26,33 @@ pub(crate) struct State {
     /// By UUID and control group.
     #[serde(default)]
     pub(crate) memory_limits: BTreeMap<String, BTreeMap<String, MemoryLimit>>,
+    #[serde(default)]
+    pub(crate) access: Access,
+}
+
+/// What the driver permits the calling process.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default)]
+pub(crate) struct Access {
+    /// Whether it has CAP_SYS_ADMIN.
+    pub(crate) admin: bool,
+    /// Whether it can open the capability `mig/config`.
+    pub(crate) config: bool,
+    /// Whether it can open the capability `mig/monitor`.
+    pub(crate) monitor: bool,
+    /// Whether it sees the capabilities of instances below /proc/driver/nvidia.
+    pub(crate) instances: bool,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Self {
+            admin: true,
+            config: true,
+            monitor: true,
+            instances: true,
+        }
+    }
 }
 
 /// How long calls take.

@@ -22,6 +22,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.model import DeviceNode as HostNode
+from dra_agent.inventory.nvidia.mig_access import has_capabilities
 
 # The nodes that the inventory lists for a GPU are required; the others are injected if they exist.
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -96,6 +97,9 @@ def _check_instance(host: Host, device: Device) -> None:
     """
     identity = device.identity
     if "gpu_instance" not in identity or not any(node.role == "capability" for node in device.nodes):
+        return
+    if not has_capabilities(host, identity.get("minor", "")):
+        # A container runtime covers them: only the next inventory notices that the instance is gone.
         return
     gpu = host.proc / f"driver/nvidia/capabilities/gpu{identity.get('minor')}/mig/gi{identity['gpu_instance']}"
     for folder in (gpu, gpu / f"ci{identity.get('compute_instance')}"):

@@ -13,13 +13,20 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.mig import capability_minors
-from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.mig_access import CHANGE_HINT
+from dra_agent.inventory.nvidia.nvml_client import (
+    NoPermissionError,
+    NotSupportedError,
+    NvmlClient,
+    NvmlError,
+    UnknownGpuError,
+)
 from dra_agent.inventory.nvidia.partitionable import instance_handles
 from dra_agent.inventory.nvidia.profiles import Placement, read_profiles
 
 SLOW_CALL_TIMEOUT_S = 15.0
 """Seconds for a call that creates or destroys an instance or changes the mode; one takes about a second."""
-IN_USE, INSUFFICIENT, INVALID_ARGUMENT, NO_PERMISSION = 19, 23, 2, 4
+IN_USE, INSUFFICIENT, INVALID_ARGUMENT = 19, 23, 2
 """Of nvmlReturn_t."""
 _SHARED_ENGINES = 0
 """NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only existing one."""
@@ -238,9 +245,7 @@ class MigDriver:
         return self._nvml.call(name, *arguments, about=self._address, timeout=SLOW_CALL_TIMEOUT_S if slow else None)
 
     def _error(self, message: str, error: NvmlError) -> RetryableError:
-        hint = error.hint
-        if error.code == NO_PERMISSION:
-            hint = "run the agent as root, with CAP_SYS_ADMIN"
-        return RetryableError(
-            f"{message}: {error.message}", where=self._where, hint=hint or "check the kernel log (dmesg)"
-        )
+        message = f"{message}: {error.message}"
+        if isinstance(error, NoPermissionError):
+            return NoPermissionError(message, error.code, hint=CHANGE_HINT)
+        return RetryableError(message, where=self._where, hint=error.hint or "check the kernel log (dmesg)")

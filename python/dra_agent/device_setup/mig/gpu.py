@@ -21,7 +21,7 @@ from dra_agent.device_setup.mig.driver import ComputeInstance, GpuInstance, InUs
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.mig_ownership import FOLDER, OwnedInstance, OwnershipRecord, note_path, read_note
-from dra_agent.inventory.nvidia.nvml_client import GpuLostError, UnknownGpuError
+from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NoPermissionError, UnknownGpuError
 from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.prepare.locks import KeyedLocks
 
@@ -134,7 +134,7 @@ class PartitionedGpu:
             if instance is None:
                 try:
                     instance = _retry(lambda: driver.make(request.profile, request.placement), deadline)
-                except (NoRoomError, PermanentError):
+                except (NoRoomError, NoPermissionError, PermanentError):
                     # A rejected instance was not created: an instance in its place belongs to another program.
                     others = tuple(one for one in held.instances if one.device != request.device)
                     self._store.write(msgspec.structs.replace(held, instances=others))

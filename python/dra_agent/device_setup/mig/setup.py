@@ -18,7 +18,8 @@ from dra_agent.device_setup.mig.gpu import CreatedPartition, OwnershipStore, Par
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
-from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.nvidia.mig_access import CHANGE_HINT
+from dra_agent.inventory.nvidia.nvml_client import NoPermissionError, acquire
 from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.prepare.locks import setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
@@ -81,7 +82,8 @@ class MigSetup:
             gpu = self._gpu(device.pci_address)
             destroy_foreign = device.identity.get("foreign") == "destroy"
             if device.identity.get("mig") == _WHOLE:
-                gpu.disable_mig(deadline, destroy_foreign=destroy_foreign)
+                with _needs_permission(device.pci_address):
+                    gpu.disable_mig(deadline, destroy_foreign=destroy_foreign)
                 continue
             profile, start, size = (int(number) for number in device.identity["mig"].split(":"))
             request = PartitionRequest(
@@ -92,7 +94,8 @@ class MigSetup:
                 parameters.compute_slices,
                 destroy_foreign,
             )
-            created = gpu.make(request, deadline)
+            with _needs_permission(device.pci_address):
+                created = gpu.make(request, deadline)
             record[item.key] = {"uuid": created.uuid, "gi": created.gpu_instance, "ci": created.compute_instance}
             edits[item.key] = self._edits(device, created)
         return SetupOutcome(record, edits)
@@ -160,6 +163,15 @@ class MigSetup:
     def _edits(self, device: Device, created: CreatedPartition) -> ContainerEdits:
         nodes = capability_edits(self._host, created.capability_minors, device=device.name)
         return nodes.merged(ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(device.name)}_UUID={created.uuid}",)))
+
+
+@contextmanager
+def _needs_permission(address: str) -> Iterator[None]:
+    """Raise PermanentError if NVML refuses a call: only a restart with other permissions changes that."""
+    try:
+        yield
+    except NoPermissionError as error:
+        raise PermanentError(error.message, where=f"GPU {address}", hint=CHANGE_HINT) from error
 
 
 def _holder(uid: str, key: str) -> str:

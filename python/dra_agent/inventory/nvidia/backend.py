@@ -20,6 +20,8 @@ from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
 from dra_agent.inventory.nvidia.gpu_start import GpuStart, StartingError
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
+from dra_agent.inventory.nvidia.mig_access import placements_denied
+from dra_agent.inventory.nvidia.mig_ownership import read_note
 from dra_agent.inventory.nvidia.nvml_client import (
     SLOW_FACTOR,
     BusyError,
@@ -240,13 +242,16 @@ class NvidiaBackend:
             devices = self._divided.describe(draft, facts, driver, rule, handle)
             for number, place in self._divided.places(address):
                 self._affected.remember(address, number, place)
-            return devices
+            if devices is not None:
+                return devices
         if facts.mig:
-            return self._instances(draft, facts, driver, answered)
+            return self._instances(draft, facts, driver, answered, report_placements=rule is None)
         describe_gpu(draft, facts, driver)
         return [draft.build()]
 
-    def _instances(self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
+    def _instances(
+        self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool, *, report_placements: bool
+    ) -> list[Device]:
         """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
         address, problems = whole.function.pci_address, whole.problems
         if whole.health == "healthy" and answered:
@@ -265,6 +270,12 @@ class NvidiaBackend:
         elif not instances:
             what = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
             problems.append(Diagnostic(whole.name, what))
+        unplaced = any(instance.start is None for instance in instances)
+        if unplaced and report_placements:
+            problems.append(placements_denied(whole.name))
+        if unplaced and self._has_own(address, whole):
+            self._divided.withhold(whole.name, "the agent created MIG instances on it, and may not read which they are")
+            return []
         devices = []
         for instance in instances:
             draft = DeviceBuilder(self._host, whole.function, "gpu", problems, instance.parts)
@@ -272,6 +283,14 @@ class NvidiaBackend:
             describe_instance(draft, facts, driver, instance)
             devices.append(draft.build())
         return devices
+
+    def _has_own(self, address: str, whole: DeviceBuilder) -> bool:
+        """Whether the agent may have created an instance on the GPU."""
+        try:
+            return bool(read_note(self._host, address).instances)
+        except RetryableError as error:
+            whole.problems.append(Diagnostic(error.where or whole.name, error.message, error.hint))
+            return True
 
     def _handle(self, address: str) -> Any:
         handle = self._handles.get(address)

@@ -14,6 +14,7 @@ from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
     GpuLostError,
+    NoPermissionError,
     NotSupportedError,
     NvmlClient,
     NvmlError,
@@ -75,6 +76,7 @@ _CORES = {
 
 # nvmlMemoryErrorType_t and nvmlEccCounterType_t: since the driver was loaded.
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_MEMORY = "nvmlDeviceGetMemoryInfo"
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 
@@ -115,6 +117,9 @@ class GpuInfo:
     """A row of its memory could not be repaired: the GPU is to be replaced."""
     recovery: int | None = None
     """nvmlDeviceGpuRecoveryAction_t: 0 is none; not reported by drivers before 565."""
+    memory_denied: bool = False
+    """Whether the process may not read its memory: with MIG instances, this needs the capability mig/monitor
+    (k8s-device-plugin#1683)."""
 
 
 def read_driver(nvml: NvmlClient) -> DriverInfo:
@@ -130,6 +135,7 @@ def read_driver(nvml: NvmlClient) -> DriverInfo:
 
 def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic]) -> GpuInfo:
     """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each."""
+    denied: list[str] = []
 
     def call(name: str, *arguments: Any) -> Any:
         return nvml.call(name, handle, *arguments, about=address)
@@ -137,6 +143,11 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
     def ask(name: str, *arguments: Any) -> Any:
         try:
             return call(name, *arguments)
+        except NoPermissionError as error:
+            denied.append(name)
+            if name != _MEMORY:
+                problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
+            return None
         except NotSupportedError:
             return None
         except (GpuLostError, UnknownGpuError):
@@ -145,7 +156,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
             problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
             return None
 
-    memory = ask("nvmlDeviceGetMemoryInfo")
+    memory = ask(_MEMORY)
     capability = ask("nvmlDeviceGetCudaComputeCapability")
     cores = ask("nvmlDeviceGetNumGpuCores")
     per_multiprocessor = _CORES.get(tuple(capability)) if capability else None
@@ -174,6 +185,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
         remap_pending=bool(rows[2]) if rows else None,
         remap_failed=bool(rows[3]) if rows else None,
         recovery=_recovery(ask),
+        memory_denied=_MEMORY in denied,
     )
 
 

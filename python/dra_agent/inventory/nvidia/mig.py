@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
-from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.mig_access import has_capabilities
+from dra_agent.inventory.nvidia.nvml_client import (
+    NoPermissionError,
+    NotSupportedError,
+    NvmlClient,
+    NvmlError,
+    UnknownGpuError,
+)
 from dra_agent.inventory.nvidia.profiles import INVALID_ARGUMENT, profile_label
 from dra_agent.inventory.sysfs import SysfsDir
 
@@ -40,7 +48,7 @@ class MigInstance:
     profile: str
     """As nvidia-smi shows it: "1g.10gb", or "1c.3g.40gb" where a GPU instance holds several."""
     parts: tuple[str | int, ...]
-    """Suffix of its name after the GPU's: "mig", profile, first memory slice."""
+    """Suffix of its name after the GPU's: "mig", profile, first memory slice; "gi" and its id if that is unknown."""
     gpu_instance: int = 0
     compute_instance: int = 0
     """Their ids, as NVML numbers them."""
@@ -50,6 +58,8 @@ class MigInstance:
     """Of the GPU instance and of the compute instance, below /dev/nvidia-caps."""
     alone: bool = True
     """Whether its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
+    start: int | None = None
+    """First memory slice; None: the process may not read it."""
 
 
 class InstancesChangedError(NvmlError):
@@ -113,9 +123,10 @@ def _instance(
     compute_instance = ask("nvmlDeviceGetComputeInstanceId", instance)
     # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     profile = ask("nvmlDeviceGetName", instance).rpartition(" ")[2]
-    info = ask("nvmlGpuInstanceGetInfo", ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance))
+    start = _start(ask, gpu, gpu_instance)
     attributes = ask("nvmlDeviceGetAttributes_v2", instance)
-    parts: tuple[str | int, ...] = ("mig", profile_label(profile), info.placement.start)
+    place = f"gi{gpu_instance}" if start is None else start
+    parts: tuple[str | int, ...] = ("mig", profile_label(profile), place)
     minors = capability_minors(host, minor, gpu_instance, compute_instance, problems)
     return MigInstance(
         # Queried last: if it responds, a missing entry of procfs is not caused by a removed instance.
@@ -127,13 +138,26 @@ def _instance(
         memory_bytes=attributes.memorySizeMB * _MIB,
         engines={name: getattr(attributes, field_) for name, field_ in _ENGINES.items()},
         capability_minors=minors,
+        start=start,
     )
+
+
+def _start(ask: Callable[..., Any], gpu: Any, gpu_instance: int) -> int | None:
+    """Return the first memory slice. It does not follow from the id of the instance (DCGM#138)."""
+    try:
+        handle = ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance)
+    except NoPermissionError:
+        return None
+    start: int = ask("nvmlGpuInstanceGetInfo", handle).placement.start
+    return start
 
 
 def capability_minors(
     host: Host, minor: int | None, gpu_instance: int, compute_instance: int, problems: list[Diagnostic]
 ) -> tuple[int, ...]:
     """Give the minors of the nodes below /dev/nvidia-caps that open the two, by their ids and the GPU's minor."""
+    if minor is not None and not has_capabilities(host, minor):
+        return _numbered(host, minor, gpu_instance, compute_instance)
     found = []
     for folder in (f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}"):
         files = SysfsDir(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig" / folder, problems)
@@ -147,3 +171,20 @@ def capability_minors(
                 )
             )
     return tuple(found)
+
+
+def _numbered(host: Host, minor: int, gpu_instance: int, compute_instance: int) -> tuple[int, int]:
+    """Give the minors from the driver's list, or by its formula: each GPU has 15 instances, each of these 8."""
+    instance = f"gpu{minor}/gi{gpu_instance}/access"
+    compute = f"gpu{minor}/gi{gpu_instance}/ci{compute_instance}/access"
+    found: dict[str, int] = {}
+    with suppress(OSError), (host.proc / "driver/nvidia-caps/mig-minors").open() as lines:
+        for line in lines:
+            name, _, number = line.partition(" ")
+            if name in (instance, compute) and number.strip().isdecimal():
+                found[name] = int(number)
+                if len(found) == 2:
+                    break
+    # open-gpu-kernel-modules 595.45.04, kernel-open/nvidia/nv-caps.c: after "config" (1) and "monitor" (2).
+    first = 3 + (minor * 15 + gpu_instance) * 9
+    return found.get(instance, first), found.get(compute, first + 1 + compute_instance)

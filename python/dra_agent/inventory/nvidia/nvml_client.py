@@ -33,6 +33,7 @@ __all__ = [
     "WorkerExitedError",
     "CallTimeoutError",
     "GpuLostError",
+    "NoPermissionError",
     "NotSupportedError",
     "NvmlClient",
     "NvmlError",
@@ -86,6 +87,10 @@ class NotSupportedError(NvmlError):
 
 class GpuLostError(NvmlError):
     """The GPU has fallen off the bus or needs a reset: nothing can use it."""
+
+
+class NoPermissionError(NvmlError):
+    """The process lacks a permission for the call, as most calls about MIG need one."""
 
 
 class UnknownGpuError(NvmlError):
@@ -315,12 +320,15 @@ class NvmlClient:
             return GpuLostError(str(error), code)
         if code in (module.NVML_ERROR_NOT_FOUND, module.NVML_ERROR_GPU_NOT_FOUND):
             return UnknownGpuError(str(error), code)
+        if code == module.NVML_ERROR_NO_PERMISSION:
+            return NoPermissionError(
+                f"{name}: {error}", code, hint="run the agent as root, or give its user access to /dev/nvidia*"
+            )
         hint = {
             module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or set the path of libnvidia-ml.so.1",
             module.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver (modprobe nvidia) and check the kernel log",
             module.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "reboot, or reload the nvidia kernel modules: an update replaced"
             " the driver's libraries but not the running driver",
-            module.NVML_ERROR_NO_PERMISSION: "run the agent as root, or give its user access to /dev/nvidia*",
             module.NVML_ERROR_INSUFFICIENT_POWER: "connect the GPU's power cables",
             module.NVML_ERROR_IRQ_ISSUE: "check the kernel log for interrupts that were not delivered",
             module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; contact its vendor",

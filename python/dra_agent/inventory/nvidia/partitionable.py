@@ -19,8 +19,9 @@ from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
 from dra_agent.inventory.nvidia.describe import describe_instance, describe_partition
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances, retry_if_changed
+from dra_agent.inventory.nvidia.mig_access import memory_denied, partitions_denied
 from dra_agent.inventory.nvidia.mig_ownership import OwnershipRecord, read_note
-from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
+from dra_agent.inventory.nvidia.nvml_client import NoPermissionError, NotSupportedError, NvmlClient
 from dra_agent.inventory.nvidia.partitions import GpuInstance, Partition, PartitionLayout
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, read_profiles
 from dra_agent.inventory.settings import PartitionRule
@@ -66,23 +67,32 @@ class PartitionableGpus:
 
     def describe(
         self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, rule: PartitionRule, handle: Any
-    ) -> list[Device]:
-        """Describe one GPU and its partitions; `handle` of None: NVML does not respond for it now."""
+    ) -> list[Device] | None:
+        """Describe one GPU and its partitions; `handle` of None: NVML does not respond for it now.
+
+        None: the process may not partition it, so that it is described as without the rule.
+        """
         address = whole.function.pci_address
         if handle is not None:
             try:
                 self._look(address, facts, handle, whole)
+            except NoPermissionError:
+                whole.problems.append(partitions_denied(whole.name))
+                if address not in self._profiles:
+                    return None
             except RetryableError as error:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
                 whole.problems.append(Diagnostic(whole.name, f"its MIG partitions: {error.message}", error.hint))
         profiles = self._profiles.get(address)
         if profiles is None:
-            self._withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
+            self.withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
             return []
         if not profiles:
             what = f"inventory.partition chooses it ({rule.when}), but it does not support MIG"
             whole.problems.append(Diagnostic(whole.name, what, "correct the rule", severity="warning"))
             return [whole.build()]
+        if self.whole_facts(address, facts).memory_denied:
+            whole.problems.append(memory_denied(whole.name))
         return self._devices(whole, facts, driver, rule, PartitionLayout(profiles, self._foreign(address, rule)))
 
     def _look(self, address: str, facts: GpuInfo, handle: Any, whole: DeviceBuilder) -> None:
@@ -137,9 +147,9 @@ class PartitionableGpus:
                 describe_instance(draft, facts, driver, live)
                 devices.append(draft.build())
         if facts.mig and fixed:
-            self._withhold(name, "MIG mode is on and changes only with a reset of it: partitions are offered")
+            self.withhold(name, "MIG mode is on and changes only with a reset of it: partitions are offered")
         elif foreign:
-            self._withhold(name, f"a part of it is held by what the agent has not made: {foreign}")
+            self.withhold(name, f"a part of it is held by what the agent has not made: {foreign}")
         else:
             whole.add_identity(mig="whole", foreign=_policy(rule))
             takes = (division.of_whole(name),)
@@ -168,7 +178,7 @@ class PartitionableGpus:
             name = device_name("gpu", address, *partition.parts)
             if not division.fits(partition):
                 if name not in taken:
-                    self._withhold(name, f"in the way is what the agent has not made: {foreign}")
+                    self.withhold(name, f"in the way is what the agent has not made: {foreign}")
                 continue
             pattern = patterns.get(partition.profile.id)
             if pattern is None:
@@ -187,7 +197,8 @@ class PartitionableGpus:
             )
         return devices
 
-    def _withhold(self, name: str, reason: str) -> None:
+    def withhold(self, name: str, reason: str) -> None:
+        """Record a device that is not published, and why."""
         self.withheld.append(Exclusion(name, reason))
 
 

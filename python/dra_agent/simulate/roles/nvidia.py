@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from dra_agent.simulate.machine import Machine, RoleContext
 from dra_agent.simulate.models import GpuModel
+from dra_agent.simulate.nvml import Access
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
@@ -47,7 +49,6 @@ class NvidiaGpu:
             "GPU Excluded:\t No",
         )
         tree.file(f"proc/driver/nvidia/gpus/{address}/registry", 'Binary: ""')
-        tree.directory(f"proc/driver/nvidia/capabilities/gpu{self.minor}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class NvSwitch:
 
 
 def plan(machine: Machine, tree: Tree) -> None:
-    """Add what the driver shows once per host: its version, the control nodes, and the MIG capabilities."""
+    """Add what the driver shows once per host: its version and the control nodes."""
     if machine.nvidia is None:
         return
     flavour = "Open Kernel Module" if machine.nvidia.open_kernel_modules else "Kernel Module"
@@ -85,9 +86,34 @@ def plan(machine: Machine, tree: Tree) -> None:
     tree.node("dev/nvidia-modeset", MAJORS["nvidia"], _MODESET_MINOR)
     tree.node("dev/nvidia-uvm", MAJORS["nvidia-uvm"], 0)
     tree.node("dev/nvidia-uvm-tools", MAJORS["nvidia-uvm"], 1)
-    for minor, capability in ((1, "mig/config"), (2, "mig/monitor")):
-        tree.file(
-            f"proc/driver/nvidia/capabilities/{capability}",
-            f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1",
-        )
-        tree.node(f"dev/nvidia-caps/nvidia-cap{minor}", MAJORS["nvidia-caps"], minor, 0o400)
+
+
+def plan_capabilities(machine: Machine, access: Access, tree: Tree) -> None:
+    """Add the MIG capabilities: the numbers of all, and those that processes with that access see.
+
+    Modes are those of the driver (open-gpu-kernel-modules 595.45.04, src/nvidia/arch/nvalloc/unix/src/os.c).
+    """
+    if machine.nvidia is None:
+        return
+    gpus = [role.minor for _, role in machine.with_role(NvidiaGpu)]
+    tree.file("proc/driver/nvidia-caps/mig-minors", _mig_minors(max(gpus, default=0)))
+    for minor, capability, mode in ((1, "config", 0o400), (2, "monitor", 0o444)):
+        if access.config if capability == "config" else access.monitor:
+            tree.file(
+                f"proc/driver/nvidia/capabilities/mig/{capability}",
+                f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1",
+            )
+            tree.node(f"dev/nvidia-caps/nvidia-cap{minor}", MAJORS["nvidia-caps"], minor, mode)
+    for minor in gpus if access.instances else ():
+        tree.directory(f"proc/driver/nvidia/capabilities/gpu{minor}")
+
+
+def _mig_minors(highest: int) -> str:
+    """Minors of all capabilities, as the driver numbers them (kernel-open/nvidia/nv-caps.c: 15 instances of 8)."""
+    lines = ["config 1", "monitor 2"]
+    number = 3
+    for gpu, instance in itertools.product(range(highest + 1), range(15)):
+        for name in ("access", *(f"ci{compute}/access" for compute in range(8))):
+            lines.append(f"gpu{gpu}/gi{instance}/{name} {number}")
+            number += 1
+    return "\n".join(lines)

@@ -6,6 +6,7 @@ use crate::abi::{Code, field, version, write_value};
 use crate::call::part;
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{ComputeInstanceInfo, ComputeProfileInfo, ComputeProfileInfoV2, Placement};
+use crate::mig::access::require_config;
 use crate::mig::geometry::{
     compute_name, compute_slices, compute_starts, is_compute_free, multiprocessors, uuid,
 };
@@ -129,7 +130,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
     part(
         "nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
         handle,
-        |_, gpu, target| {
+        |state, gpu, target| {
+            require_config(state)?;
             let mut offer = offered(gpu, target, profile)?;
             let mut more = 0;
             while let Some(start) = offer.free_start() {
@@ -158,7 +160,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     part(
         "nvmlGpuInstanceCreateComputeInstance",
         handle,
-        |_, gpu, target| {
+        |state, gpu, target| {
+            require_config(state)?;
             let made = create(gpu, target, profile)?;
             // SAFETY: the caller provides one handle.
             unsafe { write_value(instance, made) }
@@ -212,6 +215,7 @@ pub extern "C" fn nvmlComputeInstanceDestroy(handle: Handle) -> c_int {
         "nvmlComputeInstanceDestroy",
         handle,
         |state, gpu, target| {
+            require_config(state)?;
             let (gpu_instance, id) = numbers(target)?;
             instances::change(gpu, |layout| {
                 let instance = layout.gpu_instance_mut(gpu_instance)?;
@@ -241,7 +245,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     part(
         "nvmlGpuInstanceGetComputeInstances",
         handle,
-        |_, gpu, target| {
+        |state, gpu, target| {
+            require_config(state)?;
             let offer = offered(gpu, target, profile)?;
             let found = offer
                 .instance
@@ -268,7 +273,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
     part(
         "nvmlGpuInstanceGetComputeInstanceById",
         handle,
-        |_, gpu, target| {
+        |state, gpu, target| {
+            require_config(state)?;
             let gpu_instance = number(target)?;
             enabled_layout(gpu)?
                 .gpu_instance(gpu_instance)?

@@ -6,6 +6,7 @@ use crate::abi::{Code, write_value};
 use crate::call::{device, part};
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{GpuInstanceInfo, Placement};
+use crate::mig::access::require_config;
 use crate::mig::geometry::{gpu_instance_id, is_free, remaining};
 use crate::mig::instances::{self, GpuInstance, PartitionLayout};
 use crate::mig::profiles::with_id;
@@ -22,7 +23,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
     device(
         "nvmlDeviceGetGpuInstanceRemainingCapacity",
         handle,
-        |_, gpu| {
+        |state, gpu| {
+            require_config(state)?;
             let layout = enabled_layout(gpu)?;
             // SAFETY: the caller provides one unsigned int.
             unsafe { write_value(count, remaining(&layout, with_id(gpu, profile)?)) }
@@ -38,7 +40,8 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstance(
     profile: c_uint,
     instance: *mut Handle,
 ) -> c_int {
-    device("nvmlDeviceCreateGpuInstance", handle, |_, gpu| {
+    device("nvmlDeviceCreateGpuInstance", handle, |state, gpu| {
+        require_config(state)?;
         enabled_layout(gpu)?;
         let made = create(gpu, with_id(gpu, profile)?, None)?;
         // SAFETY: the caller provides one handle.
@@ -58,7 +61,8 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
     device(
         "nvmlDeviceCreateGpuInstanceWithPlacement",
         handle,
-        |_, gpu| {
+        |state, gpu| {
+            require_config(state)?;
             enabled_layout(gpu)?;
             // SAFETY: null or one structure.
             let place = unsafe { placement.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?;
@@ -106,7 +110,8 @@ fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlGpuInstanceDestroy(handle: Handle) -> c_int {
-    part("nvmlGpuInstanceDestroy", handle, |_, gpu, target| {
+    part("nvmlGpuInstanceDestroy", handle, |state, gpu, target| {
+        require_config(state)?;
         let id = number(target)?;
         instances::change(gpu, |layout| {
             if !layout.gpu_instance(id)?.compute_instances.is_empty() {
@@ -127,7 +132,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstances(
     list: *mut Handle,
     count: *mut c_uint,
 ) -> c_int {
-    device("nvmlDeviceGetGpuInstances", handle, |_, gpu| {
+    device("nvmlDeviceGetGpuInstances", handle, |state, gpu| {
+        require_config(state)?;
         let layout = enabled_layout(gpu)?;
         with_id(gpu, profile)?;
         let found = layout
@@ -148,7 +154,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
     id: c_uint,
     instance: *mut Handle,
 ) -> c_int {
-    device("nvmlDeviceGetGpuInstanceById", handle, |_, gpu| {
+    device("nvmlDeviceGetGpuInstanceById", handle, |state, gpu| {
+        require_config(state)?;
         enabled_layout(gpu)?
             .gpu_instance(id)
             .map_err(|_| Code::NOT_FOUND)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::abi::Code;
 use crate::files::{self, CachedFile, LockedFile, lock};
 use crate::mig::nodes;
-use crate::state::Gpu;
+use crate::state::{self, Gpu};
 
 /// By GPU UUID. A GPU without an entry has MIG mode off.
 type Layouts = BTreeMap<String, PartitionLayout>;
@@ -101,7 +101,7 @@ pub(crate) fn change<R>(
     let layout = enabled_layout.entry(gpu.uuid.clone()).or_default();
     let result = change(layout)?;
     let layout = layout.clone();
-    nodes::add(gpu.minor, &layout)?;
+    nodes::add(gpu.minor, &layout, state::current()?.access.instances)?;
     held.write(&enabled_layout)?;
     nodes::remove_others(gpu.minor, &layout);
     Ok(result)

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::abi::{Code, SUCCESS, write_value};
 use crate::call::{device, values};
 use crate::handles::Handle;
+use crate::mig::access::require_admin;
 use crate::mig::instances;
 use crate::mig::profiles::capable;
 use crate::state::{Gpu, State};
@@ -50,6 +51,7 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
 ) -> c_int {
     device("nvmlDeviceSetMigMode", handle, |state, gpu| {
         capable(gpu)?;
+        require_admin(state)?;
         if mode > 1 || status.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }

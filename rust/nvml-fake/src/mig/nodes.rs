@@ -16,19 +16,27 @@ use crate::mig::instances::PartitionLayout;
 const FIRST: u32 = 3;
 const GPU_INSTANCES: u32 = 15;
 const COMPUTE_INSTANCES: u32 = 8;
+const NODES_OF_A_GPU: u32 = GPU_INSTANCES * (1 + COMPUTE_INSTANCES);
 const MODE: u32 = 0o444;
 
 /// Creates the missing folders and nodes of a GPU's instances.
-pub(crate) fn add(minor: u32, layout: &PartitionLayout) -> Result<(), Code> {
+///
+/// Without `shown`, no folder: NVIDIA's legacy container runtime covers /proc/driver/nvidia (libnvidia-container,
+/// nvc_mount.c). The nodes are in the host's /dev in any case.
+pub(crate) fn add(minor: u32, layout: &PartitionLayout, shown: bool) -> Result<(), Code> {
     let Some(root) = files::root() else {
         return Ok(());
     };
     for (folder, node) in expected(root, minor, layout) {
-        if !folder.join("access").exists() {
-            make_node(&node_path(root, node), node)
-                .and_then(|()| make_folder(&folder, node))
-                .map_err(|_| Code::OPERATING_SYSTEM)?;
-        }
+        let path = node_path(root, node);
+        let made = if shown && !folder.join("access").exists() {
+            make_node(&path, node).and_then(|()| make_folder(&folder, node))
+        } else if !shown && !path.exists() {
+            make_node(&path, node)
+        } else {
+            Ok(())
+        };
+        made.map_err(|_| Code::OPERATING_SYSTEM)?;
     }
     Ok(())
 }
@@ -39,26 +47,19 @@ pub(crate) fn remove_others(minor: u32, layout: &PartitionLayout) {
         return;
     };
     let expected = expected(root, minor, layout);
-    for instance in folders(&mig_folder(root, minor)) {
-        for compute in folders(&instance) {
-            remove(root, &compute, &expected);
-        }
-        remove(root, &instance, &expected);
-    }
-}
-
-fn remove(root: &Path, folder: &Path, expected: &BTreeMap<PathBuf, u32>) {
-    if expected.contains_key(folder) {
-        return;
-    }
-    let text = fs::read_to_string(folder.join("access")).unwrap_or_default();
-    let node = text
-        .lines()
-        .find_map(|line| line.strip_prefix("DeviceFileMinor: ")?.parse().ok());
     // The next change retries a failed removal.
-    let _ = fs::remove_dir_all(folder);
-    if let Some(node) = node {
-        let _ = fs::remove_file(node_path(root, node));
+    for instance in folders(&mig_folder(root, minor)) {
+        for folder in folders(&instance).into_iter().chain([instance]) {
+            if !expected.contains_key(&folder) {
+                let _ = fs::remove_dir_all(folder);
+            }
+        }
+    }
+    let first = FIRST + minor * NODES_OF_A_GPU;
+    for node in first..first + NODES_OF_A_GPU {
+        if !expected.values().any(|other| *other == node) {
+            let _ = fs::remove_file(node_path(root, node));
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::abi::{Code, field, version, write_list, write_value};
 use crate::call::device;
 use crate::handles::Handle;
 use crate::mig::abi::{Placement, ProfileInfo, ProfileInfoV2};
+use crate::mig::access::require_config;
 use crate::state::{Gpu, MigProfile};
 
 const PROFILES: c_uint = 0x12;
@@ -87,8 +88,9 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     device(
         "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
         handle,
-        |_, gpu| {
+        |state, gpu| {
             capable(gpu)?;
+            require_config(state)?;
             let places: Vec<_> = with_id(gpu, id)
                 .map_err(|_| Code::NOT_SUPPORTED)?
                 .placements
