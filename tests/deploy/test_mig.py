@@ -39,7 +39,8 @@ def started(render: Render, values: dict[str, Any], toolkit: Toolkit) -> Contain
 
 
 def test_nothing_is_granted_without_mig(render: Render) -> None:
-    for values in ({}, {"runtimeClassName": "nvidia"}, {"config": '[[inventory.partition]]\nmode = "amd"\nwhen="true"'}):
+    amd = RULE.replace("mig", "amd")
+    for values in ({}, {"runtimeClassName": "nvidia"}, {"config": amd}):
         assert security(render, values) == BOUNDED and variables(render, values) == {}
 
 

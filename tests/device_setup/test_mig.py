@@ -571,3 +571,15 @@ def test_a_partition_is_made_where_the_runtime_covers_the_driver_s_procfs(world:
     assert len(nodes) == 2 and all((world.host.dev / Path(path).relative_to("/dev")).exists() for path in nodes)
     world.setup.tear_down("u1", [name], None, a_minute())
     assert world.exist() == []
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement"])
+def test_what_the_driver_does_not_support_is_not_tried_again(world: World, function: str) -> None:
+    """As in the guest of a vGPU: NOT_SUPPORTED with MIG mode on is not a matter of time."""
+    name = f"{FIRST}-mig-3g-40gb-4"
+    device = world.device(name)
+    inject.fail(world.root, function, 3, machine=MACHINE)
+    with pytest.raises(PermanentError, match="vGPU") as refused:
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    assert refused.value.where == "GPU 0000:01:00.0"
+    assert world.notes() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ tell([*rows, left()])"""
     assert told == [empty, [4, 1, 2, 2, 1, 1, 0], [3, 0, 1, 1, 0, 0, 0], empty]
 
 
-def test_the_driver_chooses_the_highest_place_and_numbers_by_place(host: Path, program: Program) -> None:
+def test_the_driver_chooses_the_highest_place(host: Path, program: Program) -> None:
     source = """
 made = [nvml.nvmlDeviceCreateGpuInstance(h, profile) for profile in (ONE, TWO, FOUR)]
 infos = [nvml.nvmlGpuInstanceGetInfo(instance) for instance in made]
@@ -147,25 +148,45 @@ other = nvml.nvmlDeviceGetHandleByIndex(1)
 nvml.nvmlDeviceSetMigMode(other, 1)
 tell([*([info.id, info.profileId, info.placement.start, info.placement.size] for info in infos),
       number(place(SEVEN, 0, other))])"""
-    # nvidia-smi mig -cgi 19,14,5 in NVIDIA's MIG user guide gives these numbers and placements.
-    assert program(host, MIG + source) == [[13, 19, 6, 1], [5, 14, 4, 2], [1, 5, 0, 4], 0]
+    *told, whole = program(host, MIG + source)
+    # nvidia-smi mig -cgi 19,14,5 in NVIDIA's MIG user guide gives these placements.
+    assert [place for _, *place in told] == [[19, 6, 1], [14, 4, 2], [5, 0, 4]]
+    one, two, four = (number for number, *_ in told)
+    assert one in range(7, 15) and two in range(3, 7) and four in range(1, 3) and whole == 0
+
+
+def test_the_number_of_an_instance_does_not_follow_from_its_place(tmp_path: Path, program: Program) -> None:
+    """DCGM#138: with one layout on every GPU, 2g at 0 is number 3 of the first and 5 of the second."""
+    source = "tell([number(place(TWO, 0)), nvml.nvmlDeviceGetComputeInstanceId(device(place(ONE, 5)))])"
+    told = []
+    for seed in range(6):
+        machine = replace(PAIR, nvidia=NvidiaDriver("570.124.06", 12080, id_seed=seed))
+        build_machine(machine, tmp_path / str(seed))
+        told.append(program(tmp_path / str(seed), MIG + source))
+    instances, computes = [set(numbers) for numbers in zip(*told, strict=True)]
+    assert len(instances) > 1 and instances <= {3, 4, 5, 6}
+    assert len(computes) > 1 and computes <= set(range(8))
+    assert told[0][1] == 0
 
 
 def test_instances_are_found_by_profile_and_number(host: Path, program: Program) -> None:
     source = """
 made = [place(ONE, 2), place(ONE, 5), place(TWO, 0)]
+numbers = [number(instance) for instance in made]
 kind = nvml.c_nvmlGpuInstance_t
-ones = [number(i) for i in listed(nvml.nvmlDeviceGetGpuInstances, h, ONE, kind)]
-again = nvml.nvmlDeviceGetGpuInstanceById(h, 9)
+ones = [numbers.index(number(i)) for i in listed(nvml.nvmlDeviceGetGpuInstances, h, ONE, kind)]
+again = nvml.nvmlDeviceGetGpuInstanceById(h, numbers[0])
+unused = next(free for free in range(3, 7) if free not in numbers)
 device(made[2], 0); device(made[2], 0)
 parts = listed(nvml.nvmlGpuInstanceGetComputeInstances, made[2], 0, nvml.c_nvmlComputeInstance_t)
 whole = listed(nvml.nvmlGpuInstanceGetComputeInstances, made[2], 1, nvml.c_nvmlComputeInstance_t)
 info = nvml.nvmlComputeInstanceGetInfo_v2(nvml.nvmlGpuInstanceGetComputeInstanceById(made[2], 1))
-tell([ones, number(again), outcome(nvml.nvmlDeviceGetGpuInstanceById, h, 4),
+tell([sorted(ones), numbers.index(number(again)), outcome(nvml.nvmlDeviceGetGpuInstanceById, h, unused),
       outcome(nvml.nvmlDeviceGetGpuInstanceById, h, 77), len(parts), len(whole),
-      [info.id, info.profileId, info.placement.start, info.placement.size, number(info.gpuInstance)],
+      [info.id, info.profileId, info.placement.start, info.placement.size,
+       numbers.index(number(info.gpuInstance))],
       outcome(nvml.nvmlGpuInstanceGetComputeInstanceById, made[2], 2)])"""
-    assert program(host, MIG + source) == [[9, 12], 9, NOT_FOUND, NOT_FOUND, 2, 0, [1, 0, 1, 1, 3], NOT_FOUND]
+    assert program(host, MIG + source) == [[0, 1], 0, NOT_FOUND, NOT_FOUND, 2, 0, [1, 0, 1, 1, 2], NOT_FOUND]
 
 
 def test_compute_instances_share_what_their_gpu_instance_has(host: Path, program: Program) -> None:
@@ -214,12 +235,12 @@ def test_a_mig_device_answers_for_its_part_only(host: Path, program: Program) ->
     made = """
 first, second = place(ONE, 0), place(TWO, 2)
 mine, other = device(first), device(second, 1)
-tell([nvml.nvmlDeviceGetUUID(mine), nvml.nvmlDeviceGetUUID(other)])"""
-    uuids = program(host, MIG + made)
+tell([nvml.nvmlDeviceGetUUID(mine), nvml.nvmlDeviceGetUUID(other), number(first), number(second)])"""
+    *uuids, one, two = program(host, MIG + made)
     state = nvml.read(host / "lib")
     processes = (
-        nvml.Process(state.devices[0].uuid, 1, 1 << 30, 7, 0),
-        nvml.Process(state.devices[0].uuid, 2, 2 << 30, 4, 0),
+        nvml.Process(state.devices[0].uuid, 1, 1 << 30, one, 0),
+        nvml.Process(state.devices[0].uuid, 2, 2 << 30, two, 0),
     )
     nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=processes))
     source = f"""
@@ -240,11 +261,11 @@ tell([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIs
         1,
         0,
         state.devices[0].uuid,
-        7,
+        one,
         0,
         [9856, 1024, 9856, 1024, 0],
-        [[1, 7, 0]],
-        [[1, 7, 0], [2, 4, 0]],
+        [[1, one, 0]],
+        [[1, one, 0], [2, two, 0]],
         3 * 1024,
         [NOT_SUPPORTED] * 3,
         [NOT_SUPPORTED] * 2,
@@ -254,12 +275,12 @@ tell([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIs
 
 
 def test_what_is_used_is_not_destroyed(host: Path, program: Program) -> None:
-    program(host, MIG + "device(place(ONE, 0)); tell(1)")
+    one = program(host, MIG + "made = place(ONE, 0); device(made); tell(number(made))")
     state = nvml.read(host / "lib")
-    busy = (nvml.Process(state.devices[0].uuid, 1, 1 << 30, 7, 0),)
+    busy = (nvml.Process(state.devices[0].uuid, 1, 1 << 30, one, 0),)
     nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=busy))
-    source = """
-instance = nvml.nvmlDeviceGetGpuInstanceById(h, 7)
+    source = f"""
+instance = nvml.nvmlDeviceGetGpuInstanceById(h, {one})
 compute = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
 tell([outcome(nvml.nvmlGpuInstanceDestroy, instance), outcome(nvml.nvmlComputeInstanceDestroy, compute)])"""
     assert program(host, MIG + source) == [IN_USE, IN_USE]
@@ -275,15 +296,17 @@ tell(told + [outcome(nvml.nvmlComputeInstanceDestroy, compute), outcome(nvml.nvm
 
 def test_an_instance_made_again_has_another_uuid_and_the_same_number(host: Path, program: Program) -> None:
     source = """
-uuids = []
+uuids, numbers = [], set()
 for _ in range(3):
     instance = place(ONE, 0)
+    numbers.add(number(instance))
     uuids.append(nvml.nvmlDeviceGetUUID(device(instance)))
     nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
     nvml.nvmlGpuInstanceDestroy(instance)
-tell([len(set(uuids)), number(place(ONE, 0)), [len(part) for part in uuids[0].split("-")], uuids[0][18]])"""
+numbers.add(number(place(ONE, 0)))
+tell([len(set(uuids)), len(numbers), [len(part) for part in uuids[0].split("-")], uuids[0][18]])"""
     told = program(host, MIG + source)
-    assert told == [3, 7, [3, 8, 4, 4, 4, 12], "5"]
+    assert told == [3, 1, [3, 8, 4, 4, 4, 12], "5"]
 
 
 def test_folders_and_nodes_come_and_go_with_instances(host: Path, program: Program) -> None:
@@ -291,12 +314,13 @@ def test_folders_and_nodes_come_and_go_with_instances(host: Path, program: Progr
     made = """
 h = nvml.nvmlDeviceGetHandleByIndex(1)
 nvml.nvmlDeviceSetMigMode(h, 1)
-device(place(TWO, 4, h), 1)
-tell(1)"""
-    program(host, MIG + made)
+instance = place(TWO, 4, h)
+device(instance, 1)
+tell(number(instance))"""
+    two = program(host, MIG + made)
     # As the driver's mig-minors numbers them: gpu1/gi0 is 138, nine for each GPU instance.
-    instance, compute = 138 + 5 * 9, 138 + 5 * 9 + 1
-    for folder, number in (("gi5", instance), ("gi5/ci0", compute)):
+    instance, compute = 138 + two * 9, 138 + two * 9 + 1
+    for folder, number in ((f"gi{two}", instance), (f"gi{two}/ci0", compute)):
         text = (capabilities / "gpu1/mig" / folder / "access").read_text()
         assert text == f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
         node = (host / f"dev/nvidia-caps/nvidia-cap{number}").lstat()
@@ -304,10 +328,10 @@ tell(1)"""
         if stat.S_ISCHR(node.st_mode):
             assert node.st_rdev == (510 << 8 | number & 0xFF | (number & ~0xFF) << 12)
     build_machine(PAIR, host)
-    assert (capabilities / "gpu1/mig/gi5/ci0/access").exists(), "a rebuild keeps instances"
-    destroyed = """
+    assert (capabilities / f"gpu1/mig/gi{two}/ci0/access").exists(), "a rebuild keeps instances"
+    destroyed = f"""
 h = nvml.nvmlDeviceGetHandleByIndex(1)
-instance = nvml.nvmlDeviceGetGpuInstanceById(h, 5)
+instance = nvml.nvmlDeviceGetGpuInstanceById(h, {two})
 nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
 between = nvml.nvmlDeviceGetMaxMigDeviceCount(h), devices(h)
 nvml.nvmlGpuInstanceDestroy(instance)
@@ -321,7 +345,7 @@ def test_instances_outlive_the_process_and_are_lost_with_the_gpu(host: Path, pro
     program(host, MIG + "device(place(ONE, 0)); tell(1)")
     assert program(host, "h = nvml.nvmlDeviceGetHandleByIndex(0)\n" + MIG + "tell(devices())") == ["1g.10gb"]
     uuid = nvml.read(host / "lib").devices[0].uuid
-    assert [instance.id for instance in mig.read(host)[uuid].gpu_instances] == [7]
+    assert [instance.start for instance in mig.read(host)[uuid].gpu_instances] == [0]
     inject.unplug(host, "0", PAIR)
     inject.replug(host, "0", PAIR)
     assert mig.read(host)[uuid].gpu_instances == ()
@@ -339,4 +363,4 @@ def test_processes_that_divide_at_the_same_time_lose_nothing(host: Path, program
         thread.join()
     assert sum(told) == 7, told
     uuid = nvml.read(host / "lib").devices[0].uuid
-    assert [instance.start for instance in mig.read(host)[uuid].gpu_instances] == list(range(7))
+    assert sorted(instance.start for instance in mig.read(host)[uuid].gpu_instances) == list(range(7))

@@ -193,6 +193,10 @@ class NvidiaDriver:
     version: str
     cuda: int
     open_kernel_modules: bool = True
+    profiles_need_mig: bool = False
+    """Whether it describes MIG profiles in their versioned form only while MIG mode is on."""
+    id_seed: int = 0
+    """Determines the numbers of MIG instances; with 0, those of compute instances count from 0."""
 
 
 def _without(functions: tuple[Function, ...], addresses: Collection[str]) -> tuple[Function, ...]:

@@ -28,6 +28,10 @@ class Driver(msgspec.Struct, frozen=True):
     version: str
     nvml_version: str
     cuda: int
+    profiles_need_mig: bool = False
+    """Whether nvmlDeviceGetGpuInstanceProfileInfoV is NOT_SUPPORTED while MIG mode is off, as nvml.h states."""
+    id_seed: int = 0
+    """Determines the numbers of MIG instances, together with the UUID of the GPU; 0: compute instances count from 0."""
 
 
 class Pci(msgspec.Struct, frozen=True):
@@ -106,6 +110,8 @@ class Gpu(msgspec.Struct, frozen=True):
     fabric: tuple[str, int] | None
     mig: tuple[MigProfile, ...]
     present: bool = True
+    virtualization: int = 0
+    """nvmlGpuVirtualizationMode_t: 0 bare metal, 1 passed through, 2 a vGPU in its guest."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):

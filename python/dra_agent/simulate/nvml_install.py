@@ -51,7 +51,9 @@ def install(machine: Machine, present: Machine, folder: Path, access: Access) ->
 def describe(machine: Machine, present: set[str]) -> NvmlState:
     """The state of a machine; the GPUs at these addresses are plugged in and bound to NVIDIA's driver."""
     nvidia = machine.nvidia
-    driver = None if nvidia is None else Driver(nvidia.version, f"12.{nvidia.version}", nvidia.cuda)
+    driver = None
+    if nvidia is not None:
+        driver = Driver(nvidia.version, f"12.{nvidia.version}", nvidia.cuda, nvidia.profiles_need_mig, nvidia.id_seed)
     functions = {function.address: function for function in machine.functions()}
     paths = dict(_paths(machine))
     gpus = tuple(
@@ -121,6 +123,7 @@ def _gpu(
             for profile in model.mig
         ),
         present=present,
+        virtualization=role.virtualization,
     )
 
 

@@ -81,6 +81,12 @@ pub(crate) struct Driver {
     pub(crate) version: String,
     pub(crate) nvml_version: String,
     pub(crate) cuda: i32,
+    /// Whether it describes profiles in their versioned form only in MIG mode.
+    #[serde(default)]
+    pub(crate) profiles_need_mig: bool,
+    /// Determines the numbers of MIG instances, together with the UUID of the GPU.
+    #[serde(default)]
+    pub(crate) id_seed: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -149,6 +155,9 @@ pub(crate) struct Gpu {
     pub(crate) nvlink_slots: u32,
     pub(crate) fabric: Option<(String, u32)>,
     pub(crate) mig: Vec<MigProfile>,
+    /// nvmlGpuVirtualizationMode_t; 2 is a vGPU in its guest.
+    #[serde(default)]
+    pub(crate) virtualization: u32,
 }
 
 /// A fault of calls. Without a function or device it applies to all.
@@ -274,6 +283,10 @@ impl State {
         let mut gpus: Vec<_> = self.devices.iter().filter(|gpu| gpu.present).collect();
         gpus.sort_by_key(|gpu| address_parts(&gpu.pci.address));
         gpus
+    }
+
+    pub(crate) fn id_seed(&self) -> u64 {
+        self.driver.as_ref().map_or(0, |driver| driver.id_seed)
     }
 
     pub(crate) fn condition(&self, gpu: &Gpu) -> Condition {

@@ -94,6 +94,8 @@ class MigDriver:
         )
         try:
             status = self._call("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
+        except NotSupportedError as error:
+            raise self._unsupported(f"MIG mode cannot be switched {word}", error) from error
         except NvmlError as error:
             if error.code == IN_USE:
                 raise in_use from error
@@ -118,7 +120,10 @@ class MigDriver:
         profiles = self._profiles.get(self._address)
         if profiles is None:
             known = read_profiles(self._nvml, self._gpu, self._address)
-            profiles = self._profiles[self._address] = tuple(profile.id for profile in known)
+            profiles = tuple(profile.id for profile in known)
+            # An empty table is not kept: instances that exist would never be listed.
+            if profiles:
+                self._profiles[self._address] = profiles
         for profile in profiles:
             for handle in instance_handles(self._nvml, self._gpu, self._address, profile):
                 info = self._call("nvmlGpuInstanceGetInfo", handle)
@@ -135,6 +140,10 @@ class MigDriver:
             handle = self._call(
                 "nvmlDeviceCreateGpuInstanceWithPlacement", self._gpu, profile, ctypes.byref(place), slow=True
             )
+        except NotSupportedError as error:
+            if not self.mode()[0]:
+                raise self._error(f"{message}: MIG mode was switched off", error) from error
+            raise self._unsupported(message, error) from error
         except NvmlError as error:
             if error.code == INSUFFICIENT:
                 raise NoRoomError(
@@ -243,6 +252,14 @@ class MigDriver:
 
     def _call(self, name: str, *arguments: Any, slow: bool = False) -> Any:
         return self._nvml.call(name, *arguments, about=self._address, timeout=SLOW_CALL_TIMEOUT_S if slow else None)
+
+    def _unsupported(self, message: str, error: NvmlError) -> PermanentError:
+        """Return the error for a call that the driver does not support in the guest of a vGPU (nvml.h)."""
+        return PermanentError(
+            f"{message}: {error.message}; a vGPU is partitioned on its host only",
+            where=self._where,
+            hint="claim another device, or partition the GPU on the host of this virtual machine",
+        )
 
     def _error(self, message: str, error: NvmlError) -> RetryableError:
         message = f"{message}: {error.message}"

@@ -31,6 +31,10 @@ _HOPPER = (9, 0)
 """Compute capability from which on MIG mode changes without a reset of the GPU (MIG user guide)."""
 
 
+class NotPartitionableError(RetryableError):
+    """The driver does not partition the GPU, though the GPU has a MIG mode."""
+
+
 class PartitionableGpus:
     """Describes them; keeps the last result of NVML while it does not respond."""
 
@@ -76,6 +80,9 @@ class PartitionableGpus:
         if handle is not None:
             try:
                 self._look(address, facts, handle, whole)
+            except NotPartitionableError as error:
+                whole.problems.append(Diagnostic(whole.name, error.message, error.hint, severity="warning"))
+                return None
             except NoPermissionError:
                 whole.problems.append(partitions_denied(whole.name))
                 if address not in self._profiles:
@@ -87,17 +94,21 @@ class PartitionableGpus:
         if profiles is None:
             self.withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
             return []
-        if not profiles:
-            what = f"inventory.partition chooses it ({rule.when}), but it does not support MIG"
-            whole.problems.append(Diagnostic(whole.name, what, "correct the rule", severity="warning"))
-            return [whole.build()]
         if self.whole_facts(address, facts).memory_denied:
             whole.problems.append(memory_denied(whole.name))
         return self._devices(whole, facts, driver, rule, PartitionLayout(profiles, self._foreign(address, rule)))
 
     def _look(self, address: str, facts: GpuInfo, handle: Any, whole: DeviceBuilder) -> None:
         if address not in self._profiles:
-            self._profiles[address] = read_profiles(self._nvml, handle, address)
+            self._check_virtualization(address, handle)
+            profiles = read_profiles(self._nvml, handle, address)
+            if not profiles:
+                # Not kept: a table that is empty now may be complete at the next scan.
+                raise NotPartitionableError(
+                    "NVML lists no MIG profile for it, so that it is not partitioned",
+                    hint="run `nvidia-smi mig -lgip`; exclude the GPU from inventory.partition if it has no profiles",
+                )
+            self._profiles[address] = profiles
         found: list[GpuInstance] = []
         live: list[MigInstance] = []
         # An instance is recorded before its creation and until its removal: it may change while NVML is queried.
@@ -113,6 +124,18 @@ class PartitionableGpus:
             for instance in found
             if not any(note is None or note.owns(instance.profile, instance.placement.start) for note in notes)
         ]
+
+    def _check_virtualization(self, address: str, handle: Any) -> None:
+        """Raise NotPartitionableError in the guest of a vGPU, which cannot create instances (nvml.h)."""
+        try:
+            mode = self._nvml.call("nvmlDeviceGetVirtualizationMode", handle, about=address)
+        except NotSupportedError:
+            return
+        if mode == self._nvml.module.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
+            raise NotPartitionableError(
+                "inventory.partition selects it, but it is a vGPU, which is partitioned on its host only",
+                hint="partition the GPU on the host of this virtual machine, or exclude it from inventory.partition",
+            )
 
     def _note(self, address: str, whole: DeviceBuilder) -> OwnershipRecord | None:
         try:

@@ -1,4 +1,4 @@
-"""Possible MIG instances of a GPU: NVML's tables of profiles and placements, which it returns in either mode.
+"""Possible MIG instances of a GPU: NVML's tables of profiles and placements, in either mode.
 
 Sizes and places are NVML's own for the very GPU; nothing of them is known here.
 """
@@ -6,16 +6,31 @@ Sizes and places are NVML's own for the very GPU; nothing of them is known here.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 _MOST_PLACEMENTS = 32
 INVALID_ARGUMENT = 2
 """Of nvmlReturn_t: this library knows no profile of that number."""
+
+_SUFFIXES = {
+    0x07: "+me",
+    0x08: "+me",
+    0x0A: "+gfx",
+    0x0B: "+gfx",
+    0x0C: "+gfx",
+    0x0D: "-me",
+    0x0E: "-me",
+    0x0F: "+me.all",
+    0x10: "+me.all",
+    0x11: "+gfx",
+}
+"""By NVML_GPU_INSTANCE_PROFILE_*: REV1, GFX, NO_ME and ALL_ME (nvml.h)."""
 
 _ENGINES = {
     "multiprocessors": "multiprocessorCount",
@@ -67,17 +82,37 @@ def read_profiles(nvml: NvmlClient, handle: Any, address: str) -> tuple[MigProfi
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
 
+    numbers = range(nvml.module.NVML_GPU_INSTANCE_PROFILE_COUNT)
+    infos = {number: info for number in numbers if (info := _info(ask, handle, number, 2)) is not None}
+    names = {number: _name(info) for number, info in infos.items()}
+    if not infos:
+        # nvml.h permits a driver to refuse version 2, and only that, while MIG mode is off. Version 1 has no name.
+        infos = {number: info for number in numbers if (info := _info(ask, handle, number, 1)) is not None}
+        total = int(ask("nvmlDeviceGetMemoryInfo", handle).total) if infos else 0
+        names = {
+            number: profile_name(number, info.sliceCount, info.memorySizeMB, total) for number, info in infos.items()
+        }
     profiles = []
-    for number in range(nvml.module.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        info = _info(ask, handle, number)
-        if info is None or not info.instanceCount:
+    for number, info in infos.items():
+        if not info.instanceCount:
             continue
         placements = _placements(nvml.module, ask, handle, info.id)
         engines = {name: int(getattr(info, one)) for name, one in _ENGINES.items() if getattr(info, one)}
         profiles.append(
-            MigProfile(info.id, _name(info), info.sliceCount, info.memorySizeMB * _MIB, placements, engines)
+            MigProfile(info.id, names[number], info.sliceCount, info.memorySizeMB * _MIB, placements, engines)
         )
     return tuple(profile for profile in profiles if profile.placements)
+
+
+def profile_name(number: int, slices: int, memory_mib: int, total_bytes: int) -> str:
+    """Return the driver's name of a profile by its number in NVML, compute slices, and memory.
+
+    The memory in a name is the share of the GPU's, in whole eighths, of its size in whole GB: go-nvlib,
+    pkg/nvlib/device/mig_profile.go.
+    """
+    eighths = math.ceil(memory_mib * _MIB * 8 / total_bytes)
+    gigabytes = math.floor(eighths / 8 * math.ceil(total_bytes / _GIB) + 0.5)
+    return f"{slices}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
 
 
 def profile_label(profile: str) -> str:
@@ -86,9 +121,9 @@ def profile_label(profile: str) -> str:
     return plain if plain == profile else f"{plain}-nome"
 
 
-def _info(ask: Callable[..., Any], handle: Any, number: int) -> Any:
+def _info(ask: Callable[..., Any], handle: Any, number: int, version: int) -> Any:
     try:
-        return ask("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+        return ask("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, version)
     except NotSupportedError:
         return None
     except NvmlError as error:

@@ -46,6 +46,7 @@ def gpu(
     nvlinks: tuple[str, ...] = (),
     fabric: tuple[str, int] | None = None,
     numa_node: int | None = None,
+    virtualization: int = 0,
 ) -> Function:
     """A GPU; its UUID and serial number follow from the machine's name and the minor."""
     board = _BOARDS[model.name]
@@ -56,6 +57,7 @@ def gpu(
         model=model,
         nvlinks=nvlinks,
         fabric=fabric,
+        virtualization=virtualization,
     )
     return Function(
         address,

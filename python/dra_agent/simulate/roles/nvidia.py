@@ -29,6 +29,8 @@ class NvidiaGpu:
     nvlinks: tuple[str, ...] = ()
     fabric: tuple[str, int] | None = None
     """Cluster UUID and clique of an NVLink fabric."""
+    virtualization: int = 0
+    """As NVML numbers it: 0 bare metal, 1 passed through, 2 a vGPU in its guest."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the node, and the driver's folder of the GPU below /proc/driver/nvidia/gpus."""

@@ -8,12 +8,13 @@ use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{ComputeInstanceInfo, ComputeProfileInfo, ComputeProfileInfoV2, Placement};
 use crate::mig::access::require_config;
 use crate::mig::geometry::{
-    compute_name, compute_slices, compute_starts, is_compute_free, multiprocessors, uuid,
+    compute_instance_ids, compute_name, compute_slices, compute_starts, is_compute_free,
+    multiprocessors, uuid,
 };
 use crate::mig::gpu_instance::{enabled_layout, number, write_all};
 use crate::mig::instances::{self, ComputeInstance, GpuInstance};
 use crate::mig::profiles::with_id;
-use crate::state::{Gpu, MigProfile};
+use crate::state::{Gpu, MigProfile, State};
 
 const PROFILES: c_uint = 9;
 const SHARED_ENGINES: c_uint = 0;
@@ -162,14 +163,14 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
         handle,
         |state, gpu, target| {
             require_config(state)?;
-            let made = create(gpu, target, profile)?;
+            let made = create(state, gpu, target, profile)?;
             // SAFETY: the caller provides one handle.
             unsafe { write_value(instance, made) }
         },
     )
 }
 
-fn create(gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
+fn create(state: &State, gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
     offered(gpu, target, profile)?;
     let gpu_instance = number(target)?;
     let id = instances::change(gpu, |layout| {
@@ -180,7 +181,7 @@ fn create(gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
         let start = compute_starts(of, slices)
             .find(|&start| is_compute_free(instance, start, slices))
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
-        let id = (0..MAX_COMPUTE_INSTANCES)
+        let id = compute_instance_ids(gpu, state.id_seed(), MAX_COMPUTE_INSTANCES)
             .find(|&id| instance.compute_instance(id).is_err())
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         instance.compute_instances.push(ComputeInstance {

@@ -9,9 +9,29 @@ pub(crate) const COMPUTE_PROFILES: [(u32, u32); 5] = [(0, 1), (1, 2), (2, 3), (3
 /// The number of the GPU instance at a placement.
 ///
 /// It names a node of the tree of halves, as NVIDIA's open kernel modules number them (kmigmgrSwizzIdToSpan): 0 is the
-/// whole GPU, 1 and 2 are its halves, 3 to 6 its quarters, 7 to 14 its eighths.
-pub(crate) fn gpu_instance_id(start: u32, size: u32) -> u32 {
-    8 / size - 1 + start / size
+/// whole GPU, 1 and 2 are its halves, 3 to 6 its quarters, 7 to 14 its eighths. Which physical half a placement means
+/// differs from GPU to GPU: in DCGM#138, placement 0:2 is number 3 of one GPU and 5 of the next.
+pub(crate) fn gpu_instance_id(gpu: &Gpu, seed: u64, start: u32, size: u32) -> u32 {
+    let slices = gpu
+        .mig
+        .iter()
+        .flat_map(|profile| &profile.placements)
+        .map(|(start, size)| start + size)
+        .max()
+        .unwrap_or(1)
+        .next_power_of_two();
+    let order = hash(&gpu.uuid, seed) as u32 & (slices - 1) & !(size - 1);
+    slices / size - 1 + (start ^ order) / size
+}
+
+/// The order in which numbers are given to compute instances: ascending from a start that depends on the seed.
+pub(crate) fn compute_instance_ids(gpu: &Gpu, seed: u64, most: u32) -> impl Iterator<Item = u32> {
+    let first = if seed == 0 {
+        0
+    } else {
+        hash(&gpu.uuid, !seed) as u32 % most
+    };
+    (0..most).map(move |number| (first + number) % most)
 }
 
 /// Whether the memory slices are free.

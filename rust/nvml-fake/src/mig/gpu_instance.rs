@@ -9,8 +9,9 @@ use crate::mig::abi::{GpuInstanceInfo, Placement};
 use crate::mig::access::require_config;
 use crate::mig::geometry::{gpu_instance_id, is_free, remaining};
 use crate::mig::instances::{self, GpuInstance, PartitionLayout};
+use crate::mig::mode::require_physical;
 use crate::mig::profiles::with_id;
-use crate::state::{Gpu, MigProfile};
+use crate::state::{Gpu, MigProfile, State};
 
 /// # Safety
 /// As NVML's reference requires for `count`.
@@ -42,8 +43,9 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstance(
 ) -> c_int {
     device("nvmlDeviceCreateGpuInstance", handle, |state, gpu| {
         require_config(state)?;
+        require_physical(gpu)?;
         enabled_layout(gpu)?;
-        let made = create(gpu, with_id(gpu, profile)?, None)?;
+        let made = create(state, gpu, with_id(gpu, profile)?, None)?;
         // SAFETY: the caller provides one handle.
         unsafe { write_value(instance, made) }
     })
@@ -63,6 +65,7 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
         handle,
         |state, gpu| {
             require_config(state)?;
+            require_physical(gpu)?;
             enabled_layout(gpu)?;
             // SAFETY: null or one structure.
             let place = unsafe { placement.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?;
@@ -70,7 +73,7 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
             if !profile.placements.contains(&(place.start, place.size)) {
                 return Err(Code::INVALID_ARGUMENT);
             }
-            let made = create(gpu, profile, Some((place.start, place.size)))?;
+            let made = create(state, gpu, profile, Some((place.start, place.size)))?;
             // SAFETY: the caller provides one handle.
             unsafe { write_value(instance, made) }
         },
@@ -78,7 +81,12 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
 }
 
 /// Creates an instance at the placement, or else at the highest free one. INSUFFICIENT_RESOURCES if none is free.
-fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<Handle, Code> {
+fn create(
+    state: &State,
+    gpu: &Gpu,
+    profile: &MigProfile,
+    place: Option<(u32, u32)>,
+) -> Result<Handle, Code> {
     let id = instances::change(gpu, |layout| {
         if !layout.mode {
             return Err(Code::NOT_SUPPORTED);
@@ -91,7 +99,7 @@ fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<
         let (start, size) = place
             .filter(|_| remaining(layout, profile) > 0)
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
-        let id = gpu_instance_id(start, size);
+        let id = gpu_instance_id(gpu, state.id_seed(), start, size);
         layout.gpu_instances.push(GpuInstance {
             id,
             profile: profile.id,
@@ -112,6 +120,7 @@ fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<
 pub extern "C" fn nvmlGpuInstanceDestroy(handle: Handle) -> c_int {
     part("nvmlGpuInstanceDestroy", handle, |state, gpu, target| {
         require_config(state)?;
+        require_physical(gpu)?;
         let id = number(target)?;
         instances::change(gpu, |layout| {
             if !layout.gpu_instance(id)?.compute_instances.is_empty() {

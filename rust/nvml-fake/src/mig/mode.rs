@@ -12,7 +12,20 @@ use crate::state::{Gpu, State};
 
 const HOPPER: u32 = 9;
 
+const VGPU: u32 = 2;
+
+/// NOT_SUPPORTED in a vGPU guest, for changes of the mode and of GPU instances (nvml.h; open-gpu-kernel-modules,
+/// kernel_mig_manager.c: IS_VIRTUAL).
+pub(crate) fn require_physical(gpu: &Gpu) -> Result<(), Code> {
+    if gpu.virtualization == VGPU {
+        Err(Code::NOT_SUPPORTED)
+    } else {
+        Ok(())
+    }
+}
+
 values! {
+    nvmlDeviceGetVirtualizationMode: c_uint = |_, gpu| Ok(gpu.virtualization);
     // The maximum number of MIG devices: 0 while the mode is off.
     nvmlDeviceGetMaxMigDeviceCount: c_uint = |_, gpu| {
         let most = gpu.mig.iter().map(|profile| profile.slices).max().unwrap_or(0);
@@ -52,6 +65,7 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
     device("nvmlDeviceSetMigMode", handle, |state, gpu| {
         capable(gpu)?;
         require_admin(state)?;
+        require_physical(gpu)?;
         if mode > 1 || status.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }

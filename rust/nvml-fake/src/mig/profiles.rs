@@ -7,6 +7,7 @@ use crate::call::device;
 use crate::handles::Handle;
 use crate::mig::abi::{Placement, ProfileInfo, ProfileInfoV2};
 use crate::mig::access::require_config;
+use crate::mig::instances;
 use crate::state::{Gpu, MigProfile};
 
 const PROFILES: c_uint = 0x12;
@@ -47,33 +48,45 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     number: c_uint,
     info: *mut ProfileInfoV2,
 ) -> c_int {
-    device("nvmlDeviceGetGpuInstanceProfileInfoV", handle, |_, gpu| {
-        // SAFETY: null or one structure.
-        let given = unsafe { info.as_ref() }
-            .ok_or(Code::INVALID_ARGUMENT)?
-            .version;
-        if given != version::<ProfileInfoV2>(2) {
-            return Err(Code::ARGUMENT_VERSION_MISMATCH);
-        }
-        let profile = profile(gpu, number)?;
-        let result = ProfileInfoV2 {
-            version: given,
-            id: profile.id,
-            is_p2p_supported: 0,
-            slice_count: profile.slices,
-            instance_count: profile.most,
-            multiprocessor_count: profile.multiprocessors,
-            copy_engine_count: profile.copy_engines,
-            decoder_count: profile.decoders,
-            encoder_count: profile.encoders,
-            jpeg_count: profile.jpeg,
-            ofa_count: profile.ofa,
-            memory_size_mb: profile.memory_mib,
-            name: field(&profile.name),
-        };
-        // SAFETY: the caller provides one structure.
-        unsafe { write_value(info, result) }
-    })
+    device(
+        "nvmlDeviceGetGpuInstanceProfileInfoV",
+        handle,
+        |state, gpu| {
+            // SAFETY: null or one structure.
+            let given = unsafe { info.as_ref() }
+                .ok_or(Code::INVALID_ARGUMENT)?
+                .version;
+            if given != version::<ProfileInfoV2>(2) {
+                return Err(Code::ARGUMENT_VERSION_MISMATCH);
+            }
+            // nvml.h: NOT_SUPPORTED "if device doesn't have MIG mode enabled". Not verified: which drivers do so.
+            let needs_mig = state
+                .driver
+                .as_ref()
+                .is_some_and(|driver| driver.profiles_need_mig);
+            if needs_mig && !instances::of(gpu)?.mode {
+                return Err(Code::NOT_SUPPORTED);
+            }
+            let profile = profile(gpu, number)?;
+            let result = ProfileInfoV2 {
+                version: given,
+                id: profile.id,
+                is_p2p_supported: 0,
+                slice_count: profile.slices,
+                instance_count: profile.most,
+                multiprocessor_count: profile.multiprocessors,
+                copy_engine_count: profile.copy_engines,
+                decoder_count: profile.decoders,
+                encoder_count: profile.encoders,
+                jpeg_count: profile.jpeg,
+                ofa_count: profile.ofa,
+                memory_size_mb: profile.memory_mib,
+                name: field(&profile.name),
+            };
+            // SAFETY: the caller provides one structure.
+            unsafe { write_value(info, result) }
+        },
+    )
 }
 
 /// # Safety
