@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_agent.agent.rolling_update import FORGET_AFTER_S, InstanceRegistry, Standing, StateLock
+from dra_agent.agent.rolling_update import EXPIRE_AFTER_S, InstanceRegistry, LeadershipState, StateLock
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from eventually import eventually_async
 
@@ -42,7 +42,7 @@ def test_a_container_that_restarts_is_as_old_as_its_pod(tmp_path: Path) -> None:
 def test_the_dead_are_forgotten_after_a_while(tmp_path: Path) -> None:
     for name in ("long-dead", "just-dead"):
         InstanceRegistry(tmp_path, name).close()
-    before = time.time() - FORGET_AFTER_S - 1
+    before = time.time() - EXPIRE_AFTER_S - 1
     os.utime(next((tmp_path / "instances").glob("*-long-dead")), (before, before))
     living = InstanceRegistry(tmp_path, "living")
     (tmp_path / "instances" / "notes.txt").write_text("not an instance")
@@ -106,21 +106,21 @@ def leaders(*instances: InstanceRegistry) -> list[int]:
 def test_the_one_that_can_write_leads_until_a_newer_one_can(tmp_path: Path) -> None:
     old = InstanceRegistry(tmp_path, "old")
     assert old.is_leader(), "alone it leads before it has shown anything"
-    old.report(Standing.ABLE)
+    old.report(LeadershipState.ABLE)
     new = InstanceRegistry(tmp_path, "new")
     assert leaders(old, new) == [0] and new.is_newest() and new.has_able_elder()
-    new.report(Standing.ABLE)
+    new.report(LeadershipState.ABLE)
     assert leaders(old, new) == [1]
-    new.report(Standing.UNABLE)
+    new.report(LeadershipState.UNABLE)
     assert leaders(old, new) == [0], "what it could once does not count"
-    old.report(Standing.UNABLE)
+    old.report(LeadershipState.UNABLE)
     assert leaders(old, new) == [1] and not new.has_able_elder(), "the newest tries where none can"
 
 
 def test_one_that_stops_leads_only_where_no_other_lives(tmp_path: Path) -> None:
     old, new = InstanceRegistry(tmp_path, "old"), InstanceRegistry(tmp_path, "new")
-    old.report(Standing.ABLE)
-    old.report(Standing.STOPPING)
+    old.report(LeadershipState.ABLE)
+    old.report(LeadershipState.STOPPING)
     assert leaders(old, new) == [1]
     new.close()
     assert old.is_leader()
@@ -129,7 +129,7 @@ def test_one_that_stops_leads_only_where_no_other_lives(tmp_path: Path) -> None:
 def test_a_container_that_restarts_has_to_show_again_that_it_can_write(tmp_path: Path) -> None:
     old, new = InstanceRegistry(tmp_path, "old"), InstanceRegistry(tmp_path, "new")
     for one in (old, new):
-        one.report(Standing.ABLE)
+        one.report(LeadershipState.ABLE)
     new.close()
     again = InstanceRegistry(tmp_path, "new")
     assert leaders(old, again) == [0]
@@ -137,7 +137,7 @@ def test_a_container_that_restarts_has_to_show_again_that_it_can_write(tmp_path:
 
 def test_a_version_that_reports_nothing_leads_as_soon_as_it_lives(tmp_path: Path) -> None:
     old = InstanceRegistry(tmp_path, "old")
-    old.report(Standing.ABLE)
+    old.report(LeadershipState.ABLE)
     other = InstanceRegistry(tmp_path, "other")
     (path,) = (tmp_path / "instances").glob("*-other")
     os.truncate(path, 0)
@@ -147,21 +147,23 @@ def test_a_version_that_reports_nothing_leads_as_soon_as_it_lives(tmp_path: Path
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["start", "die", *Standing])), min_size=1, max_size=25)
+    steps=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["start", "die", *LeadershipState])), min_size=1, max_size=25
+    )
 )
 def test_exactly_one_leads_and_it_can_write_where_any_can(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str | Standing]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str | LeadershipState]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
     living: dict[int, InstanceRegistry] = {}
-    reported: dict[int, Standing] = {}
+    reported: dict[int, LeadershipState] = {}
     try:
         for who, what in steps:
             if what == "start" and who not in living:
-                living[who], reported[who] = InstanceRegistry(folder, f"pod-{who}"), Standing.UNABLE
+                living[who], reported[who] = InstanceRegistry(folder, f"pod-{who}"), LeadershipState.UNABLE
             elif what == "die" and who in living:
                 living.pop(who).close()
-            elif isinstance(what, Standing) and who in living:
+            elif isinstance(what, LeadershipState) and who in living:
                 living[who].report(what)
                 reported[who] = what
             if living:

@@ -45,7 +45,7 @@ def test_a_request_to_release(line: bytes) -> None:
 def test_a_request_of_a_hook(line: bytes, tmp_path: Path) -> None:
     hooks = HookServer(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
-        asyncio.run(hooks._answer(line))
+        asyncio.run(hooks._handle(line))
 
 
 @pytest.mark.parametrize("body", wrong("apiVersion"))

@@ -16,7 +16,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.status.events import EventRecorder
-from dra_agent.status.gone_claims import GoneClaims, HolderCheckingPreparer
+from dra_agent.status.orphaned_claims import HolderCheckingPreparer, OrphanedClaims
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 
@@ -75,13 +75,13 @@ def device(pool: str, name: str) -> Device | None:
 
 
 def run(
-    fake_api: FakeApi, tmp_path: Path, host: Host, story: Callable[[GoneClaims, Node, Clock, ApiClient], Any]
+    fake_api: FakeApi, tmp_path: Path, host: Host, story: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any]
 ) -> Node:
     node, clock = Node(), Clock()
 
     async def main() -> None:
         async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
-            gone = GoneClaims(
+            gone = OrphanedClaims(
                 api,
                 cast(JournalLedger, node),
                 host,
@@ -112,7 +112,7 @@ async def until(condition: Callable[[], bool]) -> None:
     await eventually_async(condition)
 
 
-async def look(gone: GoneClaims, clock: Clock, seconds: float = 0.0) -> None:
+async def look(gone: OrphanedClaims, clock: Clock, seconds: float = 0.0) -> None:
     """Let time pass, and every check that is due then happen."""
     clock.now += seconds
     await gone._check_due()
@@ -128,12 +128,12 @@ def test_a_claim_that_is_gone_is_released_after_the_second_check(fake_api: FakeA
     put(fake_api, "there", "t")
     put(fake_api, "anew", "second")
 
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")
         node.hold("first", "anew", "gpu-2")
         gone.start(node.unprepare)
-        await until(lambda: {"g", "first"} <= gone._gone_since.keys() and gets(fake_api, "there") > 0)
+        await until(lambda: {"g", "first"} <= gone._deleted_since.keys() and gets(fake_api, "there") > 0)
         await look(gone, clock, CONFIRM_S / 2)
         assert not node.released
         await look(gone, clock, CONFIRM_S / 2)
@@ -146,7 +146,7 @@ def test_a_claim_that_is_gone_is_released_after_the_second_check(fake_api: FakeA
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])
 def test_no_other_answer_releases_a_claim(fake_api: FakeApi, tmp_path: Path, host: Host, status: int) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         fake_api.fail(status, times=None)
         gone.start(node.unprepare)
@@ -163,23 +163,23 @@ def test_no_other_answer_releases_a_claim(fake_api: FakeApi, tmp_path: Path, hos
 def test_an_answer_between_the_checks_that_says_it_exists_begins_again(
     fake_api: FakeApi, tmp_path: Path, host: Host
 ) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         gone.start(node.unprepare)
-        await until(lambda: "g" in gone._gone_since)
+        await until(lambda: "g" in gone._deleted_since)
         put(fake_api, "gone", "g")
         await look(gone, clock, CONFIRM_S)
-        assert not node.released and not gone._gone_since
+        assert not node.released and not gone._deleted_since
 
     run(fake_api, tmp_path, host, story)
 
 
 def test_a_claim_whose_device_is_open_is_kept_until_it_is_closed(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         open_in_a_process(host)
         gone.start(node.unprepare)
-        await until(lambda: "g" in gone._gone_since)
+        await until(lambda: "g" in gone._deleted_since)
         await look(gone, clock, CONFIRM_S)
         assert not node.released
         (host.proc / "4711/fd/3").unlink()
@@ -200,7 +200,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
         def unprepare(self, uid: str, deadline: Deadline) -> None:
             raise AssertionError
 
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "gone", "g")
         gone.start(node.unprepare)
         node.hold("g", "gone", pool=pool)
@@ -209,7 +209,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
         fake_api.remove("resourceclaims", "gone", "default")
         with pytest.raises(DeviceHeldError, match="dra-agent claims release g"):
             await asyncio.to_thread(HolderCheckingPreparer(Refusing(), gone).prepare, claim, Deadline.of(60))
-        await until(lambda: "g" in gone._gone_since)
+        await until(lambda: "g" in gone._deleted_since)
 
     run(fake_api, tmp_path, host, story)
 
@@ -217,7 +217,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
 def test_an_operator_releases_what_is_gone_and_forces_what_is_not(
     fake_api: FakeApi, tmp_path: Path, host: Host
 ) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "there", "t")
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")

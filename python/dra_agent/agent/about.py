@@ -28,10 +28,10 @@ def describe(config: Config) -> Any:
 def query(config: Config) -> RunningAgent | None:
     """Query the agent of a state directory; None if none responds."""
     from dra_agent.reclaim.control import About
-    from dra_agent.reclaim.control import send_request as ask_socket
+    from dra_agent.reclaim.control import send_request as send_request
 
     try:
-        answer = ask_socket(config.state_dir, About())
-        return msgspec.convert(answer, RunningAgent, dec_hook=to_path)
+        response = send_request(config.state_dir, About())
+        return msgspec.convert(response, RunningAgent, dec_hook=to_path)
     except (AgentError, msgspec.ValidationError):
         return None  # no agent, no permission, or another version

@@ -1,4 +1,4 @@
-"""The life of one agent: puts the parts together, keeps them going, and takes them apart.
+"""The lifetime of one agent: creates the parts, runs them, and closes them.
 
 It has no logic of claims or devices. Stopping releases nothing: what containers use stays prepared.
 """
@@ -86,18 +86,18 @@ class Agent:
     async def run(self) -> None:
         """Start, report readiness, and run until SIGTERM or SIGINT; raises AgentError if it cannot start.
 
-        While a notice holds and claims have to be given back, it goes on until they are; a second signal ends it.
+        While a notice is active and claims are not released, it continues until they are; a second signal ends it.
         """
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._signals.attach(self._told_to_stop, self._reload))
+            stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             stack.callback(self._notifier.send, "STATUS=stopped")
             # A start may take longer than a loop may be still.
             beating = asyncio.create_task(self._beat(), name="pulse")
             stack.callback(beating.cancel)
-            started = await run_unless(self._stop, self._needed, self._start(stack), poll_s=LINGER_S)
+            started = await run_unless(self._stop, self._has_claims_to_release, self._start(stack), poll_s=LINGER_S)
             beating.cancel()
             if started:
-                await self._live()
+                await self._run_until_stopped()
             else:
                 log.warning("stopped during the start")
                 self._abandoned.append("the start")
@@ -142,8 +142,8 @@ class Agent:
         worker = DaemonExecutor(1, "hardware")
         stack.callback(worker.shutdown)
 
-        async def work(what: str, at_most: float, call: Callable[[], _T]) -> _T:
-            return await self._work(worker, what, at_most, call)
+        async def work(what: str, limit_s: float, call: Callable[[], _T]) -> _T:
+            return await self._work(worker, what, limit_s, call)
 
         record = self._serve(stack)
         mode = self._choose(stack, work, record)
@@ -203,7 +203,7 @@ class Agent:
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
         msgspec_warmup.build_decoders()  # of what was imported meanwhile
         await self._share(stack, worker, hardware, setups)
-        await self._answer_hooks(stack, setups)
+        await self._serve_hooks(stack, setups)
         await mode.serve(preparer, hardware, ledger)
         watcher = RefreshLoop(
             hardware,
@@ -277,8 +277,10 @@ class Agent:
         from dra_agent.agent.mps_supervisor import MpsSupervisor
         from dra_agent.device_setup.shares import ShareSetup
 
-        async def report(sick: dict[str, str]) -> None:
-            change = await self._work(worker, "noting what is shared", 60.0, lambda: hardware.set_setup_failures(sick))
+        async def report(failing: dict[str, str]) -> None:
+            change = await self._work(
+                worker, "recording failures of shares", 60.0, lambda: hardware.set_setup_failures(failing)
+            )
             if change and self._mode is not None:
                 self._mode.devices_changed()
 
@@ -288,7 +290,7 @@ class Agent:
                 stack.push_async_callback(sharing.stop)
                 await sharing.start()
 
-    async def _answer_hooks(self, stack: AsyncExitStack, setups: tuple[DeviceSetup, ...]) -> None:
+    async def _serve_hooks(self, stack: AsyncExitStack, setups: tuple[DeviceSetup, ...]) -> None:
         from dra_agent.agent.hook_server import HookServer
         from dra_agent.agent.setup_registry import hook_tasks
         from dra_agent.device_setup.container_hook import ContainerHook
@@ -343,7 +345,12 @@ class Agent:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
             mode = KubernetesMode(
-                self._config, work, record, liveness=self._pulse, leadership=self._leadership, told=self._tell
+                self._config,
+                work,
+                record,
+                liveness=self._pulse,
+                leadership=self._leadership,
+                on_status_change=self._notify_status,
             )
         self._mode = mode
         stack.push_async_callback(mode.close)
@@ -355,9 +362,9 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._not_ready = ""
-        self._signals.trust()
+        self._signals.disable_exit_timer()
         devices = len(self._hardware.inventory.devices)
-        self._tell(READY)
+        self._notify_status(READY)
         log.info(
             "ready",
             extra={
@@ -368,7 +375,7 @@ class Agent:
             },
         )
 
-    def _tell(self, *states: str) -> None:
+    def _notify_status(self, *states: str) -> None:
         """Send the status line and states to the service manager."""
         if self._hardware is None or self._mode is None or self._not_ready:
             return
@@ -380,19 +387,19 @@ class Agent:
             self._pulse.heartbeat()
             await asyncio.sleep(BEAT_INTERVAL_S)
 
-    async def _live(self) -> None:
+    async def _run_until_stopped(self) -> None:
         every = (
             BEAT_INTERVAL_S if self._notifier.watchdog is None else min(BEAT_INTERVAL_S, self._notifier.watchdog / 3)
         )
-        sick = False
-        while not self._stop.is_set() or self._needed():
+        failing = False
+        while not self._stop.is_set() or self._has_claims_to_release():
             self._pulse.heartbeat()
-            ills = self._pulse.failures()
-            if not ills:
+            failures = self._pulse.failures()
+            if not failures:
                 self._notifier.send(WATCHDOG)
-            elif not sick:
-                log.error("the agent is stuck", extra={"ills": ills})
-            sick = bool(ills)
+            elif not failing:
+                log.error("the agent is stuck", extra={"failures": failures})
+            failing = bool(failures)
             if self._stop.is_set():
                 await asyncio.sleep(LINGER_S)
                 continue
@@ -402,38 +409,38 @@ class Agent:
             except TimeoutError:
                 continue
 
-    def _told_to_stop(self) -> None:
+    def _on_stop(self) -> None:
         self._at_once = self._stop.is_set()
         self._stop.set()
 
-    def _needed(self) -> bool:
+    def _has_claims_to_release(self) -> bool:
         """Whether claims must still be released through this agent before the node is reclaimed."""
         if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.draining:
             return False
-        left = self._reclaiming.reclaim.seconds_left
-        if left is not None and left <= 0:
+        remaining_s = self._reclaiming.reclaim.seconds_left
+        if remaining_s is not None and remaining_s <= 0:
             return False
         if not self._lingering:
             self._lingering = True
-            self._signals.trust()
+            self._signals.disable_exit_timer()
             log.warning("stop is delayed: the node is being reclaimed, and claims must be released first")
-        if left is not None:
+        if remaining_s is not None:
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=giving claims back")
         return True
 
     def _unready(self) -> list[str]:
-        ills = [self._not_ready] if self._not_ready else []
+        failures = [self._not_ready] if self._not_ready else []
         if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
-            ills.append(f"no claim can be recorded: {why}")
+            failures.append(f"no claim can be recorded: {why}")
         if self._specs is not None and not self._not_ready and (why := self._specs.unwritable()):
-            ills.append(why)
+            failures.append(why)
         if self._mode is not None:
-            ills += self._mode.failures
-        return ills + self._pulse.failures()
+            failures += self._mode.failures
+        return failures + self._pulse.failures()
 
-    async def _work(self, worker: Executor, what: str, at_most: float, call: Callable[[], _T]) -> _T:
+    async def _work(self, worker: Executor, what: str, limit_s: float, call: Callable[[], _T]) -> _T:
         def watched() -> _T:
-            with self._pulse.working(what, at_most):
+            with self._pulse.working(what, limit_s):
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)

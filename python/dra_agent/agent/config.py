@@ -165,7 +165,7 @@ def load_config(
     variables = os.environ if environment is None else environment
     file = None if below is not None else _file(args, variables)
     config = below or (Config() if file is None else file.config)
-    given = config.cdi_dir != Config().cdi_dir
+    is_cdi_dir_set = config.cdi_dir != Config().cdi_dir
     places: dict[str, str] = {}
     for name in HELP:
         flag = "--" + name.replace("_", "-")
@@ -178,14 +178,14 @@ def load_config(
             config = _with(config, name, variables[variable], variable)
         else:
             continue
-        given = given or name == "cdi_dir"
-    is_given = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
-    if not is_given and (users := _users_state_dir(variables, config)) is not None:
+        is_cdi_dir_set = is_cdi_dir_set or name == "cdi_dir"
+    is_state_dir_set = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
+    if not is_state_dir_set and (users := _users_state_dir(variables, config)) is not None:
         config = msgspec.structs.replace(config, state_dir=users)
     if config.simulate is not None and (recorded := named_recording(config.simulate)) is not None:
         # Commands compare it with the agent's, which may run in another directory.
         config = msgspec.structs.replace(config, simulate=str(recorded))
-    if config.simulate is not None and not given:
+    if config.simulate is not None and not is_cdi_dir_set:
         # Container runtimes read the default directory: its specs must describe devices that exist.
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
 

@@ -102,11 +102,11 @@ class ConfigFile:
         pattern = re.compile(rf"\s*(\[+\s*([\w-]+\s*\.\s*)*)?[\"']?{key}[\"']?\s*[=\].]")
         inline = re.compile(rf"[{{,]\s*[\"']?{key}[\"']?\s*=")
         tables = re.compile(rf"\s*\[\[\s*([\w-]+\s*\.\s*)*{key}\s*\]\]")
-        left = number or 0
+        remaining = number or 0
         for line, text in enumerate(self._text.splitlines()[start:], start + 1):
             if pattern.match(text) or (line == start + 1 and inline.search(text)):
-                if tables.match(text) and left:
-                    left -= 1
+                if tables.match(text) and remaining:
+                    remaining -= 1
                     continue
                 return line
         return None

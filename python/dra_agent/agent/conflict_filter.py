@@ -27,12 +27,12 @@ class ConflictFilter:
     def __init__(
         self, config: Config, api: ApiReader, hardware: DeviceState, events: EventSink, *, changed: Callable[[], None]
     ) -> None:
-        """`changed` is called on the loop when `inventory` gives other devices than before."""
+        """`changed` is called on the loop when the devices of `inventory` change."""
         self._config = config
         self._hardware = hardware
         self._events = events
         self._changed = changed
-        self._remembering = threading.Lock()
+        self._save_lock = threading.Lock()
         self._detector = ConflictDetector(
             api,
             node=config.node,
@@ -44,40 +44,40 @@ class ConflictFilter:
         )
 
     async def start(self) -> None:
-        """Find out who else there is before anything is published, and go on looking."""
+        """Detect other drivers before anything is published, and continue to check."""
         await self._detector.start()
-        self._remember()
+        self._save()
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         await self._detector.stop()
 
     def devices_changed(self) -> None:
-        """Decide about devices that are new."""
+        """Check new devices for conflicts."""
         self._detector.devices_changed()
 
     def inventory(self) -> Inventory:
-        """Give what is to be published."""
-        whole = self._hardware.inventory
-        return whole if self._publishes else exclude(whole, self._detector.verdict)
+        """Return the inventory to publish."""
+        inventory = self._hardware.inventory
+        return inventory if self._publishes else exclude(inventory, self._detector.verdict)
 
     @property
     def _publishes(self) -> bool:
         return self._config.second_manager == "publish"
 
     def _found(self, verdict: DeviceConflicts) -> None:
-        self._remember()
+        self._save()
         node = ObjectReference.node(self._config.node)
         for manager, names in verdict.by_manager().items():
             self._events.record(SECOND_MANAGER, node, _note(manager, names, published=self._publishes))
         self._changed()
 
-    def _remember(self) -> None:
+    def _save(self) -> None:
         # A disk that is slow must not keep the kubelet waiting.
         asyncio.get_running_loop().run_in_executor(None, self._write)
 
     def _write(self) -> None:
-        with self._remembering:  # so that what is written last is what was found last
+        with self._save_lock:  # so that what is written last is what was found last
             save_conflicts(self._config.state_dir, SavedConflicts(self._detector.verdict, published=self._publishes))
 
 

@@ -54,7 +54,7 @@ class DeviceState:
         """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
 
         `keeps_slices`: whether `slices` is used. The publisher of a cluster computes its own, from the devices that the
-        conflict filter and a reclaim leave; a second set would be computed at every change for no reader.
+        conflict filter and a reclaim keep; a second set would be computed at every change for no reader.
         """
         self.host = host
         self._keeps_slices = keeps_slices
@@ -71,7 +71,7 @@ class DeviceState:
         self._inventory = self.monitor.observe(self._watch.inventory)
         self.board.publish(self._inventory)
         self._slices: list[dict[str, Any]] = []
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._describe()
 
     @property
@@ -96,20 +96,20 @@ class DeviceState:
                 self._topology.apply(event)
         self._watch.refresh(self._topology.snapshot())
         self.monitor.record_events(self._watch.faults(), self._watch.inventory)
-        return self._judge(self.monitor.observe(self._as_reported()), looked=True)
+        return self._update(self.monitor.observe(self._as_reported()), scanned=True)
 
-    def set_setup_failures(self, sick: Mapping[str, str]) -> InventoryDiff:
-        """Take note of what is set up on devices and does not work, by device; what is not named works."""
-        if self._reported == sick:
+    def set_setup_failures(self, failing: Mapping[str, str]) -> InventoryDiff:
+        """Set the failures of device set-ups, by device; a device that is not named works."""
+        if self._reported == failing:
             return InventoryDiff()
-        self._reported = dict(sick)
-        return self._judge(self.monitor.observe(self._as_reported()), looked=False)
+        self._reported = dict(failing)
+        return self._update(self.monitor.observe(self._as_reported()), scanned=False)
 
     def _as_reported(self) -> Inventory:
         inventory = self._watch.inventory
         if not self._reported:
             return inventory
-        devices = (_sick(device, self._reported.get(device.name)) for device in inventory.devices)
+        devices = (_with_failure(device, self._reported.get(device.name)) for device in inventory.devices)
         return msgspec.structs.replace(inventory, devices=tuple(devices))
 
     def poll_events(self) -> InventoryDiff:
@@ -123,13 +123,13 @@ class DeviceState:
             return self.refresh([], rescan=False)
         if not faults and not self.monitor.due():
             return InventoryDiff()
-        change = self._judge(self.monitor.record_events(faults, self._watch.inventory), looked=False)
+        change = self._update(self.monitor.record_events(faults, self._watch.inventory), scanned=False)
         return (self.refresh([], rescan=False) if faults else None) or change
 
-    def _judge(self, inventory: Inventory, *, looked: bool) -> InventoryDiff:
+    def _update(self, inventory: Inventory, *, scanned: bool) -> InventoryDiff:
         change = diff(self._inventory, inventory)
         self._inventory = inventory
-        self.board.publish(inventory, looked=looked)
+        self.board.publish(inventory, looked=scanned)
         if change:
             self._describe()
             log.info(
@@ -147,18 +147,18 @@ class DeviceState:
         self._watch.close()
 
     def _describe(self) -> None:
-        told = set()
+        logged = set()
         for problem in self.inventory.problems:
-            told.add(str(problem))
-            if str(problem) not in self._told:
+            logged.add(str(problem))
+            if str(problem) not in self._logged:
                 level = logging.ERROR if problem.severity == "error" else logging.WARNING
                 log.log(level, problem.message, extra={"where": problem.where, "todo": problem.hint})
         if self._keeps_slices:
-            told |= self._draw()
-        self._told = told
+            logged |= self._draw()
+        self._logged = logged
 
     def _draw(self) -> set[str]:
-        """Compute the slices; returns the devices that are left out, which are logged once."""
+        """Compute the slices; returns the devices that are omitted, which are logged once."""
         try:
             desired = desired_slices(
                 self.inventory, node=self._node, driver=self._driver, published=self._slices, naming="fixed"
@@ -168,12 +168,12 @@ class DeviceState:
             return set()
         self._slices = desired.slices
         refused = {str(problem) for problem in desired.problems}
-        for problem in sorted(refused - self._told):
+        for problem in sorted(refused - self._logged):
             log.error("device left out", extra={"problem": problem})
         return refused
 
 
-def _sick(device: Device, reason: str | None) -> Device:
+def _with_failure(device: Device, reason: str | None) -> Device:
     if reason is None:
         return device
     return msgspec.structs.replace(

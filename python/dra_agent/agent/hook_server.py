@@ -41,7 +41,7 @@ class HookServer:
         """Listen. If the socket cannot be created, this is logged, and containers that need it do not start."""
         from dra_agent.control_socket.server import Server
 
-        server = Server(self._socket, self._answer, line_limit=_MAX_LINE_BYTES)
+        server = Server(self._socket, self._handle, line_limit=_MAX_LINE_BYTES)
         try:
             await asyncio.to_thread(self._socket.parent.mkdir, parents=True, exist_ok=True)
             await server.start()
@@ -54,7 +54,7 @@ class HookServer:
         if self._server is not None:
             await self._server.stop()
 
-    async def _answer(self, line: bytes) -> bool:
+    async def _handle(self, line: bytes) -> bool:
         try:
             task = msgspec.json.decode(line, type=_Task).task
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

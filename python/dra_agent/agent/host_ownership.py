@@ -75,7 +75,7 @@ def other_agents(config: Config) -> list[OtherAgent]:
 
 
 def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Ownership:
-    """Take this agent's place on the host, until what is given to `closing` is called.
+    """Claim this agent's devices and driver name on the host until the callback passed to `closing` runs.
 
     Raises PermanentError where another agent on another state directory serves the same driver for the same devices;
     RetryableError where `run_dir` cannot be used.
@@ -88,7 +88,7 @@ def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Own
     try:
         (directory / "devices").mkdir(mode=0o755, parents=True, exist_ok=True)
         (directory / "drivers").mkdir(mode=0o755, exist_ok=True)
-        handle = _take_driver(directory / "drivers" / config.driver_name, owner, config)
+        handle = _lock_driver(directory / "drivers" / config.driver_name, owner, config)
     except OSError as error:
         raise RetryableError(
             f"cannot be used to keep agents of one host apart: {error.strerror}",
@@ -107,18 +107,18 @@ def state_id(state_dir: Path) -> str:
             return known
     except OSError:
         pass
-    made = uuid.uuid4().hex
-    temporary = state_dir / f".{ID_FILE}.{made}"
+    generated = uuid.uuid4().hex
+    temporary = state_dir / f".{ID_FILE}.{generated}"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, f"{made}\n".encode())
+            os.write(handle, f"{generated}\n".encode())
             os.fsync(handle)
         finally:
             os.close(handle)
         with suppress(FileExistsError):
             path.hardlink_to(temporary)
-        return path.read_text().strip() or made
+        return path.read_text().strip() or generated
     except OSError as error:
         # A read-only or full disk: the directory itself is what agents that share it have in common.
         log.warning("the state directory has no id of its own", extra={"reason": error.strerror})
@@ -139,7 +139,7 @@ def _directory(config: Config) -> Path:
     return config.run_dir / "hosts" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
 
 
-def _take_driver(path: Path, owner: str, config: Config) -> int:
+def _lock_driver(path: Path, owner: str, config: Config) -> int:
     """Hold a shared lock while the agent runs; the content names the state directory."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     other: _DriverRecord | None = None

@@ -20,7 +20,7 @@ from dra_agent.prepare.recovery import ExecutorRunner
 
 
 def trim() -> bool:
-    """Give every free page back; whether there were any. Nothing happens where the C library has no malloc_trim (musl).
+    """Release free pages; return whether there were any. A no-op where the C library has no malloc_trim (musl).
 
     Takes milliseconds, in which other threads wait for memory of the same arena: nothing for the way of a call.
     """
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 60.0
 """Seconds between two rounds."""
 ROUND_TIMEOUT_S = 3600.0
-"""Seconds that a round of repairs takes at most: each of up to a hundred claims can cost its own timeout."""
+"""Maximum seconds of a round of repairs: each of up to a hundred claims can cost its own timeout."""
 MAX_HUNG_REPAIRS = 256
 """Maximum repairs that may hang at the same time; each keeps its locks, so that no round retries it."""
 _T = TypeVar("_T")
@@ -48,8 +48,8 @@ _T = TypeVar("_T")
 class Work(Protocol):
     """Runs a call on an executor, where the agent watches over it."""
 
-    def __call__(self, worker: Executor, what: str, at_most: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; `at_most` is how many seconds it takes even at its slowest."""
+    def __call__(self, worker: Executor, what: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
+        """Run `call`; after `limit_s` seconds it counts as hung."""
 
 
 class Housekeeping:

@@ -29,7 +29,7 @@ from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.status import ReportingPreparer
-from dra_agent.status.gone_claims import GoneClaims, HolderCheckingPreparer
+from dra_agent.status.orphaned_claims import HolderCheckingPreparer, OrphanedClaims
 from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ class KubernetesMode:
         *,
         liveness: LivenessMonitor,
         leadership: Leadership,
-        told: Callable[[], None],
+        on_status_change: Callable[[], None],
     ) -> None:
-        """`leadership`: whether this agent publishes. `told` is called when `status` has changed.
+        """`leadership`: whether this agent publishes. `on_status_change` is called when `status` has changed.
 
         Raises UsageError where no socket fits below the kubelet's directory.
         """
         self._config = config
         self._work = work
         self._leadership = leadership
-        self._told = told
+        self._on_status_change = on_status_change
         self._metrics = metrics
         self._liveness = liveness
         self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
@@ -70,8 +70,8 @@ class KubernetesMode:
         self._publishing: asyncio.Task[None] | None = None
         self._reporting: StatusReporter | None = None
         self._reclaim: ReclaimService | None = None
-        self._leaving: NodeDrain | None = None
-        self._gone: GoneClaims | None = None
+        self._drain: NodeDrain | None = None
+        self._orphaned: OrphanedClaims | None = None
         self._release_socket: ReleaseSocket | None = None
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
@@ -105,7 +105,7 @@ class KubernetesMode:
         self._reporting.start(hardware, ledger)
         assert self._reclaim is not None
         reclaim = self._reclaim
-        leaving = self._leaving = NodeDrain(
+        drain = self._drain = NodeDrain(
             self._config.reclaim,
             api,
             self._reclaim,
@@ -123,7 +123,7 @@ class KubernetesMode:
             api,
             node=self._config.node,
             driver=self._config.driver_name,
-            inventory=leaving.inventory(self._guard.inventory),
+            inventory=drain.inventory(self._guard.inventory),
             peers=self._leadership,
             failed=self._reporting.not_published,
             urgent=lambda: reclaim.state.phase == "notice",
@@ -133,7 +133,7 @@ class KubernetesMode:
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)
         self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
-        gone = self._gone = GoneClaims(
+        claims = self._orphaned = OrphanedClaims(
             api,
             ledger,
             hardware.host,
@@ -143,11 +143,11 @@ class KubernetesMode:
             confirm_after_s=self._config.claims.release_gone_after,
             active=self._leadership.is_leader,
         )
-        stacked = self._stack_preparers(preparer, ledger, self._reclaim, leaving, gone, self._reporting)
+        stacked = self._stack_preparers(preparer, ledger, self._reclaim, drain, claims, self._reporting)
         self._plugin.serve(stacked, hardware.board)
-        gone.start(stacked.unprepare)
-        await self._listen_to_operators(gone)
-        await leaving.start(self._publisher)
+        claims.start(stacked.unprepare)
+        await self._listen_to_operators(claims)
+        await drain.start(self._publisher)
 
     def _stack_preparers(
         self,
@@ -155,17 +155,17 @@ class KubernetesMode:
         ledger: JournalLedger,
         reclaim: ReclaimService,
         drain: NodeDrain,
-        gone: GoneClaims,
+        claims: OrphanedClaims,
         reporter: StatusReporter,
     ) -> ClaimPreparer:
         """Return `preparer` with all decorators of this mode, from the inside out."""
         measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
         gated = GatedPreparer(measured, reclaim, ledger, drain)
-        checked = HolderCheckingPreparer(gated, gone)
+        checked = HolderCheckingPreparer(gated, claims)
         return ReportingPreparer(checked, reporter.status, reporter.events)
 
-    async def _listen_to_operators(self, gone: GoneClaims) -> None:
-        listening = ReleaseSocket(self._config.state_dir, gone)
+    async def _listen_to_operators(self, claims: OrphanedClaims) -> None:
+        listening = ReleaseSocket(self._config.state_dir, claims)
         try:
             await listening.start()
         except AgentError as error:
@@ -191,14 +191,14 @@ class KubernetesMode:
     @property
     def failures(self) -> list[str]:
         """Why the kubelet cannot call, or slices cannot be published: a rolling update must not continue then."""
-        ills = list(self._plugin.failures)
+        failures = list(self._plugin.failures)
         if self._publisher is None:
-            return ills
+            return failures
         if (refused := self._publisher.refused) is not None:
-            ills.append(f"slices cannot be published: {refused}")
+            failures.append(f"slices cannot be published: {refused}")
         elif (reason := self._publisher.standby_reason) is not None:
-            ills.append(f"an older agent of this node still publishes, this one cannot yet: {reason}")
-        return ills
+            failures.append(f"an older agent of this node still publishes, this one cannot yet: {reason}")
+        return failures
 
     @property
     def hung_calls(self) -> list[str]:
@@ -207,17 +207,17 @@ class KubernetesMode:
 
     @property
     def draining(self) -> bool:
-        """Whether the kubelet has still to give claims back; of several agents only the leader waits for it."""
-        return self._leaving is not None and self._leadership.is_leader() and not self._leaving.is_unprepared
+        """Whether the kubelet still has to unprepare claims; of several agents only the leader waits for it."""
+        return self._drain is not None and self._leadership.is_leader() and not self._drain.is_unprepared
 
     async def close(self) -> None:
         """Stop serving, then close connections."""
         if self._release_socket is not None:
             await self._release_socket.stop()
-        if self._gone is not None:
-            await self._gone.stop()
-        if self._leaving is not None:
-            await self._leaving.stop()
+        if self._orphaned is not None:
+            await self._orphaned.stop()
+        if self._drain is not None:
+            await self._drain.stop()
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
@@ -235,7 +235,7 @@ class KubernetesMode:
     def _registered(self, state: RegistrationStatus) -> None:
         if state.done and self._publisher is not None:
             self._publisher.kubelet_registered()
-        self._told()
+        self._on_status_change()
 
     async def _publish(self, guard: ConflictFilter, publisher: Publisher) -> None:
         # Claims are prepared meanwhile: they do not depend on what is published.

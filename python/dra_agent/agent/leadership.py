@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dra_agent.agent.rolling_update import InstanceRegistry, Standing
+from dra_agent.agent.rolling_update import InstanceRegistry, LeadershipState
 from dra_agent.errors import RetryableError
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ class Leadership:
         self._instances = instances
         self._leads = True
         self._known = True
-        self._standing = Standing.UNABLE
+        self._state = LeadershipState.UNABLE
 
     def is_leader(self) -> bool:
         """Return whether this agent is the leader; the last known value if the disk does not respond."""
@@ -44,24 +44,24 @@ class Leadership:
 
     def report_able(self, able: bool) -> None:
         """Publish to the other agents whether this one can write."""
-        if self._standing is not Standing.STOPPING:
-            self._report(Standing.ABLE if able else Standing.UNABLE)
+        if self._state is not LeadershipState.STOPPING:
+            self._report(LeadershipState.ABLE if able else LeadershipState.UNABLE)
 
     def resign(self) -> None:
         """Let another agent lead from now on, where one lives."""
-        self._report(Standing.STOPPING)
+        self._report(LeadershipState.STOPPING)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call `changed` on the running loop whenever another agent becomes the leader, or this one does."""
         if self._instances is not None:
             self._instances.watch(changed)
 
-    def _report(self, standing: Standing) -> None:
-        self._standing = standing
+    def _report(self, state: LeadershipState) -> None:
+        self._state = state
         if self._instances is None:
             return
         try:
-            self._instances.report(standing)
+            self._instances.report(state)
         except RetryableError as error:
             log.error(
                 "cannot report to other agents of this node whether this one can write", extra={"reason": str(error)}

@@ -35,19 +35,19 @@ class LivenessMonitor:
         self._beat = self._clock()
 
     def watch(self, check: Callable[[], str], grace_s: float) -> None:
-        """Count what `check` returns as an illness once it has returned a reason for `grace_s` seconds.
+        """Report what `check` returns as a failure once it has returned a reason for `grace_s` seconds.
 
-        For what only a new process (or pod) repairs. `check` is called with every `ills`, and must not wait.
+        For what only a new process (or pod) repairs. `check` is called by every `failures`, and must not wait.
         """
         self._checks.append(_Check(check, grace_s))
 
     @contextmanager
-    def working(self, what: str, at_most: float) -> Iterator[None]:
-        """Do work that takes less than `at_most` seconds even when libraries hang and disks are slow."""
+    def working(self, what: str, limit_s: float) -> Iterator[None]:
+        """Do work that takes less than `limit_s` seconds even when libraries hang and disks are slow."""
         with self._lock:
             number = self._next
             self._next += 1
-            self._work[number] = (what, self._clock() + at_most)
+            self._work[number] = (what, self._clock() + limit_s)
         try:
             yield
         finally:
@@ -100,8 +100,8 @@ class Notifier:
         # "@" is the leading zero byte of the abstract namespace.
         self._address = "\0" + path[1:] if path.startswith("@") else path
         usec = variables.get("WATCHDOG_USEC", "")
-        meant = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog = int(usec) / 1e6 if usec.isdigit() and meant else None
+        for_this_process = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog = int(usec) / 1e6 if usec.isdigit() and for_this_process else None
         """Watchdog interval of the service manager in seconds; None without a watchdog."""
 
     def send(self, *states: str) -> None:

@@ -36,7 +36,7 @@ def set_up(level: str, format_: str) -> None:
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """Give what was passed as `extra`."""
+    """Return the fields that were passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 

@@ -16,8 +16,8 @@ _T = TypeVar("_T")
 class RunInThread(Protocol):
     """Runs what may wait on the hardware's thread, where the agent watches over it."""
 
-    def __call__(self, what: str, at_most: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; `at_most` is how many seconds it takes even at its slowest."""
+    def __call__(self, what: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
+        """Run `call`; after `limit_s` seconds it counts as hung."""
 
 
 class Mode(Protocol):

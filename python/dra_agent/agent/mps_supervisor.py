@@ -58,5 +58,5 @@ class MpsSupervisor:
                 if self._is_newest():
                     await self._report(await asyncio.to_thread(self._setup.mps.supervise))
             except Exception:  # a failed check must not end the supervision
-                log.exception("sharing not looked after this time")
+                log.exception("MPS daemons not checked this time")
             await asyncio.sleep(self._every)

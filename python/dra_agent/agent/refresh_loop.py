@@ -18,7 +18,7 @@ from dra_agent.topology import Uevent, UeventSocket
 log = logging.getLogger(__name__)
 
 DEBOUNCE_S = 0.1
-"""Seconds to wait after an event: a device that comes or goes makes a burst of them."""
+"""Seconds to wait after an event: adding or removing a device causes a burst of them."""
 POLL_INTERVAL_S = 1.0
 """Seconds between two questions to the devices' libraries about what happened."""
 HEALTH_INTERVAL_S = 15.0
@@ -82,31 +82,31 @@ class RefreshLoop:
         health = HEALTH_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
         rescan_every = RESCAN_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
         rescan_at = loop.time() + rescan_every
-        look_at = loop.time() + health
+        scan_at = loop.time() + health
         while True:
-            heard = None
+            event_change = None
             try:
-                async with asyncio.timeout(max(0.0, min(POLL_INTERVAL_S, look_at - loop.time()))):
+                async with asyncio.timeout(max(0.0, min(POLL_INTERVAL_S, scan_at - loop.time()))):
                     await self._woken.wait()
                 await asyncio.sleep(DEBOUNCE_S)
             except TimeoutError:
-                if loop.time() < look_at:
-                    heard = await self._guarded("listening to the devices", self._hardware.poll_events)
-                    if not heard:
+                if loop.time() < scan_at:
+                    event_change = await self._guarded("listening to the devices", self._hardware.poll_events)
+                    if not event_change:
                         continue
                     if self._follows_kernel:
                         self._changed()
                         continue
                     # The device may be removed, with a kernel event pending: rescan first, and report once.
                     rescan_at = loop.time()
-            look_at = loop.time() + health
+            scan_at = loop.time() + health
             self._woken.clear()
             events, self._events = self._events, []
             rescan, self._lost = self._lost or loop.time() >= rescan_at, False
             if rescan:
                 rescan_at = loop.time() + rescan_every
-            look = partial(self._hardware.refresh, events, rescan=rescan)
-            if await self._guarded("scanning the host", look) or heard:
+            scan = partial(self._hardware.refresh, events, rescan=rescan)
+            if await self._guarded("scanning the host", scan) or event_change:
                 self._changed()
 
     async def _guarded(self, what: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:

@@ -4,8 +4,8 @@ The newest does local work that needs nothing but the host: CDI specs, MPS daemo
 writes to the API server: the newest of those that have shown that they can, or the newest of all while none has.
 
 An instance is a file `instances/ORDER-UID` below the state directory, locked with flock(2) for its owner's life, so
-that death needs no word. Its size is its owner's `Standing`: a size takes no room on a full disk. An empty file belongs
-to a version that does not report it, and leads as soon as it lives.
+that a crash needs no cleanup. Its size is the owner's `LeadershipState`: a size needs no block on a full disk. An empty
+file belongs to a version that does not report it, and leads while it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 """Seconds between two checks of the other instances."""
-FORGET_AFTER_S = 600.0
+EXPIRE_AFTER_S = 600.0
 """Seconds for which an exited instance keeps its rank: a restarted container is as old as its pod."""
 _FOLDER = "instances"
 _REGISTER = ".register"
@@ -43,7 +43,7 @@ def check_uid(uid: str) -> None:
         raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", hint="give the pod's uid")
 
 
-class Standing(enum.IntEnum):
+class LeadershipState(enum.IntEnum):
     """State of an instance; the value is the size of its file in bytes. The highest leads."""
 
     STOPPING = 1
@@ -65,11 +65,11 @@ class InstanceRegistry:
         check_uid(uid)
         self._folder = state_dir / _FOLDER
         self._task: asyncio.Task[None] | None = None
-        self._standing = Standing.UNABLE
+        self._state = LeadershipState.UNABLE
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._registering():
-                self._order, self._handle = self._take_place(uid)
+                self._order, self._handle = self._claim_place(uid)
         except OSError as error:
             raise RetryableError(
                 f"this instance cannot be registered: {error.strerror}",
@@ -95,19 +95,19 @@ class InstanceRegistry:
     def has_able_elder(self) -> bool:
         """Return whether an older agent lives that can write: this one need not lead before it can, too."""
         elders = (path for order, _, path in self._places() if order < self._order)
-        return any(_standing(path) is Standing.ABLE for path in elders)
+        return any(_read_state(path) is LeadershipState.ABLE for path in elders)
 
-    def report(self, standing: Standing) -> None:
+    def report(self, state: LeadershipState) -> None:
         """Publish this agent's state to the other agents.
 
         With ABLE an older leader stops writing from its next request on; with less an older one that can write leads
         again. RetryableError where the file cannot be changed.
         """
         try:
-            os.ftruncate(self._handle, standing)
+            os.ftruncate(self._handle, state)
         except OSError as error:
             raise RetryableError(f"cannot be changed: {error.strerror}", where=str(self._folder)) from error
-        self._standing = standing
+        self._state = state
 
     def watch(self, changed: Callable[[bool], None], every: float = POLL_INTERVAL_S) -> None:
         """Call `changed` on the running loop with what `is_leader` returns, whenever that changes."""
@@ -116,7 +116,7 @@ class InstanceRegistry:
         )
 
     def close(self) -> None:
-        """Leave the place to others."""
+        """Release the place."""
         if self._task is not None:
             self._task.cancel()
         os.close(self._handle)
@@ -135,8 +135,8 @@ class InstanceRegistry:
                 changed(now)
 
     def _leader(self) -> int:
-        living = {order: standing for order, _, path in self._places() if (standing := _standing(path)) is not None}
-        living[self._order] = self._standing
+        living = {order: state for order, _, path in self._places() if (state := _read_state(path)) is not None}
+        living[self._order] = self._state
         return max(living, key=lambda order: (living[order], order))
 
     @contextmanager
@@ -148,7 +148,7 @@ class InstanceRegistry:
         finally:
             os.close(handle)
 
-    def _take_place(self, uid: str) -> tuple[int, int]:
+    def _claim_place(self, uid: str) -> tuple[int, int]:
         order, last = None, 0
         for place, other, path in self._places():
             last = max(last, place)
@@ -158,13 +158,13 @@ class InstanceRegistry:
                         "another agent of this pod lives", where=str(path), hint="stop it, or give this one its own uid"
                     )
                 order = place
-            elif not _lives(path) and time.time() - path.stat().st_mtime > FORGET_AFTER_S:
+            elif not _lives(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:
                 path.unlink()
         order = last + 1 if order is None else order
         handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.utime(handle)
         # Before the lock: a living instance always has a size, and one that restarts has to show again that it can.
-        os.ftruncate(handle, Standing.UNABLE)
+        os.ftruncate(handle, LeadershipState.UNABLE)
         fcntl.flock(handle, fcntl.LOCK_EX)  # another agent's check lasts microseconds
         return order, handle
 
@@ -183,11 +183,11 @@ def _name(order: int, uid: str) -> str:
 
 
 def _lives(path: Path) -> bool:
-    return _standing(path) is not None
+    return _read_state(path) is not None
 
 
-def _standing(path: Path) -> Standing | None:
-    """What the owner reports; None where it does not live."""
+def _read_state(path: Path) -> LeadershipState | None:
+    """Return the state of the owner; None if it does not run."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -198,7 +198,11 @@ def _standing(path: Path) -> Standing | None:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         size = os.fstat(handle).st_size
-        return Standing(size) if size in (Standing.STOPPING, Standing.UNABLE) else Standing.ABLE
+        return (
+            LeadershipState(size)
+            if size in (LeadershipState.STOPPING, LeadershipState.UNABLE)
+            else LeadershipState.ABLE
+        )
     finally:
         os.close(handle)
     return None

@@ -1,7 +1,7 @@
 """The vendor set-ups that come with the agent, in the order in which one claim's are made.
 
 What makes a device comes first, what is set on it after. Making a set-up touches neither the host nor the disk, so
-that commands can ask which kinds there are.
+that commands can list the kinds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIMULATED = "simulated"
 
 
 def agent_host(config: Config) -> Host:
-    """Give the host that the agent runs on; a simulated one lives in the state directory."""
+    """Return the host that the agent runs on; a simulated one lives in the state directory."""
     if config.simulate is None:
         return Host(sysfs=config.sysfs_root, dev=config.dev_root, net=config.net_root, state=config.state_dir)
     from dra_agent import simulate
@@ -106,7 +106,7 @@ def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], boo
 
 
 def _kernel(host: Host) -> SysfsWriter:
-    """Give what takes writes to /sys: the kernel that runs, or the simulated host's."""
+    """Return the writer of /sys: of the running kernel, or of the simulated host."""
     if is_recorded(host):
         from dra_agent.simulate.recording import RecordedKernel
 

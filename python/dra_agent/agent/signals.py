@@ -7,7 +7,7 @@ process of a container, for which the kernel ignores default actions (pid_namesp
 
 1. Until the event loop runs (`attach`), a stop signal ends the process at once, with exit code 0.
 2. While the service starts, it has START_STOP_S to end: a step of the start may block the event loop.
-3. Once it runs (`trust`), the event loop handles signals.
+3. Once it runs (`disable_exit_timer`), the event loop handles signals.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Signals:
         finally:
             loop.remove_reader(descriptor)
 
-    def trust(self) -> None:
-        """Let the event loop alone decide when the process ends after a stop signal."""
+    def disable_exit_timer(self) -> None:
+        """Leave the end of the process after a stop signal to the event loop alone."""
         self._listener.set_grace(None)
 
 
@@ -117,14 +117,14 @@ class Reload:
         """`config`: what the agent runs with. `read`: reads flags, variables and file again, may raise AgentError."""
         self._running = self._config = config
         self._read = read
-        self._wanted = 0
+        self._pending = 0
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
         """Start a reload, or have the one that runs read once more."""
         with self._lock:
-            self._wanted = min(self._wanted + 1, 2)
-            if self._wanted > 1:
+            self._pending = min(self._pending + 1, 2)
+            if self._pending > 1:
                 return
         threading.Thread(target=self._follow, name="reload", daemon=True).start()
 
@@ -133,17 +133,17 @@ class Reload:
         while more:
             self._reload()
             with self._lock:
-                self._wanted -= 1
-                more = self._wanted > 0
+                self._pending -= 1
+                more = self._pending > 0
 
     def _reload(self) -> None:
         try:
             config = self._read()
         except AgentError as error:
-            log.error("configuration not reloaded, the present one stays", extra={"reason": str(error)})
+            log.error("configuration not reloaded, the current one stays", extra={"reason": str(error)})
             return
         except Exception:  # a defect here must not end the reloads of a running agent
-            log.exception("configuration not reloaded, the present one stays")
+            log.exception("configuration not reloaded, the current one stays")
             return
         before, self._config = self._config, config
         # The line about a new level is part of the log if either level shows it.

@@ -34,7 +34,7 @@ class StandaloneMode:
         self._metrics = metrics
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
-        self._leaving: StandaloneDrain | None = None
+        self._drain: StandaloneDrain | None = None
 
     async def open(self) -> None:
         """Nothing to start before the devices are known."""
@@ -62,10 +62,10 @@ class StandaloneMode:
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None
-        self._leaving = StandaloneDrain(config.reclaim, self._reclaim, self._service)
-        await self._leaving.prepare()
+        self._drain = StandaloneDrain(config.reclaim, self._reclaim, self._service)
+        await self._drain.prepare()
         await self._service.start()
-        self._leaving.start()
+        self._drain.start()
 
     def devices_changed(self) -> None:
         """Have waiting claims tried again."""
@@ -85,12 +85,12 @@ class StandaloneMode:
     @property
     def draining(self) -> bool:
         """Whether claims have still to be released."""
-        return self._leaving is not None and self._leaving.busy
+        return self._drain is not None and self._drain.busy
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._leaving is not None:
-            await self._leaving.stop()
+        if self._drain is not None:
+            await self._drain.stop()
         if self._service is not None:
             await self._service.stop()
 

@@ -39,10 +39,10 @@ class StatusReporter:
         """Start with the current claims and devices."""
         self.events.start()
 
-        def held() -> list[PreparedClaim]:
+        def prepared() -> list[PreparedClaim]:
             return prepared_claims(ledger.entries())
 
-        self._watch = DeviceEventEmitter(self._config.node, self.events, lambda: hardware.inventory, held)
+        self._watch = DeviceEventEmitter(self._config.node, self.events, lambda: hardware.inventory, prepared)
         self._watch.changed()
         if self._config.claim_status_families != frozenset():
             self._status = ClaimStatusWriter(
@@ -52,7 +52,7 @@ class StatusReporter:
                 addresses=_addresses_of(hardware.host),
                 families=self._config.claim_status_families,
             )
-            self._status.start(held())
+            self._status.start(prepared())
 
     def metrics(self) -> ReportingMetrics:
         """Return the state of the reporting."""

@@ -55,7 +55,7 @@ async def serve(
         if metrics is not None:
             metrics.of(webhook)
         log.info("answering admission reviews", extra={"port": webhook.port, "driver": driver, "version": __version__})
-        signals.trust()
+        signals.disable_exit_timer()
         await stop.wait()
         await webhook.close()
     log.info("stopped")

@@ -211,8 +211,8 @@ def _health(summary: Summary) -> Iterator[Metric]:
 class CallMonitor(Protocol):
     """Monitors running calls. A protocol, as `LivenessMonitor` of the agent lies in a layer above."""
 
-    def working(self, what: str, at_most: float) -> AbstractContextManager[None]:
-        """Run a call that takes less than `at_most` seconds."""
+    def working(self, what: str, limit_s: float) -> AbstractContextManager[None]:
+        """Run a call that takes less than `limit_s` seconds."""
         ...
 
 

@@ -10,7 +10,7 @@ import msgspec
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
-from dra_agent.status.gone_claims import GoneClaims
+from dra_agent.status.orphaned_claims import OrphanedClaims
 
 SOCKET = "claims.sock"
 LINE_LIMIT = 4096
@@ -37,7 +37,7 @@ _requests: msgspec.json.Decoder[Release | Health] = msgspec.json.Decoder(Release
 class ReleaseSocket:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, state_dir: Path, claims: GoneClaims) -> None:
+    def __init__(self, state_dir: Path, claims: OrphanedClaims) -> None:
         self._claims = claims
         self._server = Server(state_dir / SOCKET, self._do, line_limit=LINE_LIMIT)
 

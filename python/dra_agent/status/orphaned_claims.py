@@ -42,7 +42,7 @@ RELEASE_TIMEOUT_S = 40.0
 """Timeout for locks of the claim's devices; the same as for the kubelet's unprepare."""
 
 
-class GoneClaims:
+class OrphanedClaims:
     """Checks from `start` to `stop`; `HolderCheckingPreparer` reports claims to check."""
 
     def __init__(
@@ -71,7 +71,7 @@ class GoneClaims:
         self._now = now
         self._spread = spread
         self._unprepare: Callable[[str, Deadline], object] | None = None
-        self._gone_since: dict[str, float] = {}
+        self._deleted_since: dict[str, float] = {}
         """Time of the first check that found a claim deleted, by UID."""
         self._due: dict[str, float] = {}
         self._turn = 0
@@ -85,7 +85,7 @@ class GoneClaims:
         self._unprepare = unprepare
         self._loop = asyncio.get_running_loop()
         if self._confirm_after_s > 0:
-            self._task = asyncio.create_task(self._run(), name="gone claims")
+            self._task = asyncio.create_task(self._run(), name="orphaned claims")
 
     async def stop(self) -> None:
         """Stop checking."""
@@ -122,7 +122,7 @@ class GoneClaims:
 
         def add() -> None:
             for uid in uids:
-                if uid not in self._gone_since:
+                if uid not in self._deleted_since:
                     self._due[uid] = self._now()
             self._wake.set()
 
@@ -136,9 +136,9 @@ class GoneClaims:
         given; RetryableError where a process has a device open, or that cannot be known, and `force` is not given.
         """
         entry = self._named(name)
-        gone = await self._is_gone(entry)
+        deleted = await self._is_deleted(entry)
         if not force:
-            if gone is False:
+            if deleted is False:
                 raise PermanentError(
                     "still exists in the API server",
                     where=entry.with_uid,
@@ -152,7 +152,7 @@ class GoneClaims:
             "namespace": entry.namespace,
             "name": entry.name,
             "devices": [device.device for device in entry.devices if device.request],
-            "exists": None if gone is None else not gone,
+            "exists": None if deleted is None else not deleted,
             "forced": force,
         }
 
@@ -204,23 +204,23 @@ class GoneClaims:
             self._due.pop(uid, None)
             entry = entries.get(uid)
             if entry is None or not self._active():
-                self._gone_since.pop(uid, None)
+                self._deleted_since.pop(uid, None)
                 continue
             await self._check(entry)
 
     async def _check(self, entry: LedgerEntry) -> None:
-        gone = await self._is_gone(entry)
-        if gone is False:
-            self._gone_since.pop(entry.uid, None)
+        deleted = await self._is_deleted(entry)
+        if deleted is False:
+            self._deleted_since.pop(entry.uid, None)
             return
-        since = self._gone_since.get(entry.uid)
-        if gone is None:
+        since = self._deleted_since.get(entry.uid)
+        if deleted is None:
             # Unknown. A claim that was missing is checked again; others are not affected.
             if since is not None:
                 self._due[entry.uid] = self._now() + RETRY_S
             return
         if since is None:
-            self._gone_since[entry.uid] = self._now()
+            self._deleted_since[entry.uid] = self._now()
             self._due[entry.uid] = self._now() + self._confirm_after_s
             log.warning(
                 "prepared claim does not exist in the API server; it is checked once more",
@@ -251,9 +251,9 @@ class GoneClaims:
     async def _do_release(self, entry: LedgerEntry) -> None:
         assert self._unprepare is not None
         await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(RELEASE_TIMEOUT_S))
-        self._gone_since.pop(entry.uid, None)
+        self._deleted_since.pop(entry.uid, None)
 
-    async def _is_gone(self, entry: LedgerEntry) -> bool | None:
+    async def _is_deleted(self, entry: LedgerEntry) -> bool | None:
         """Whether the API server has no such claim; None if unknown."""
         try:
             claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
@@ -280,19 +280,19 @@ class GoneClaims:
 class HolderCheckingPreparer:
     """A preparer that has holders checked."""
 
-    def __init__(self, preparer: ClaimPreparer, gone: GoneClaims) -> None:
+    def __init__(self, preparer: ClaimPreparer, orphaned: OrphanedClaims) -> None:
         self._preparer = preparer
-        self._gone = gone
+        self._orphaned = orphaned
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         """Prepare a claim; DeviceHeldError has a hint how to release the holder."""
         try:
             return self._preparer.prepare(claim, deadline)
         except DeviceHeldError as error:
-            holders = self._gone.holders(claim)
+            holders = self._orphaned.holders(claim)
             if not holders:
                 raise
-            self._gone.suspect([entry.uid for entry in holders])
+            self._orphaned.suspect([entry.uid for entry in holders])
             raise DeviceHeldError(
                 error.message,
                 where=error.where,
