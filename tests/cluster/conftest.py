@@ -75,6 +75,7 @@ EXTENDED = {
     "test_crashes",
     "test_credentials",
     "test_device_metadata",
+    "test_every_profile",
     "test_lost_claims",
     "test_mig_health",
     "test_health_unmonitored",
