@@ -11,7 +11,7 @@ import pytest
 
 from dra_agent.simulate import build, build_machine, inject
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import H100_SXM, T4
+from dra_agent.simulate.models import A100_PCIE, H100_SXM, T4, GpuModel
 from dra_agent.simulate.nvml import read
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.simulate.profiles import load_profile
@@ -288,7 +288,7 @@ tell([outcome(f, h) for f in (nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetRemap
         list(nvml.nvmlDeviceGetCpuAffinity(h, 1)), nvml.nvmlDeviceGetBrand(h),
         outcome(nvml.nvmlDeviceGetGpuFabricInfoV, h, ctypes.byref(nvml.c_nvmlGpuFabricInfoV_t()))])""",
     )
-    assert answer == [NOT_SUPPORTED] * 4 + [[0xF], 2, NOT_SUPPORTED]
+    assert answer == [NOT_SUPPORTED] * 4 + [[0xF], 14, NOT_SUPPORTED]
 
 
 def test_a_named_fabric_and_its_clique(tmp_path: Path, program: Program) -> None:
@@ -343,3 +343,20 @@ def test_the_loader_finds_it_by_its_name(standing_dgx: Path, program: Program) -
         pytest.skip("readelf is not installed")
     source = "nvml.nvmlLib = None\nnvml.nvmlInit()\ntell(nvml.nvmlDeviceGetCount())"
     assert program(standing_dgx, source, initialise=False, LD_LIBRARY_PATH=str(standing_dgx / "lib")) == 8
+
+
+@pytest.mark.parametrize(("driver", "cuda", "brand"), [("470.256.02", 11040, 2), ("535.216.03", 12020, 14)])
+@pytest.mark.parametrize("model", [T4, A100_PCIE])
+def test_the_brand_of_data_center_gpus_depends_on_the_driver(
+    tmp_path: Path, program: Program, model: GpuModel, driver: str, cuda: int, brand: int
+) -> None:
+    machine = Machine(
+        "old-and-new",
+        "a GPU under two generations of drivers",
+        (NumaNode("0-3", 8 * GIB, (10,)),),
+        (HostBridge("pci0000:00", 0, (gpu("0000:01:00.0", model, 0, machine="brand"),)),),
+        nvidia=NvidiaDriver(driver, cuda),
+    )
+    build_machine(machine, tmp_path / "host")
+    source = "h = nvml.nvmlDeviceGetHandleByIndex(0); tell([nvml.nvmlDeviceGetBrand(h), nvml.nvmlDeviceGetName(h)])"
+    assert program(tmp_path / "host", source) == [brand, model.name]

@@ -14,6 +14,9 @@ KEPLER, MAXWELL, PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = range(2
 """NVML's numbers for architectures."""
 
 TESLA_BRAND, NVIDIA_BRAND = 2, 14
+NVIDIA_BRAND_SINCE = 525
+"""The first driver that reports the brand "NVIDIA" for data center GPUs: a T4 has it with 530.30.02 and 535.183.01, and
+an A100 "Tesla" with 450.203.03 (NVIDIA/k8s-device-plugin#343). That it changed with 525 is not documented."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class GpuModel:
     part_number: str
     nvlinks: int = 0
     ecc: bool = True
+    old_brand: int | None = None
+    """The brand that drivers before NVIDIA_BRAND_SINCE report, if it is another one."""
     mig: tuple[MigProfile, ...] = ()
 
 
@@ -147,6 +152,7 @@ H200_SXM = GpuModel(
 A100_PCIE = GpuModel(
     name="NVIDIA A100 80GB PCIe",
     brand=NVIDIA_BRAND,
+    old_brand=TESLA_BRAND,
     architecture=AMPERE,
     compute_capability=(8, 0),
     memory_bytes=81920 * MIB,
@@ -191,7 +197,8 @@ L40S = GpuModel(
 
 T4 = GpuModel(
     name="Tesla T4",
-    brand=TESLA_BRAND,
+    brand=NVIDIA_BRAND,
+    old_brand=TESLA_BRAND,
     architecture=TURING,
     compute_capability=(7, 5),
     memory_bytes=15360 * MIB,

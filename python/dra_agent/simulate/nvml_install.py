@@ -9,6 +9,7 @@ import msgspec
 from dra_agent.errors import PermanentError
 from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine
+from dra_agent.simulate.models import NVIDIA_BRAND_SINCE, GpuModel
 from dra_agent.simulate.nvml import LIBRARY, Access, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
@@ -79,7 +80,7 @@ def _gpu(
         pci=_pci(function),
         minor=role.minor,
         name=model.name,
-        brand=model.brand,
+        brand=_brand(model, machine),
         architecture=model.architecture,
         compute_capability=model.compute_capability,
         serial=role.serial,
@@ -125,6 +126,11 @@ def _gpu(
         present=present,
         virtualization=role.virtualization,
     )
+
+
+def _brand(model: GpuModel, machine: Machine) -> int:
+    branch = int(machine.nvidia.version.partition(".")[0]) if machine.nvidia else NVIDIA_BRAND_SINCE
+    return model.brand if model.old_brand is None or branch >= NVIDIA_BRAND_SINCE else model.old_brand
 
 
 def _nvlink(remote: Function) -> NvLink:
