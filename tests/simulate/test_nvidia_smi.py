@@ -72,7 +72,7 @@ def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, t
     inject.unplug(root, uuid)
     assert smi(host, "-i", uuid, *query).returncode == 6
     assert smi(host, "compute-policy", "-i", other, "--set-timeslice", "4").returncode == 2
-    assert smi(host, "-L").returncode == 2
+    assert smi(host, "-z").returncode == 2
 
 
 def test_a_host_without_nvidias_driver_has_no_tool(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The simulated nvidia-smi: commands without an NVML call, and the compute mode.
+"""The simulated nvidia-smi: commands without an NVML call, the compute mode, and reports.
 
 Output and exit status are those of nvidia-smi(1). The values of `compute-policy` are stored next to the state of the
 NVML library.
@@ -87,7 +87,21 @@ def _run(root: Path, arguments: Sequence[str]) -> str:
                 conditions = {**state.conditions, uuid: condition}
                 nvml.write(root / "lib", msgspec.structs.replace(state, conditions=conditions))
             return f"Set compute mode to {mode} for GPU {uuid}.\nAll done."
+    if (found := _report(root, arguments)) is not None:
+        return found
     raise _ExitError(_INVALID, f"Invalid combination of input arguments: {shlex.join(arguments)}")
+
+
+def _report(root: Path, arguments: Sequence[str]) -> str | None:
+    """Return a report of all GPUs; the library itself delays and fails the calls for it."""
+    import pynvml
+
+    from dra_agent.simulate.nvidia_smi_report import report
+
+    try:
+        return report(root, arguments)
+    except pynvml.NVMLError as error:
+        raise _ExitError(min(error.value, _OTHER), f"Failed to read the GPUs: {error}") from None
 
 
 def _gpu(root: Path, uuid: str) -> nvml.NvmlState:
