@@ -38,7 +38,7 @@ def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: Inv
     host, recording = recorded
     expected = conclusions(host, settings)
     again = simulate.build(str(recording), tmp_path / "again")
-    assert conclusions(again, settings) == expected
+    assert conclusions(again, settings) == expected, "doctor/record_tree.py has to name each attribute that is read"
     if (recording / "nvml.jsonl").exists():
         with replay(recording) as misses:
             assert conclusions(again, settings) == expected, "strict replay"
@@ -148,4 +148,17 @@ def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
     expected = conclusions(t4)
     assert interface.name in str(expected["topology"])
     record(t4, tmp_path / "recording", with_identity=True)
+    assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
+
+
+def test_what_only_a_driver_reports_of_a_node_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = simulate.build("trn1", tmp_path / "host")
+    addresses = {}
+    for folder in (host.sysfs / "class/neuron_device").iterdir():
+        addresses[host.dev / folder.name] = (folder / "device").readlink().name
+        (folder / "device").unlink()
+    monkeypatch.setattr("dra_agent.inventory.neuron.query_address", lambda node: addresses[node])
+    expected = conclusions(host)
+    assert any(device["name"].startswith("accelerator") for device in expected["devices"])
+    record(host, tmp_path / "recording", with_identity=True)
     assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected

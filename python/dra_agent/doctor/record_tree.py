@@ -17,6 +17,7 @@ from pathlib import Path
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory import neuron
 from dra_agent.recording import (
     MAX_CONTENT_BYTES,
     MAX_DEPTH,
@@ -57,6 +58,7 @@ _CLASSES = (
     # Character devices of a function's driver, three folders deep.
     *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
 )
+_NEURON = "class/neuron_device"
 SYSFS = (
     *("bus/pci/devices/", "class/net/", "class/iommu/", "fs/cgroup/", "kernel/iommu_groups/"),
     *(f"{_FUNCTION}/{name}" for name in (*_IDENTITY, *_AMD, *_INTEL, *_CLASSES)),
@@ -67,6 +69,7 @@ SYSFS = (
     *(f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo", "distance")),
     "devices/system/cpu/cpu*/topology/physical_package_id",
     "devices/platform/*/drm/*/",
+    *(f"{_NEURON}/*/{name}" for name in ("", "device@", "core_count", *_NODES)),
     *(f"class/kfd/kfd/topology/{name}" for name in ("generation_id", "nodes/*/gpu_id", "nodes/*/name")),
     *(f"class/kfd/kfd/topology/nodes/*/{name}" for name in ("properties", "mem_banks/*/properties")),
     *("module/*/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
@@ -83,6 +86,7 @@ PROC = (
 )
 DEV = (
     *("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*", "kfd", "iommu", "vfio/*", "vfio/devices/*"),
+    "neuron*",
     *("dri/*", "dri/by-path/*", "accel/*", "infiniband/*"),
 )
 _PRIVATE_FILES = frozenset({"vpd", "config", "rom", "serial_number"})
@@ -117,6 +121,7 @@ class TreeReader:
         for pattern in DEV:
             self._match("dev", pattern.split("/"))
         self._named_nodes()
+        self._neuron_links()
 
     def _match(self, folder: str, parts: list[str]) -> None:
         """Follow a pattern from a folder, which is a path in the recording without links."""
@@ -256,6 +261,20 @@ class TreeReader:
                     parts = name.split("/")
                     if key == "DEVNAME" and name and not {"", ".", ".."} & set(parts) and len(parts) < MAX_DEPTH:
                         self._leaf(f"dev/{name}")
+
+    def _neuron_links(self) -> None:
+        """Record as a link what only the driver of a Neuron device returns, by its node: the PCI address."""
+        for path, entry in list(self.entries.items()):
+            name = path.rpartition("/")[2]
+            if not entry.folder or path.rpartition("/")[0].rpartition("/")[2] != "neuron_device":
+                continue
+            if f"{path}/device" not in self.entries:
+                try:
+                    address = neuron.query_address(self._roots["dev"] / name)
+                except OSError as error:
+                    self._omit(f"dev/{name}", error)
+                    continue
+                self._add(Entry(f"{path}/device", link=os.path.relpath(f"sys/bus/pci/devices/{address}", path)))
 
     def _add(self, entry: Entry) -> None:
         if entry.path in self.entries:
