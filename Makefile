@@ -155,7 +155,7 @@ mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates t
 	  if [ $$ended != 0 ] && [ $$ended != 2 ] && [ $$ended != 3 ]; then exit $$ended; fi; ) \
 	$(PY) tests/mutants/rust.py $(addprefix target/mutants/,$(CRATES))
 
-test-gpu: build ## compare the agent's data about this machine's NVIDIA GPUs with nvidia-smi; changes no setting
+test-gpu: build ## compare the agent with nvidia-smi, NVML and lspci on the GPUs of this machine; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
 
 cluster: build ## start a two-node cluster with the agent and simulated hardware on both nodes, and leave it running

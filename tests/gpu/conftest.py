@@ -1,29 +1,38 @@
 """A machine with NVIDIA's driver, as the agent sees it and as nvidia-smi does. Nothing here changes a setting.
 
-`make test-gpu` runs this folder; elsewhere, and without a driver, tests that need one are skipped and say why.
+`make test-gpu` runs this folder on the GPUs of this machine, and writes a report and a recording to target/gpu. Without
+it the same tests run on simulated hosts, whose nvidia-smi reports what the fake library returns.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dra_agent import simulate
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory, InventorySettings
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.topology import Topology, scan
+from recordings.instances import divide
 
-DEADLINE = 60.0
-"""Seconds for one answer of nvidia-smi: without persistence mode it initialises every GPU."""
+from .journal import Journal
+from .signs import find_signs, missing, smi_of
 
+TIMEOUT_S = 60.0
+"""Seconds for one response of nvidia-smi: without persistence mode it initializes every GPU."""
+REAL = os.environ.get("DRA_AGENT_TEST_GPU") == "1"
+TARGET = Path(__file__).parents[2] / "target/gpu"
+SIMULATED = ("vm-1gpu", "mixed", "hgx-h200")
+"""One GPU; MIG instances; pairs of GPUs."""
 
 SETTINGS = (
     "pci.bus_id",
@@ -37,59 +46,71 @@ SETTINGS = (
     "clocks.max.sm",
     "driver_version",
 )
-"""Whatever of a GPU somebody can set."""
+"""Whatever of a GPU can be set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Smi:
     """The driver's own tool."""
 
-    path: str
+    path: Path
 
     def query(self, *fields: str) -> list[dict[str, str]]:
         """Ask for fields of every GPU; numbers come without units."""
-        lines = self._ask(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits").splitlines()
+        lines = self.ask(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits").splitlines()
         return [dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=True)) for line in lines]
 
-    def everything(self) -> str:
-        """Ask for the whole report, as XML."""
-        return self._ask("-q", "-x")
-
-    def _ask(self, *arguments: str) -> str:
-        done = subprocess.run([self.path, *arguments], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    def ask(self, *arguments: str) -> str:
+        """Return its output."""
+        done = subprocess.run([self.path, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == 0, f"nvidia-smi {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
 
 
+@pytest.fixture(scope="session", params=["this machine"] if REAL else SIMULATED)
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """The host that is examined. Fails where there is a sign of a GPU and a part of its driver is missing."""
+    if REAL:
+        host = Host()
+        signs = find_signs(host)
+        if not signs:
+            pytest.skip("no sign of an NVIDIA GPU: no driver, no PCI function, no /dev/nvidia*, no library")
+        problem = missing(host, signs, smi_of(host))
+        assert not problem, problem
+        return host
+    host = simulate.build(request.param, tmp_path_factory.mktemp("gpu") / request.param)
+    if request.param == "mixed":
+        divide(host)
+    return host
+
+
 @pytest.fixture(scope="session")
-def host() -> Host:
-    """The host that is looked at; skips where there is nothing to look at."""
-    if os.environ.get("DRA_AGENT_TEST_GPU") != "1":
-        pytest.skip("looks at the GPUs of this machine: run `make test-gpu`")
-    if not Path("/proc/driver/nvidia/version").exists():
-        pytest.skip("no NVIDIA driver is loaded (there is no /proc/driver/nvidia/version)")
-    return Host()
+def journal(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Journal]:
+    """The report, written when all tests have run."""
+    made = Journal(TARGET if REAL else tmp_path_factory.mktemp("report"))
+    made.add("Signs", find_signs(host, None if REAL else ()))
+    yield made
+    made.write()
 
 
 @pytest.fixture(scope="session")
 def smi(host: Host) -> Smi:
-    """The driver's own tool; skips where it is not installed."""
-    found = shutil.which("nvidia-smi")
-    if found is None:
-        pytest.skip("nvidia-smi is not installed, and there is nothing else to compare with")
+    """The driver's own tool."""
+    found = smi_of(host)
+    assert found is not None
     return Smi(found)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def settings_before(smi: Smi) -> list[dict[str, str]]:
-    """What is set on every GPU before the agent has looked at any."""
+    """What is set on every GPU before the agent has read any."""
     return smi.query(*SETTINGS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nvml(settings_before: list[dict[str, str]], host: Host) -> Iterator[NvmlClient]:
-    """The library as the agent uses it."""
-    library = acquire(host.nvml_library, 30.0)
+    """The library as the agent uses it, with the agent's deadlines."""
+    library = acquire(host.nvml_library, InventorySettings().nvml_timeout)
     library.start()
     yield library
     library.close()
@@ -98,18 +119,30 @@ def nvml(settings_before: list[dict[str, str]], host: Host) -> Iterator[NvmlClie
 @pytest.fixture(scope="session")
 def topology(host: Host) -> Topology:
     """What the agent finds on the PCI bus."""
-    return scan(host)
+    return scan(host, distances=True)
 
 
-@pytest.fixture(scope="session")
-def watch(settings_before: list[dict[str, str]], host: Host, topology: Topology) -> Iterator[InventoryTracker]:
-    """The agent's own look at the host, as `dra-agent run` keeps it."""
-    made = InventoryTracker(Collector(host, InventorySettings(nvml_timeout=30.0)), topology)
+@pytest.fixture(scope="module")
+def tracker(
+    settings_before: list[dict[str, str]], host: Host, topology: Topology, journal: Journal
+) -> Iterator[InventoryTracker]:
+    """The agent's own scan of the host, as `dra-agent run` keeps it, with the deadlines that are shipped."""
+    began = time.monotonic()
+    made = InventoryTracker(Collector(host, InventorySettings()), topology)
+    journal.add("Duration of the first scan", f"{time.monotonic() - began:.3f} s")
     yield made
     made.close()
 
 
-@pytest.fixture(scope="session")
-def inventory(watch: InventoryTracker) -> Inventory:
+@pytest.fixture(scope="module")
+def inventory(tracker: InventoryTracker) -> Inventory:
     """What it found."""
-    return watch.inventory
+    return tracker.inventory
+
+
+@pytest.fixture(scope="session")
+def addresses(topology: Topology) -> list[str]:
+    """The GPUs that have NVIDIA's driver."""
+    found = [one.pci_address for one in topology.devices if one.driver == "nvidia" and one.kind == "gpu"]
+    assert found, "the driver is loaded and has no GPU"
+    return found

@@ -1,7 +1,8 @@
-"""What nvidia-smi reports of GPUs, and where an inventory says something else."""
+"""What nvidia-smi reports of GPUs, and where an inventory differs from it."""
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ _UNKNOWN = frozenset({"N/A", "[N/A]", "[Not Supported]", "Not Supported", "", "U
 
 @dataclass(frozen=True, slots=True)
 class ReportedGpu:
-    """One GPU of `nvidia-smi -q -x`; None is what it does not tell."""
+    """One GPU of `nvidia-smi -q -x`; None is what it does not report."""
 
     address: str
     """As sysfs writes it."""
@@ -23,8 +24,8 @@ class ReportedGpu:
     minor: str | None
     memory_mib: int | None
     mig: bool
-    instances: frozenset[str]
-    """UUIDs of MIG devices, where the report names them."""
+    instances: frozenset[tuple[str, str]]
+    """MIG devices: numbers of GPU instance and compute instance. The report does not have their UUIDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,27 @@ def read(text: str) -> Report:
 
 
 def differences(inventory: Inventory, report: Report) -> list[str]:
-    """Say where the inventory and the report differ, a line for each difference."""
+    """Return where the inventory and the report differ: a line for each difference."""
     found: list[str] = []
     whole = {device.pci_address: device for device in inventory.family("gpu") if "parent" not in device.identity}
     nvidia = {name for name, device in whole.items() if device.vendor == "nvidia" and device.identity.get("uuid")}
     reported = {gpu.address for gpu in report.gpus if not gpu.mig}
     found += [f"{name}: nvidia-smi reports it, the inventory does not" for name in sorted(reported - nvidia)]
     found += [f"{name}: the inventory has it, nvidia-smi does not" for name in sorted(nvidia - reported)]
-    uuids = {device.identity.get("uuid") for device in inventory.family("gpu")}
     for gpu in report.gpus:
-        found += [f"{gpu.address}: MIG device {uuid} is missing" for uuid in sorted(gpu.instances - uuids)]
+        ours = {
+            (device.identity["gpu_instance"], device.identity["compute_instance"])
+            for device in inventory.family("gpu")
+            if device.pci_address == gpu.address and "gpu_instance" in device.identity
+        }
+        for names, only in ((gpu.instances - ours, "the inventory"), (ours - gpu.instances, "nvidia-smi")):
+            found += [f"{gpu.address}: MIG device {'/'.join(one)} is missing in {only}" for one in sorted(names)]
         device = whole.get(gpu.address)
         if device is None or gpu.mig:
             continue
         attributes = {name: str(attribute.value) for name, attribute in device.attributes.items()}
         memory = device.capacity.get("memory")
-        told = {
+        pairs = {
             "uuid": (device.identity.get("uuid"), gpu.uuid),
             "productName": (attributes.get("productName"), gpu.name),
             "architecture": (_plain(attributes.get("architecture")), _plain(gpu.architecture)),
@@ -79,16 +85,21 @@ def differences(inventory: Inventory, report: Report) -> list[str]:
             "cudaDriverVersion": (attributes.get("cudaDriverVersion"), _version(report.cuda)),
         }
         found += [
-            f"{gpu.address}: {what}: the inventory says {ours!r}, nvidia-smi {theirs!r}"
-            for what, (ours, theirs) in told.items()
-            if theirs is not None and ours != theirs
+            f"{gpu.address}: {what}: the inventory has {own!r}, nvidia-smi {theirs!r}"
+            for what, (own, theirs) in pairs.items()
+            if theirs is not None and own != theirs
         ]
     return found
 
 
+def mig_uuids(listing: str) -> set[str]:
+    """Read the UUIDs of MIG devices from `nvidia-smi -L`: "  MIG 1g.10gb     Device  0: (UUID: MIG-...)"."""
+    return set(re.findall(r"^\s+MIG .*\(UUID: (MIG-[^)]+)\)", listing, re.MULTILINE))
+
+
 def _gpu(gpu: ElementTree.Element) -> ReportedGpu:
     memory = _text(gpu, "fb_memory_usage/total")
-    devices = (_text(device, "uuid") for device in gpu.iter("mig_device"))
+    devices = [(_text(one, "gpu_instance_id"), _text(one, "compute_instance_id")) for one in gpu.iter("mig_device")]
     return ReportedGpu(
         address=address(gpu.get("id", "")),
         uuid=_text(gpu, "uuid"),
@@ -98,7 +109,7 @@ def _gpu(gpu: ElementTree.Element) -> ReportedGpu:
         minor=_text(gpu, "minor_number"),
         memory_mib=int(memory.removesuffix(" MiB")) if memory else None,
         mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
-        instances=frozenset(uuid for uuid in devices if uuid),
+        instances=frozenset((one, other) for one, other in devices if one is not None and other is not None),
     )
 
 

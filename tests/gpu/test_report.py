@@ -1,14 +1,19 @@
-"""What the comparison with nvidia-smi finds: nothing where both agree, a line for everything where they do not."""
+"""The comparison with nvidia-smi finds nothing where both agree, and otherwise a line for each difference."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from dra_agent.inventory import Inventory, InventorySettings, collect
 from dra_agent.simulate import build, nvml
 from dra_agent.topology import scan
+from recordings.instances import divide
 
-from .report import address, differences, read
+from .report import address, differences, mig_uuids, read
 
 # The elements that are read, where `nvidia-smi -q -x` has them.
 REPORT = """<?xml version="1.0" ?>
@@ -62,8 +67,9 @@ def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:
         ("00000000:00:04.0", "00000000:00:05.0", "nvidia-smi reports it, the inventory does not"),
         (
             "<mig_devices>None",
-            "<mig_devices><mig_device><uuid>MIG-1</uuid></mig_device>",
-            "MIG device MIG-1 is missing",
+            "<mig_devices><mig_device><index>0</index><gpu_instance_id>1</gpu_instance_id>"
+            "<compute_instance_id>0</compute_instance_id></mig_device>",
+            "MIG device 1/0 is missing in the inventory",
         ),
     ],
 )
@@ -81,3 +87,23 @@ def test_what_nvidia_smi_does_not_tell_differs_from_nothing(looked_at: tuple[Inv
 def test_bus_ids_are_written_as_sysfs_does() -> None:
     assert address("00000000:3B:00.0") == "0000:3b:00.0"
     assert address("00010000:01:00.0") == "10000:01:00.0"
+
+
+def test_uuids_of_mig_devices_are_in_the_list(tmp_path: Path) -> None:
+    host = build("mixed", tmp_path / "host")
+    divide(host)
+    assert host.nvidia_smi is not None
+    found = {}
+    for arguments in (["-q", "-x"], ["-L"]):
+        done = subprocess.run([host.nvidia_smi, *arguments], capture_output=True, text=True, check=True)
+        found[arguments[0]] = done.stdout
+    inventory = collect(host, scan(host), InventorySettings())
+    ours = [device for device in inventory.family("gpu") if "gpu_instance" in device.identity]
+    assert len(ours) == 3 and mig_uuids(found["-L"]) == {device.identity["uuid"] for device in ours}
+    (gpu,) = read(found["-q"]).gpus
+    assert gpu.mig and len(gpu.instances) == 3 and "MIG-" not in found["-q"]
+    assert differences(inventory, read(found["-q"])) == []
+    less = msgspec.structs.replace(inventory, devices=tuple(one for one in inventory.devices if one is not ours[0]))
+    assert any("is missing in the inventory" in line for line in differences(less, read(found["-q"])))
+    more = found["-q"].replace("<compute_instance_id>1<", "<compute_instance_id>N/A<")
+    assert any("is missing in nvidia-smi" in line for line in differences(inventory, read(more)))

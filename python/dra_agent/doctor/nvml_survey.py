@@ -7,8 +7,9 @@ all numbers are queried, in both versions of the call.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dra_agent.deadline import Deadline
@@ -46,6 +47,8 @@ class Response:
     value: Any
     """A number, a text, or the fields of a structure."""
     error: str = ""
+    ms: float = 0.0
+    """Milliseconds until the response."""
 
 
 def survey(nvml: NvmlClient, addresses: Iterable[str], deadline: Deadline) -> Iterator[Response]:
@@ -107,30 +110,34 @@ class _Subject:
     def ask(self, name: str, arguments: tuple[Any, ...], *, shown: str = "") -> Response:
         handle = () if self._handle is None else (self._handle,)
         text = f"{name}({shown or ', '.join(_plain(argument) for argument in arguments)})"
+        began = time.monotonic()
+
+        def response(code: int | None, value: Any = None, error: str = "") -> Response:
+            return Response(self._address, text, code, value, error, round((time.monotonic() - began) * 1000, 3))
+
         try:
             value = self._nvml.call(name, *handle, *arguments, about=self._address or WHOLE)
         except CallTimeoutError as error:
-            return Response(self._address, text, None, None, f"not in time: {error.message}")
+            return response(None, error=f"not in time: {error.message}")
         except NvmlError as error:
-            return Response(self._address, text, error.code, None, error.message)
+            return response(error.code, error=error.message)
         except TypeError as error:
-            return Response(self._address, text, None, None, str(error))
+            return response(None, error=str(error))
         filled = [argument._obj for argument in arguments if hasattr(argument, "_obj")]
-        return Response(self._address, text, 0, _value(filled[0] if filled else value))
+        return response(0, _value(filled[0] if filled else value))
 
     def _profile(self, profile: int) -> Iterator[Response]:
         module: Any = self._nvml.module
         places = (module.c_nvmlGpuInstancePlacement_t * _MAX_PLACEMENTS)()
         count = ctypes.c_uint(_MAX_PLACEMENTS)
         asked = self.ask("nvmlDeviceGetGpuInstancePossiblePlacements", (profile, places, ctypes.byref(count)))
-        value = [(place.start, place.size) for place in places[: count.value]] if asked.code == 0 else None
-        text = f"nvmlDeviceGetGpuInstancePossiblePlacements({profile})"
-        yield Response(self._address, text, asked.code, value, asked.error)
+        value: Any = [(place.start, place.size) for place in places[: count.value]] if asked.code == 0 else None
+        yield replace(asked, call=f"nvmlDeviceGetGpuInstancePossiblePlacements({profile})", value=value)
         handles = (module.c_nvmlGpuInstance_t * _MAX_INSTANCES)()
         found = ctypes.c_uint(_MAX_INSTANCES)
         asked = self.ask("nvmlDeviceGetGpuInstances", (profile, handles, ctypes.byref(found)))
-        text = f"nvmlDeviceGetGpuInstances({profile})"
-        yield Response(self._address, text, asked.code, found.value if asked.code == 0 else None, asked.error)
+        value = found.value if asked.code == 0 else None
+        yield replace(asked, call=f"nvmlDeviceGetGpuInstances({profile})", value=value)
         asked = self.ask("nvmlDeviceGetGpuInstanceRemainingCapacity", (profile,))
         yield asked
 

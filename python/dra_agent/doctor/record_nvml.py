@@ -43,6 +43,8 @@ def record_calls(
     with worker_program("dra_agent.nvml.recording_worker", str(log.absolute())):
         nvml = acquire(host.nvml_library, settings.nvml_timeout)
         try:
+            # Another user of the library in this process would have its calls recorded, or keep ours from it.
+            nvml.stop()
             for one in (settings, partitions):
                 omitted += _collect(host, topology, one)
             nvml.start()
@@ -52,6 +54,7 @@ def record_calls(
         except AgentError as error:
             omitted.append(Omission("NVML", error.message))
         finally:
+            nvml.stop()
             nvml.close()
     return omitted
 

@@ -1,0 +1,76 @@
+"""The survey of NVML in processes with different privileges: the driver refuses some calls without CAP_SYS_ADMIN.
+
+nvml.h documents NVML_ERROR_NO_PERMISSION for the queries of MIG instances and placements. `main` is the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from dra_agent.deadline import Deadline
+from dra_agent.doctor.nvml_survey import survey
+from dra_agent.host import Host
+from dra_agent.inventory import InventorySettings
+from dra_agent.inventory.nvidia.nvml_client import acquire
+
+TIMEOUT_S = 300.0
+WITHOUT_SYS_ADMIN = ("--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+
+
+def modes() -> dict[str, tuple[str, ...]]:
+    """Return command prefixes by name: as this user, and without CAP_SYS_ADMIN where that can be dropped."""
+    found: dict[str, tuple[str, ...]] = {"root" if os.geteuid() == 0 else "user": ()}
+    tool = shutil.which("setpriv")
+    if os.geteuid() == 0 and tool is not None:
+        found["without CAP_SYS_ADMIN"] = (tool, *WITHOUT_SYS_ADMIN)
+    return found
+
+
+def run(prefix: tuple[str, ...], host: Host, addresses: list[str]) -> list[dict[str, Any]]:
+    """Make the survey in a process of its own."""
+    library = "" if host.nvml_library is None else str(host.nvml_library)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [*prefix, sys.executable, __file__, library, *addresses],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    responses: list[dict[str, Any]] = json.loads(done.stdout)
+    return responses
+
+
+def has_sys_admin() -> bool:
+    """Whether this process has CAP_SYS_ADMIN (bit 21, capabilities(7))."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> 21 & 1)
+
+
+def main() -> None:
+    """Print the responses as JSON."""
+    library, *addresses = sys.argv[1:]
+    nvml = acquire(Path(library) if library else None, InventorySettings().nvml_timeout)
+    nvml.start()
+    found = [
+        {"gpu": one.gpu, "call": one.call, "code": one.code, "value": one.value, "error": one.error, "ms": one.ms}
+        for one in survey(nvml, addresses, Deadline.of(TIMEOUT_S))
+    ]
+    nvml.close()
+    found.append(
+        {"gpu": "", "call": "CAP_SYS_ADMIN", "code": int(has_sys_admin()), "value": None, "error": "", "ms": 0}
+    )
+    print(json.dumps(found, default=str))
+
+
+if __name__ == "__main__":
+    main()
