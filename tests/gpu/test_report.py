@@ -24,7 +24,7 @@ REPORT = """<?xml version="1.0" ?>
   <attached_gpus>1</attached_gpus>
   <gpu id="00000000:00:04.0">
     <product_name>Tesla T4</product_name>
-    <product_brand>Tesla</product_brand>
+    <product_brand>NVIDIA</product_brand>
     <product_architecture>Turing</product_architecture>
     <mig_mode><current_mig>N/A</current_mig><pending_mig>N/A</pending_mig></mig_mode>
     <mig_devices>None</mig_devices>
@@ -57,7 +57,7 @@ def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:
         ("<uuid>GPU-", "<uuid>GPU-0", "uuid"),
         ("Tesla T4", "Tesla T5", "productName"),
         ("Turing", "Volta", "architecture"),
-        (">Tesla<", ">Quadro<", "brand"),
+        (">NVIDIA<", ">Quadro<", "brand"),
         ("<minor_number>0", "<minor_number>1", "minor"),
         ("<minor_number>0", "<minor_number>1", "node"),
         ("15360 MiB", "15361 MiB", "memory"),
