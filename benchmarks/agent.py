@@ -52,9 +52,9 @@ def main() -> None:
 def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> None:
     print(f"resident, idle      {memory(agent)}")
     with Client(state / "agent.sock") as client:
-        client.ask(Apply([device_class()]))
+        client.call(Apply([device_class()]))
         for number in range(CLAIMS):
-            (applied,) = client.ask(Apply([claim(f"held-{number}")]))
+            (applied,) = client.call(Apply([claim(f"held-{number}")]))
             assert applied["claim"]["phase"] == "Prepared", applied["claim"]["message"]
         print(
             f"resident, {CLAIMS} claims {memory(agent)}  (target at most 60 MiB; a Go driver that does nothing: 37.6)"
@@ -72,8 +72,8 @@ def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> None:
 
 def pairs(client: Client, count: int) -> None:
     for _ in range(count):
-        client.ask(Apply([claim("passing")]))
-        client.ask(Delete("ResourceClaim", "passing", "default", 30.0))
+        client.call(Apply([claim("passing")]))
+        client.call(Delete("ResourceClaim", "passing", "default", 30.0))
 
 
 def device_class() -> dict[str, object]:

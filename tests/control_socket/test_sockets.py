@@ -47,12 +47,12 @@ async def echo(line: bytes) -> Any:
 
 
 def connect(path: Path) -> Connection:
-    return Connection(path, nobody="nobody is here", hint="start somebody")
+    return Connection(path, no_agent="nobody is here", hint="start somebody")
 
 
 def ask(path: Path) -> Any:
     with connect(path) as connection:
-        return connection.ask(Echo("a"), timeout=60)
+        return connection.call(Echo("a"), timeout=60)
 
 
 def during(path: Path, story: Callable[[], Any], handler: Callable[[bytes], Awaitable[Any]] = echo) -> Any:
@@ -74,7 +74,7 @@ def test_answers_come_back_in_order_on_one_connection(short_path: Path) -> None:
 
     def story() -> list[Any]:
         with connect(path) as connection:
-            return [connection.ask(Echo(text), timeout=60) for text in "abc"]
+            return [connection.call(Echo(text), timeout=60) for text in "abc"]
 
     assert during(path, story) == [{"text": text} for text in "abc"]
     assert not path.exists(), "the socket is removed when nobody listens any more"
@@ -97,8 +97,8 @@ def test_an_error_is_raised_on_the_other_side(
     def story() -> None:
         with connect(path) as connection:
             with pytest.raises(kind, match=message):
-                connection.ask(Echo(text), timeout=60)
-            assert connection.ask(Echo("and on"), timeout=60) == {"text": "and on"}
+                connection.call(Echo(text), timeout=60)
+            assert connection.call(Echo("and on"), timeout=60) == {"text": "and on"}
 
     during(path, story)
 
@@ -118,7 +118,7 @@ def test_a_line_without_end_is_refused_and_nobody_else_is_disturbed(short_path: 
             if answer:
                 assert json.loads(answer)["failure"]["family"] == "usage"
         with connect(path) as connection:
-            assert connection.ask(Echo("a"), timeout=60) == {"text": "a"}
+            assert connection.call(Echo("a"), timeout=60) == {"text": "a"}
 
     during(path, story)
 
@@ -129,10 +129,10 @@ def test_one_client_too_many_is_turned_away(short_path: Path, monkeypatch: pytes
 
     def story() -> None:
         with connect(path) as first:
-            first.ask(Echo("a"), timeout=60)
+            first.call(Echo("a"), timeout=60)
             with connect(path) as second, pytest.raises(RetryableError, match="went away|connection broke"):
-                second.ask(Echo("b"), timeout=60)
-            assert first.ask(Echo("c"), timeout=60) == {"text": "c"}
+                second.call(Echo("b"), timeout=60)
+            assert first.call(Echo("c"), timeout=60) == {"text": "c"}
 
     during(path, story)
 
@@ -158,7 +158,7 @@ def test_an_answer_that_does_not_come_is_an_error_that_may_pass(short_path: Path
 
     def story() -> None:
         with connect(path) as connection, pytest.raises(RetryableError, match="did not respond in time"):
-            connection.ask(Echo("a"), timeout=0.1)
+            connection.call(Echo("a"), timeout=0.1)
 
     during(path, story, never)
 

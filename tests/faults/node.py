@@ -144,12 +144,12 @@ class Node:
                 self.unsure.add(name)
             try:
                 with Client(self.state / "agent.sock") as client:
-                    client.ask(Apply([value]))
+                    client.call(Apply([value]))
                     if is_claim:
                         self.unsure.discard(name)
                         self.accepted.add(name)
                         patience = Patience(self.disk)
-                        while (view := client.ask(Get("default", name, POLL_INTERVAL_S)))["phase"] not in _READY:
+                        while (view := client.call(Get("default", name, POLL_INTERVAL_S)))["phase"] not in _READY:
                             if view["phase"] == "Failed" or patience.is_over():
                                 break
                         else:
@@ -166,7 +166,7 @@ class Node:
             try:
                 patience = Patience(self.disk)
                 with Client(self.state / "agent.sock") as client:
-                    released = client.ask(Delete("ResourceClaim", name, "default", POLL_INTERVAL_S))
+                    released = client.call(Delete("ResourceClaim", name, "default", POLL_INTERVAL_S))
                 while not released and not patience.is_over():
                     time.sleep(POLL_INTERVAL_S)
                     released = name not in self.views()
@@ -178,7 +178,7 @@ class Node:
     def views(self) -> dict[str, dict[str, Any]]:
         """Every claim of the agent by its name."""
         with Client(self.state / "agent.sock") as client:
-            return {view["name"]: view for view in client.ask(ListClaims())}
+            return {view["name"]: view for view in client.call(ListClaims())}
 
     def settle(self) -> dict[str, dict[str, Any]]:
         """Wait until no claim is on the way: each is prepared, refused, or waits for devices. Return all of them."""

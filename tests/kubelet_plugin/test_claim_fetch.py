@@ -217,7 +217,7 @@ def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run, monkeypatc
             for _ in range(3):
                 answer = await driver.call("prepare", [C])
                 assert "still preparing it" in answer.claims["u"].error
-            assert plugin.busy == ["preparing claim u"]
+            assert plugin.in_flight == ["preparing claim u"]
             assert node.devices.calls == ["prepare u"], "a repeat must not take a second thread"
             monkeypatch.undo()
             asked = len(node.claims.tries)
@@ -226,7 +226,7 @@ def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run, monkeypatc
             gate.set()
             assert (await repeat).claims["u"].devices
             assert node.devices.calls == ["prepare u"]
-            assert plugin.busy == []
+            assert plugin.in_flight == []
 
     run(scenario())
 
@@ -319,7 +319,7 @@ def test_running_calls_are_finished_at_the_end(node: Node, run: Run) -> None:
         async with node.kubelet() as kubelet, node.plugin() as plugin:
             driver = await kubelet.driver()
             running = asyncio.create_task(driver.call("prepare", [C]))
-            await eventually_async(lambda: plugin.busy)
+            await eventually_async(lambda: plugin.in_flight)
             closing = asyncio.create_task(plugin.close())
             await eventually_async(lambda: not kubelet.sockets(), "the kubelet must turn to another instance at once")
             assert not closing.done()
@@ -340,11 +340,11 @@ def test_what_hangs_does_not_keep_the_agent_from_stopping(
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
             hung = asyncio.create_task(driver.call("prepare", [C]))
-            await eventually_async(lambda: plugin.busy)
+            await eventually_async(lambda: plugin.in_flight)
             began = time.monotonic()
             await plugin.close()
             assert time.monotonic() - began < 50
-            assert plugin.busy == ["preparing claim u"]
+            assert plugin.in_flight == ["preparing claim u"]
             with pytest.raises(grpc.aio.AioRpcError):
                 await hung
 

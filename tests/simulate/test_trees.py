@@ -98,8 +98,8 @@ def test_no_link_of_a_tree_leads_nowhere_and_none_leaves_it(profile: str, standi
 
 def test_every_gpu_of_a_dgx_is_one_switch_from_its_adapter(standing: Standing) -> None:
     topology = scan(standing("dgx-h100"), distances=True)
-    gpus = [device for device in topology.wanted if device.kind == "gpu"]
-    adapters = [device for device in topology.wanted if device.kind == "nic"]
+    gpus = [device for device in topology.relevant if device.kind == "gpu"]
+    adapters = [device for device in topology.relevant if device.kind == "nic"]
     assert (len(gpus), len(adapters)) == (8, 10)
     beside = {}
     for gpu in gpus:
@@ -149,10 +149,10 @@ def test_distances_are_those_of_the_description(profile: str, standing: Standing
 def test_every_gpu_of_an_mi300x_host_is_more_than_a_switch_from_its_adapter(standing: Standing) -> None:
     topology = scan(standing("mi300x"), distances=True)
     near = {pair for pair, distance in topology.distances.items() if distance == "PXB"}
-    gpus = [device for device in topology.wanted if device.kind == "gpu"]
+    gpus = [device for device in topology.relevant if device.kind == "gpu"]
     assert [gpu.kfd for gpu in gpus] == list(range(2, 10))
     for gpu in gpus:
-        beside = [nic for nic in topology.wanted if nic.infiniband and nic.pcie_root == gpu.pcie_root]
+        beside = [nic for nic in topology.relevant if nic.infiniband and nic.pcie_root == gpu.pcie_root]
         assert len(beside) == 1
         assert topology.distance(gpu.pci_address, beside[0].pci_address) == "PXB"
     assert len(near) == 8
@@ -169,13 +169,13 @@ def test_virtual_functions_name_their_physical_one_and_are_named_by_it(standing:
 
 
 def test_a_virtual_machine_has_no_groups_and_its_node_only_by_its_processors(standing: Standing) -> None:
-    gpu, interface = scan(standing("vm-1gpu")).wanted
+    gpu, interface = scan(standing("vm-1gpu")).relevant
     assert (gpu.numa_node, gpu.numa_source, gpu.iommu_group, gpu.pcie_switch) == (0, "cpulist", None, None)
     assert interface.net == ("ens5",), "found below the virtio device"
 
 
 def test_a_drive_behind_a_vmd_has_a_domain_of_five_digits(standing: Standing) -> None:
-    drive = next(device for device in scan(standing("mixed")).wanted if device.kind == "nvme")
+    drive = next(device for device in scan(standing("mixed")).relevant if device.kind == "nvme")
     assert (drive.pci_address, drive.pcie_root) == ("10000:e1:00.0", "pci0000:64")
 
 
@@ -239,7 +239,7 @@ def test_a_rebuild_mends_and_keeps_what_was_written(tmp_path: Path) -> None:
     assert broken.problems or len(broken.devices) < 85
     assert build("mi300x", root) == host
     assert (gpu / "current_compute_partition").read_text() == "CPX\n"
-    assert len(scan(host).wanted) == 19
+    assert len(scan(host).relevant) == 19
     assert scan(host).problems == ()
 
 

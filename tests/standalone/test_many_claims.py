@@ -211,19 +211,19 @@ def test_requests_are_answered_while_a_claim_is_being_tried(
         assert go_on.wait(DEADLINE_S)
 
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
-        client.ask(Apply([CLASS]))
+        client.call(Apply([CLASS]))
         allocate.before = hang
         try:
-            (first,) = client.ask(Apply([claim("first")]))
+            (first,) = client.call(Apply([claim("first")]))
             assert tried.wait(DEADLINE_S)
             assert first["claim"]["phase"] == "Pending" and "not tried yet" in first["claim"]["message"]
-            (second,) = client.ask(Apply([claim("second", 2)]))
+            (second,) = client.call(Apply([claim("second", 2)]))
             assert second["action"] == "created" and "not tried yet" in second["claim"]["message"]
-            assert [view["name"] for view in client.ask(ListClaims())] == ["first", "second"]
-            assert client.ask(Delete("ResourceClaim", "second")) is True
+            assert [view["name"] for view in client.call(ListClaims())] == ["first", "second"]
+            assert client.call(Delete("ResourceClaim", "second")) is True
         finally:
             go_on.set()
-        assert client.ask(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
+        assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
 
 
 def test_an_agent_stops_while_an_allocation_goes_on(
@@ -250,15 +250,15 @@ def test_an_agent_stops_while_an_allocation_goes_on(
     monkeypatch.setattr(service_module, "_shut_down", idle_at_once)
     try:
         with Client(agent.service.socket) as client:
-            client.ask(Apply([CLASS]))
+            client.call(Apply([CLASS]))
             allocate.before = hang
-            client.ask(Apply([claim("first")]))
+            client.call(Apply([claim("first")]))
         assert tried.wait(DEADLINE_S)
         agent.stop()
         assert agent.service.hung_calls == ["allocating claims"]
         # The allocation goes on: nothing that ends it later makes the next start a clean one.
         with running(tmp_path, preparer, Counted(allocate._allocate)) as service, Client(service.socket) as client:
-            assert client.ask(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
+            assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
     finally:
         go_on.set()
 
@@ -268,12 +268,12 @@ def test_twenty_thousand_claims_are_taken_in_answered_for_and_there_after_a_rest
 ) -> None:
     many = [claim(f"c{number:05}", 3 + number) for number in range(20_000)]
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
-        client.ask(Apply([CLASS]))
-        assert len(client.ask(Apply(many))) == 20_000
-        assert client.ask(Get("default", "c19999"))["phase"] == "Pending"
+        client.call(Apply([CLASS]))
+        assert len(client.call(Apply(many))) == 20_000
+        assert client.call(Get("default", "c19999"))["phase"] == "Pending"
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
-        assert client.ask(Get("default", "c00000"))["phase"] == "Pending"
-        assert client.ask(Delete("ResourceClaim", "c19999")) is True
+        assert client.call(Get("default", "c00000"))["phase"] == "Pending"
+        assert client.call(Delete("ResourceClaim", "c19999")) is True
 
 
 def test_a_request_has_a_limit_of_objects(
@@ -282,8 +282,8 @@ def test_a_request_has_a_limit_of_objects(
     monkeypatch.setattr(service_module, "MAX_OBJECTS_PER_APPLY", 2)
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match="3 objects in one request, 2 at most; apply them in several"):
-            client.ask(Apply([CLASS, claim("a"), claim("b")]))
-        assert client.ask(ListClaims()) == []
+            client.call(Apply([CLASS, claim("a"), claim("b")]))
+        assert client.call(ListClaims()) == []
 
 
 def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
@@ -291,8 +291,8 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
 ) -> None:
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match=f"bytes, {LINE_LIMIT} at most; apply its objects in several"):
-            client.ask(Apply([claim("a" * LINE_LIMIT)]))
-        assert client.ask(ListClaims()) == []
+            client.call(Apply([claim("a" * LINE_LIMIT)]))
+        assert client.call(ListClaims()) == []
 
 
 def test_a_prepare_that_hangs_keeps_no_request_waiting(
@@ -310,12 +310,12 @@ def test_a_prepare_that_hangs_keeps_no_request_waiting(
     with running(tmp_path, preparer, allocate) as service, ThreadPoolExecutor(1) as pool:
         try:
             with Client(service.socket) as client:
-                client.ask(Apply([CLASS]))
-                (applied,) = pool.submit(client.ask, Apply([claim("a")])).result(2 * DEADLINE_S)
+                client.call(Apply([CLASS]))
+                (applied,) = pool.submit(client.call, Apply([claim("a")])).result(2 * DEADLINE_S)
                 assert applied["action"] == "created"
 
                 def shown() -> tuple[str, str]:
-                    view = client.ask(Get("default", "a"))
+                    view = client.call(Get("default", "a"))
                     return view["phase"], view["message"]
 
                 eventually(lambda: shown() == ("Allocated", "is being prepared"), shown)

@@ -61,30 +61,30 @@ class Running:
 def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[Running]:
     running = Running(tmp_path, preparer, devices)
     with Client(running.path) as client:
-        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]))
+        client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]))
     yield running
     running.stop()
 
 
 def test_a_claim_from_apply_to_release(agent: Running, claim: Any, preparer: Any) -> None:
     with Client(agent.path) as client:
-        (applied,) = client.ask(Apply([claim("a")]))
+        (applied,) = client.call(Apply([claim("a")]))
         assert applied["action"] == "created"
         assert applied["claim"]["phase"] == "Prepared"
-        assert client.ask(Get("default", "a"))["cdi_device_ids"] == applied["claim"]["cdi_device_ids"]
-        assert [view["name"] for view in client.ask(ListClaims())] == ["a"]
-        assert [value["metadata"]["name"] for value in client.ask(ListClasses())] == ["gpu"]
-        assert len(client.ask(State())["allocated"]) == 1
-        assert client.ask(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
-        assert client.ask(ListClaims()) == []
+        assert client.call(Get("default", "a"))["cdi_device_ids"] == applied["claim"]["cdi_device_ids"]
+        assert [view["name"] for view in client.call(ListClaims())] == ["a"]
+        assert [value["metadata"]["name"] for value in client.call(ListClasses())] == ["gpu"]
+        assert len(client.call(State())["allocated"]) == 1
+        assert client.call(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
+        assert client.call(ListClaims()) == []
     assert preparer.prepared == {}
 
 
 def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: Any) -> None:
     with Client(agent.path) as client, Client(agent.path) as waiting:
-        client.ask(Apply([claim("big", 3)]))
+        client.call(Apply([claim("big", 3)]))
         answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(waiting.ask(Get("default", "big", DEADLINE_S))))
+        thread = threading.Thread(target=lambda: answers.append(waiting.call(Get("default", "big", DEADLINE_S))))
         thread.start()
         devices.names.append("gpu-2")
         agent.devices_changed()
@@ -94,8 +94,8 @@ def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: A
 
 def test_waiting_ends_in_time_without_one(agent: Running, claim: Any) -> None:
     with Client(agent.path) as client:
-        client.ask(Apply([claim("big", 3)]))
-        assert client.ask(Get("default", "big", 0.1))["phase"] == "Pending"
+        client.call(Apply([claim("big", 3)]))
+        assert client.call(Get("default", "big", 0.1))["phase"] == "Pending"
 
 
 def test_a_killed_agents_claims_and_socket_are_taken_over(
@@ -106,11 +106,13 @@ def test_a_killed_agents_claims_and_socket_are_taken_over(
     left.close()
     first = Running(tmp_path, preparer, devices)
     with Client(first.path) as client:
-        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b", 2)]))
+        client.call(
+            Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b", 2)])
+        )
     first.stop()
     second = Running(tmp_path, preparer, devices)
     with Client(second.path) as client:
-        assert [(v["name"], v["phase"]) for v in client.ask(ListClaims())] == [("a", "Prepared"), ("b", "Pending")]
+        assert [(v["name"], v["phase"]) for v in client.call(ListClaims())] == [("a", "Prepared"), ("b", "Pending")]
     second.stop()
     assert not second.path.exists()
 
@@ -122,10 +124,10 @@ def test_only_the_agents_own_user_may_speak_to_it(agent: Running) -> None:
 def test_what_the_agent_cannot_do_is_raised_at_the_client(agent: Running, claim: Any) -> None:
     with Client(agent.path) as client:
         with pytest.raises(PermanentError, match="no claim nope"):
-            client.ask(Get("default", "nope"))
+            client.call(Get("default", "nope"))
         with pytest.raises(PermanentError, match="spec: is missing"):
-            client.ask(Apply([claim("good"), {"kind": "ResourceClaim", "metadata": {"name": "bad"}}]))
-        assert client.ask(ListClaims()) == []
+            client.call(Apply([claim("good"), {"kind": "ResourceClaim", "metadata": {"name": "bad"}}]))
+        assert client.call(ListClaims()) == []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_a_client_that_hangs_up_or_says_nothing_disturbs_nobody(agent: Running, 
         gone.connect(str(agent.path))
         gone.sendall(b'{"op":"li')
     with Client(agent.path) as client:
-        assert client.ask(Apply([claim("a")]))[0]["claim"]["phase"] == "Prepared"
+        assert client.call(Apply([claim("a")]))[0]["claim"]["phase"] == "Prepared"
     silent.close()
 
 
@@ -190,13 +192,13 @@ def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
 ) -> None:
     preparer.error = RetryableError("busy")
     with Client(agent.path) as client:
-        (applied,) = client.ask(Apply([claim("a")]))
+        (applied,) = client.call(Apply([claim("a")]))
         assert applied["claim"]["phase"] == "Allocated"
         preparer.error = None
-        assert client.ask(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
+        assert client.call(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
         preparer.release_error = RetryableError("busy")
         threading.Timer(0.2, lambda: setattr(preparer, "release_error", None)).start()
-        assert client.ask(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
+        assert client.call(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
 
 
 @pytest.fixture
@@ -231,7 +233,7 @@ def asked(path: Path, request: Any) -> tuple[threading.Thread, list[Any]]:
     def ask() -> None:
         with Client(path) as client:
             try:
-                answers.append(client.ask(request))
+                answers.append(client.call(request))
             except AgentError as error:  # of a claim that somebody deletes meanwhile
                 answers.append(error)
 
@@ -246,7 +248,7 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
 ) -> None:
     with Client(agent.path) as client:
         if what == "release":
-            client.ask(Apply([claim("stuck")]))
+            client.call(Apply([claim("stuck")]))
         preparer.hangs = True
         thread, answers = asked(
             agent.path,
@@ -256,18 +258,20 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
         )
         assert preparer.began.wait(60)
         # All of these are answered while it hangs: nobody lets go before they are.
-        assert client.ask(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
-        assert client.ask(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
-        assert client.ask(Delete("ResourceClaim", "other", "default", DEADLINE_S)) is True
-        third = client.ask(Apply([claim("big", 2)]))[0]["claim"]
+        assert client.call(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
+        assert client.call(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
+        assert client.call(Delete("ResourceClaim", "other", "default", DEADLINE_S)) is True
+        third = client.call(Apply([claim("big", 2)]))[0]["claim"]
         assert (third["phase"], third["message"]) == ("Pending", "waits for devices that other claims hold")
         assert not answers
         hanging.set()
         thread.join(DEADLINE_S)
         assert answers == [True] or answers[0][0]["claim"]["phase"] == "Prepared"
         if what == "prepare":
-            assert client.ask(Delete("ResourceClaim", "stuck", "default", DEADLINE_S)) is True
-        assert client.ask(Get("default", "big", DEADLINE_S))["phase"] == "Prepared", "what came free went to who waited"
+            assert client.call(Delete("ResourceClaim", "stuck", "default", DEADLINE_S)) is True
+        assert client.call(Get("default", "big", DEADLINE_S))["phase"] == "Prepared", (
+            "what came free went to who waited"
+        )
 
 
 def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_over(
@@ -278,12 +282,12 @@ def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_o
     assert preparer.began.wait(60)
     deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S))
     with Client(agent.path) as client:
-        eventually(lambda: client.ask(Get("default", "stuck"))["phase"] == "Deleting")
+        eventually(lambda: client.call(Get("default", "stuck"))["phase"] == "Deleting")
         preparer.hangs = False
         hanging.set()
         deleting.join(60)
         applying.join(60)
-        assert gone == [True] and client.ask(ListClaims()) == []
+        assert gone == [True] and client.call(ListClaims()) == []
     assert preparer.prepared == {}
 
 
@@ -293,15 +297,15 @@ def test_an_agent_starts_beside_a_device_that_hangs(
     monkeypatch.setattr("dra_agent.standalone.service.START", 0.1)
     first = Running(tmp_path, preparer, devices)
     with Client(first.path) as client:
-        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))
+        client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))
     first.stop()
     preparer.hangs = True
     second = Running(tmp_path, preparer, devices)
     with Client(second.path) as client:
-        assert client.ask(Get("default", "b", DEADLINE_S))["phase"] == "Prepared"
-        assert client.ask(Get("default", "a"))["phase"] == "Allocated"
+        assert client.call(Get("default", "b", DEADLINE_S))["phase"] == "Prepared"
+        assert client.call(Get("default", "a"))["phase"] == "Allocated"
         hanging.set()
-        assert client.ask(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
+        assert client.call(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
     second.stop()
 
 
@@ -313,12 +317,14 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
     assert preparer.began.wait(60)
     suspended = agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=60.0))
     with Client(agent.path) as client:
-        assert client.ask(Get("default", "stuck"))["phase"] == "Allocated", "what is being prepared is not given up yet"
+        assert client.call(Get("default", "stuck"))["phase"] == "Allocated", (
+            "what is being prepared is not given up yet"
+        )
         assert not suspended.done()
         hanging.set()
         suspended.result(60)
         applying.join(60)
-        assert {view["phase"] for view in client.ask(ListClaims())} == {"Pending"}
+        assert {view["phase"] for view in client.call(ListClaims())} == {"Pending"}
     assert preparer.prepared == {}
 
 

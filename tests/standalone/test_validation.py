@@ -42,7 +42,7 @@ def test_other_requests_are_answered_while_an_object_is_validated(
 
         def ask(request: Any) -> Any:
             with Client(service.socket) as client:
-                return client.ask(request)
+                return client.call(request)
 
         with ThreadPoolExecutor(2) as clients:
             try:

@@ -47,14 +47,14 @@ def unplug(host: Host, device: PciFunction) -> Uevent:
 
 def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
     topology = scan(simulate.build("dgx-h100", tmp_path / "host"), distances=True)
-    gpus = [device for device in topology.wanted if device.kind is DeviceKind.GPU]
+    gpus = [device for device in topology.relevant if device.kind is DeviceKind.GPU]
     assert topology.problems == ()
     assert len(gpus) == 8
     assert {gpu.numa_node for gpu in gpus} == {0, 1}
     for gpu in gpus:
-        assert any(nic.kind is DeviceKind.NIC and nic.pcie_switch == gpu.pcie_switch for nic in topology.wanted)
+        assert any(nic.kind is DeviceKind.NIC and nic.pcie_switch == gpu.pcie_switch for nic in topology.relevant)
         assert gpu.driver == "nvidia"
-    assert len(topology.distances) == len(topology.wanted) * (len(topology.wanted) - 1) // 2
+    assert len(topology.distances) == len(topology.relevant) * (len(topology.relevant) - 1) // 2
     first, second = gpus[:2]
     assert topology.distance(first.pci_address, second.pci_address) is not None
     assert topology.distance(first.pci_address, second.pci_address) == topology.distance(
@@ -71,11 +71,11 @@ def test_distances_are_asked_for_and_not_part_of_every_snapshot(tmp_path: Path) 
     for pair, distance in whole.distances.items():
         one, other = pair.split(",")
         assert live.distance(one, other) is live.distance(other, one) is distance
-    first = whole.wanted[0].pci_address
+    first = whole.relevant[0].pci_address
     assert live.distance(first, first) is None and live.distance(first, "0000:ff:1f.7") is None
     assert live.distance(first, "nonsense") is None
     with pytest.raises(ValueError, match="without distances"):
-        snapshot.distance(*(device.pci_address for device in whole.wanted[:2]))
+        snapshot.distance(*(device.pci_address for device in whole.relevant[:2]))
 
 
 def test_the_json_has_the_documented_fields(host: Host) -> None:
@@ -91,7 +91,7 @@ def test_the_json_has_the_documented_fields(host: Host) -> None:
 
 def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
     live = LiveTopology(host)
-    gpu = next(device for device in live.snapshot().wanted if device.kind is DeviceKind.GPU)
+    gpu = next(device for device in live.snapshot().relevant if device.kind is DeviceKind.GPU)
     change = live.apply(unplug(host, gpu))
     assert change == TopologyChange(removed=(gpu.pci_address,))
     assert change
@@ -102,7 +102,7 @@ def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
 
 def test_a_rescan_finds_what_no_event_told(host: Host) -> None:
     live = LiveTopology(host)
-    gpu = next(device for device in live.snapshot().wanted if device.kind is DeviceKind.GPU)
+    gpu = next(device for device in live.snapshot().relevant if device.kind is DeviceKind.GPU)
     unplug(host, gpu)
     assert gpu.pci_address in live.snapshot().by_address
     assert live.rescan() == TopologyChange(removed=(gpu.pci_address,))
@@ -123,7 +123,7 @@ def test_events_of_other_devices_change_nothing(host: Host) -> None:
 def test_threads_may_share_it(host: Host) -> None:
     live = LiveTopology(host)
     expected = live.snapshot()
-    event = Uevent("change", f"/{place(host, expected.wanted[0]).relative_to(host.sysfs)}", "pci")
+    event = Uevent("change", f"/{place(host, expected.relevant[0]).relative_to(host.sysfs)}", "pci")
 
     def work() -> None:
         for _ in range(20):
@@ -150,7 +150,7 @@ def test_no_sysfs_is_said_in_words(tmp_path: Path) -> None:
 def test_a_host_that_vanishes_keeps_what_was_known(host: Host) -> None:
     live = LiveTopology(host)
     before = live.snapshot()
-    event = unplug(host, before.wanted[0])
+    event = unplug(host, before.relevant[0])
     host.sysfs.rename(host.sysfs.with_name("gone"))
     for call in (live.rescan, lambda: live.apply(event)):
         with pytest.raises(PermanentError, match="cannot open this as sysfs"):

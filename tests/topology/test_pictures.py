@@ -13,7 +13,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.host import Host
 from dra_agent.topology import DeviceKind, NumaNode, PciFunction, ScanProblem, Topology, scan, svg, tree
-from dra_agent.topology.display_tree import TreeNode, grow, switches
+from dra_agent.topology.display_tree import TreeNode, build_tree, switches
 from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_layout import Box, arrange
 from topology.conftest import Machine
@@ -72,11 +72,11 @@ def host_of(*devices: PciFunction, nodes: int = 1) -> Topology:
 def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> None:
     lines = text(dgx, names=PciIds(PCI_IDS)).splitlines()
     assert lines[0] == "2 NUMA nodes, 8 GPUs, 10 NICs, 10 NVMe drives, 62 other functions"
-    for device in dgx.wanted:
+    for device in dgx.relevant:
         [line] = [line for line in lines if device.pci_address in line]
         assert f"{device.vendor_id[2:]}:{device.device_id[2:]}" in line
         assert (device.driver or "no driver") in line
-    gpu = next(device for device in dgx.wanted if device.kind is DeviceKind.GPU)
+    gpu = next(device for device in dgx.relevant if device.kind is DeviceKind.GPU)
     at = next(number for number, line in enumerate(lines) if gpu.pci_address in line)
     assert "NVIDIA H100 SXM5 80GB" in lines[at]
     assert "PCIe 5 x16" in lines[at]
@@ -86,15 +86,15 @@ def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> Non
 
 
 def test_holders_are_shown_in_both_pictures(dgx: Topology) -> None:
-    held, free = [device.pci_address for device in dgx.wanted if device.kind is DeviceKind.GPU][:2]
+    held, free = [device.pci_address for device in dgx.relevant if device.kind is DeviceKind.GPU][:2]
     holders = {held: ["team-a/train", "team-b/notebook"]}
     lines = text(dgx, holders=holders, names=NO_NAMES).splitlines()
     assert next(line for line in lines if held in line).endswith("held by team-a/train, team-b/notebook")
     assert next(line for line in lines if free in line).endswith("free")
     shown = list(texts(svg.draw(dgx, title="dgx", holders=holders, names=NO_NAMES)))
     assert "team-a/train +1" in shown
-    drives = [device for device in dgx.wanted if device.kind is DeviceKind.NVME]
-    assert shown.count("free") == len(dgx.wanted) - len(drives) - 1
+    drives = [device for device in dgx.relevant if device.kind is DeviceKind.NVME]
+    assert shown.count("free") == len(dgx.relevant) - len(drives) - 1
     assert not any("free" in line for line in lines for drive in drives if drive.pci_address in line)
 
 
@@ -106,18 +106,18 @@ def test_the_picture_is_valid_and_needs_nothing_from_outside(dgx: Topology) -> N
     for forbidden in ("http", "@import", "url(", "<image", "<script", "href"):
         assert forbidden not in picture.replace("http://www.w3.org/2000/svg", "")
     shown = set(texts(picture))
-    for device in dgx.wanted:
+    for device in dgx.relevant:
         assert device.pci_address in shown
     for node in dgx.numa_nodes:
         assert any(f"NUMA node {node.id}" in line for line in shown)
-    assert {device.pcie_root for device in dgx.wanted} <= shown
-    assert {f"switch {device.pcie_switch}" for device in dgx.wanted if device.pcie_switch} <= shown
+    assert {device.pcie_root for device in dgx.relevant} <= shown
+    assert {f"switch {device.pcie_switch}" for device in dgx.relevant if device.pcie_switch} <= shown
 
 
 def test_boxes_lie_inside_each_other_and_never_overlap(dgx: Topology, machine: Machine) -> None:
     recorded = scan(Host(sysfs=machine("hwloc-8ve") / "sys"))
     for topology in (dgx, recorded):
-        boxes = arrange(grow(topology), with_holders=True)
+        boxes = arrange(build_tree(topology), with_holders=True)
         assert_apart(boxes)
         for outer in (box for top in boxes for box in top.walk()):
             assert_apart(outer.inner)
@@ -180,14 +180,14 @@ def test_switches_inside_a_card_are_left_out() -> None:
     gpu = made_up(5, kind="gpu", parents=ports, pcie_switch=ports[1])
     nic = made_up(6, parents=[*ports[:2], "0000:02:01.0"], pcie_switch=ports[1])
     assert switches(gpu) == (ports[1], ports[3])
-    [node] = grow(host_of(gpu, nic))
+    [node] = build_tree(host_of(gpu, nic))
     [root] = node.branches
     [switch] = root.branches
     assert (switch.name, switch.branches) == (ports[1], [])
     assert [leaf.device for leaf in switch.leaves] == [gpu, nic]
     # With a neighbour at the inner switch it is worth showing.
     twin = made_up(7, kind="gpu", parents=ports, pcie_switch=ports[1])
-    inner: TreeNode = grow(host_of(gpu, nic, twin))[0].branches[0].branches[0]
+    inner: TreeNode = build_tree(host_of(gpu, nic, twin))[0].branches[0].branches[0]
     assert [branch.name for branch in inner.branches] == [ports[3]]
 
 

@@ -31,9 +31,9 @@ def test_eight_vector_engines_behind_two_switches(machine: Machine) -> None:
     tree = machine("hwloc-8ve")
     topology = read(tree)
     assert topology.problems == ()
-    assert Counter(device.kind for device in topology.wanted) == {DeviceKind.ACCELERATOR: 8, DeviceKind.NIC: 4}
+    assert Counter(device.kind for device in topology.relevant) == {DeviceKind.ACCELERATOR: 8, DeviceKind.NIC: 4}
     assert Counter(topology.distances.values()) == {Distance.PIX: 21, Distance.NODE: 45}
-    switches = Counter(device.pcie_switch for device in topology.wanted)
+    switches = Counter(device.pcie_switch for device in topology.relevant)
     assert switches == {"0000:18:00.0": 5, "0000:3b:00.0": 5, "0000:5e:00.0": 2}
     assert [(node.id, node.cpus, node.distances) for node in topology.numa_nodes] == [
         (0, "0-7,16-23", (10, 21)),
@@ -55,7 +55,7 @@ def test_a_desktop_without_uevent_files(machine: Machine) -> None:
     tree = machine("ghw-ryzen1600")
     topology = read(tree)
     assert topology.problems == ()
-    kinds = {device.pci_address: device.kind for device in topology.wanted}
+    kinds = {device.pci_address: device.kind for device in topology.relevant}
     nics = ("0000:03:00.0", "0000:06:00.0", "0000:06:00.1", "0000:08:00.0")
     assert kinds == {"0000:0a:00.0": DeviceKind.GPU, **dict.fromkeys(nics, DeviceKind.NIC)}
     gpu = topology.by_address["0000:0a:00.0"]

@@ -29,7 +29,7 @@ def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]],
 
 
 def of_kind(topology: Topology, kind: DeviceKind) -> list[PciFunction]:
-    return [device for device in topology.wanted if device.kind is kind]
+    return [device for device in topology.relevant if device.kind is kind]
 
 
 def nearest(topology: Topology, device: PciFunction, others: list[PciFunction]) -> list[str]:
@@ -94,7 +94,7 @@ def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topol
 def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("aws-p4d-24xl-topo.xml", from_nccl)
     switches: dict[str | None, Counter[DeviceKind]] = {}
-    for device in topology.wanted:
+    for device in topology.relevant:
         switches.setdefault(device.pcie_switch, Counter())[device.kind] += 1
     assert list(switches.values()) == [Counter({DeviceKind.GPU: 2, DeviceKind.NIC: 1})] * 4
     for gpu in of_kind(topology, DeviceKind.GPU):

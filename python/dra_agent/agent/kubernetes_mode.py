@@ -203,7 +203,7 @@ class KubernetesMode:
     @property
     def hung_calls(self) -> list[str]:
         """Claims that hang in a vendor's library."""
-        return self._plugin.busy
+        return self._plugin.in_flight
 
     @property
     def draining(self) -> bool:

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z]+-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(
 
 
 def by_device(shown: ShownHost) -> dict[str, list[str]]:
-    """Give the claims that hold each device, by its name; nothing where no agent runs on this host."""
+    """Return the claims that hold each device, by its name; empty if no agent runs on this host."""
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
@@ -31,7 +31,7 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
     try:
         if (state_dir / SOCKET).exists():
             with Client(state_dir / SOCKET) as agent:
-                for claim in agent.ask(ListClaims()):
+                for claim in agent.call(ListClaims()):
                     for device in claim["devices"]:
                         holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
             return holders
@@ -40,13 +40,13 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
         # The agent may stop meanwhile; the devices can be shown without it.
         return {}
     for entry in entries:
-        for held in entry.devices:
-            holders.setdefault(held.device, []).append(f"{entry.namespace}/{entry.name}")
+        for device in entry.devices:
+            holders.setdefault(device.device, []).append(f"{entry.namespace}/{entry.name}")
     return holders
 
 
 def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
-    """Give the claims that hold a PCI function or a partition of it; None where no agent runs on this host."""
+    """Return the claims that hold a PCI function or a partition of it; None if no agent runs on this host."""
     if not shown.is_agents:
         return None
     holders: dict[str, list[str]] = {}
@@ -59,7 +59,7 @@ def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
 
 
 def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory:
-    """Give the inventory with what counts against its devices."""
+    """Return the inventory with the health of its devices."""
     from dra_agent.agent.device_state import boot_id
     from dra_agent.health import HealthStateFile, apply_recorded
 
@@ -78,5 +78,5 @@ def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     inventory = with_health(
         collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers), shown, host
     )
-    remembered = load_conflicts(shown.records)
-    return inventory if remembered.published else exclude(inventory, remembered.verdict)
+    saved = load_conflicts(shown.records)
+    return inventory if saved.published else exclude(inventory, saved.verdict)

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _specs(args: argparse.Namespace) -> SpecDirectory:
-    """Give the directory that the agent of this configuration writes to."""
+    """Return the directory that the agent of this configuration writes to."""
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.cli.shown_host import shown_host
 
@@ -76,11 +76,11 @@ def _specs(args: argparse.Namespace) -> SpecDirectory:
     return SpecDirectory(config.cdi_dir, config.driver_name)
 
 
-def _directories(ours: Path) -> list[Path]:
-    """Give the directories that runtimes read, and the agent's where it is another."""
+def _directories(agent_directory: Path) -> list[Path]:
+    """Return the directories that runtimes read, and the agent's if it differs."""
     from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, is_default
 
-    return [*DEFAULT_DIRECTORIES, *([] if is_default(ours) else [ours])]
+    return [*DEFAULT_DIRECTORIES, *([] if is_default(agent_directory) else [agent_directory])]
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -169,16 +169,16 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
 
     registry = load_registry(_directories(specs.path))
     ids = []
-    for wanted in args.name:
-        if "=" in wanted:
-            ids.append(wanted)
+    for name_or_id in args.name:
+        if "=" in name_or_id:
+            ids.append(name_or_id)
             continue
-        path = _spec_of(wanted, specs)
+        path = _spec_of(name_or_id, specs)
         loaded = next((file for file in registry.files if file.path == path), None)
         if loaded is None:
             raise PermanentError(
                 f"no claim of this name or uid has a CDI spec in {specs.path}",
-                where=wanted,
+                where=name_or_id,
                 hint="`dra-agent cdi list` shows the claims that have one, `dra-agent claim list` those that wait",
             )
         if loaded.spec is None:
@@ -187,20 +187,22 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
     return registry, ids
 
 
-def _spec_of(wanted: str, specs: SpecDirectory) -> Path | None:
+def _spec_of(name_or_id: str, specs: SpecDirectory) -> Path | None:
     """Find the file of a claim by its uid, namespace and name, or name."""
     from dra_agent.cdi.registry import load_file
     from dra_agent.errors import UsageError
 
     found: dict[str, Path] = {}
     for uid, path in specs.claims().items():
-        if uid == wanted:
+        if uid == name_or_id:
             return path
         name = _claim_of(load_file(path))
-        if name is not None and wanted in (name, name.partition("/")[2]):
+        if name is not None and name_or_id in (name, name.partition("/")[2]):
             found[name] = path
     if len(found) > 1:
-        raise UsageError("claims of several namespaces have this name", where=wanted, hint=" or ".join(sorted(found)))
+        raise UsageError(
+            "claims of several namespaces have this name", where=name_or_id, hint=" or ".join(sorted(found))
+        )
     return next(iter(found.values()), None)
 
 

@@ -70,7 +70,7 @@ def _apply(args: argparse.Namespace) -> int:
     objects = [loaded for filename in args.filename for loaded in load_manifests(filename)]
     _check(objects, load_config(args).driver_name)
     with connect(args, wait_s=args.wait_for_agent) as agent:
-        applied = agent.ask(Apply([loaded.value for loaded in objects]))
+        applied = agent.call(Apply([loaded.value for loaded in objects]))
     if args.output != "table":
         emit(applied, args.output)
     else:
@@ -133,7 +133,7 @@ def _list(args: argparse.Namespace) -> int:
     from dra_agent.standalone.protocol import ListClaims, ListClasses
 
     with connect(args) as agent:
-        items = agent.ask(ListClasses() if args.classes else ListClaims())
+        items = agent.call(ListClasses() if args.classes else ListClaims())
     if args.output != "table":
         emit(items, args.output)
     elif args.classes:
@@ -166,7 +166,7 @@ def _get(args: argparse.Namespace) -> int:
     from dra_agent.standalone.protocol import Get
 
     with connect(args) as agent:
-        claim = agent.ask(Get(args.namespace, args.name))
+        claim = agent.call(Get(args.namespace, args.name))
     _show(claim, args.output)
     return 0
 
@@ -177,7 +177,7 @@ def _wait(args: argparse.Namespace) -> int:
     from dra_agent.standalone.protocol import Get
 
     with connect(args) as agent, progress(f"waiting for claim {args.name}"):
-        claim = agent.ask(Get(args.namespace, args.name, args.timeout))
+        claim = agent.call(Get(args.namespace, args.name, args.timeout))
     _show(claim, args.output)
     return 0 if claim["phase"] == "Prepared" else 1
 
@@ -213,8 +213,8 @@ def _delete(args: argparse.Namespace) -> int:
     targets.sort(key=lambda target: target[0] == "DeviceClass")
     with connect(args) as agent, progress("releasing"):
         for target_kind, name, namespace in targets:
-            gone = agent.ask(Delete(target_kind, name, namespace, args.timeout))
-            outcomes.append({"kind": target_kind, "name": name, "namespace": namespace, "deleted": gone})
+            deleted = agent.call(Delete(target_kind, name, namespace, args.timeout))
+            outcomes.append({"kind": target_kind, "name": name, "namespace": namespace, "deleted": deleted})
     if args.output != "table":
         emit(outcomes, args.output)
     else:

@@ -79,12 +79,12 @@ def _release(args: argparse.Namespace) -> int:
     from dra_agent.errors import UsageError
     from dra_agent.printable import printable
     from dra_agent.standalone.protocol import SOCKET
-    from dra_agent.status.release_socket import Release, ask
+    from dra_agent.status.release_socket import Release, call
 
     state_dir = load_config(args).state_dir
     if (state_dir / SOCKET).exists():
         raise UsageError("the agent here runs without Kubernetes", hint="use `dra-agent claim delete NAME`")
-    done = ask(state_dir, Release(args.claim, args.force))
+    done = call(state_dir, Release(args.claim, args.force))
     if args.output != "table":
         emit(done, args.output)
         return 0
@@ -100,8 +100,8 @@ def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.standalone.protocol import ListClaims
 
     with connect(args) as agent:
-        claims = agent.ask(ListClaims())
-    held = [
+        claims = agent.call(ListClaims())
+    rows = [
         {
             "device": device["device"],
             "pool": device["pool"],
@@ -119,7 +119,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
         for device in claim["devices"]
     ]
     if args.output != "table":
-        emit(held, args.output)
+        emit(rows, args.output)
         return 0
     table(
         ["device", "claim", "request", "state", "since", "cdi id"],
@@ -132,7 +132,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
                 row["since"],
                 "\n".join(row["cdi_device_ids"]),
             ]
-            for row in held
+            for row in rows
         ),
         optional=("since", "request", "cdi id"),
     )
@@ -142,17 +142,17 @@ def _print_standalone(args: argparse.Namespace) -> int:
 def _print_node(args: argparse.Namespace) -> int:
     """Return the claims of this node's ledger, with their state in the API server if one is configured."""
     from dra_agent.agent.config import load_config
-    from dra_agent.cli.connection import ask_cluster, knows_cluster
+    from dra_agent.cli.connection import call_cluster, has_cluster
     from dra_agent.cli.output import emit, table
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.prepare.record import read
 
     entries, _ = read_copy(load_config(args).state_dir) or ([], None)
     entries = [entry for entry in entries if args.namespace in (None, entry.namespace)]
-    asked = knows_cluster(args)
-    told = ask_cluster(args, lambda api: _uses(api, entries)) if asked and entries else {}
+    asks_cluster = has_cluster(args)
+    found = call_cluster(args, lambda api: _uses(api, entries)) if asks_cluster and entries else {}
     unusable = _unusable(args)
-    held: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {
             "device": device.device,
             "pool": device.pool,
@@ -168,27 +168,27 @@ def _print_node(args: argparse.Namespace) -> int:
             "reason": unusable.get((device.pool, device.device), ""),
             "requests": device.requests,
             "cdi_device_ids": device.cdi_device_ids,
-            "used_by": told.get(entry.uid),
+            "used_by": found.get(entry.uid),
         }
         for entry in entries
         if (record := read(entry)) is not None
         for device in record.devices
     ]
     if args.output != "table":
-        emit(held, args.output)
+        emit(rows, args.output)
         return 0
     table(
-        ["device", "claim", "request", "state", *(["used by"] if asked else []), "cdi id"],
+        ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"],
         (
             [
                 row["device"],
                 f"{row['namespace']}/{row['claim']}",
                 ", ".join(row["requests"]),
                 f"{row['state']}: {row['reason']}" if row["reason"] else row["state"],
-                *(["\n".join(row["used_by"] or ())] if asked else []),
+                *(["\n".join(row["used_by"] or ())] if asks_cluster else []),
                 "\n".join(row["cdi_device_ids"]),
             ]
-            for row in held
+            for row in rows
         ),
         optional=("request", "cdi id"),
     )
@@ -196,16 +196,16 @@ def _print_node(args: argparse.Namespace) -> int:
 
 
 def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
-    """What the agent knows against devices of claims, by pool and name; nothing where no agent answers."""
+    """Return why devices of claims are unusable, by pool and name; empty if no agent responds."""
     from dra_agent.agent.config import load_config
     from dra_agent.errors import AgentError
-    from dra_agent.status.release_socket import SOCKET, Health, ask
+    from dra_agent.status.release_socket import SOCKET, Health, call
 
     state_dir = load_config(args).state_dir
     if not (state_dir / SOCKET).exists():
         return {}
     try:
-        return {(row["pool"], row["device"]): row["reason"] for row in ask(state_dir, Health())}
+        return {(row["pool"], row["device"]): row["reason"] for row in call(state_dir, Health())}
     except AgentError:
         return {}  # an agent that was killed leaves its socket; the claims are shown without it
 
@@ -233,19 +233,19 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
 
 
 def _print_cluster(args: argparse.Namespace) -> int:
-    from dra_agent.cli.connection import ask_cluster
+    from dra_agent.cli.connection import call_cluster
     from dra_agent.cli.output import emit, table
     from dra_agent.kube_client import RESOURCE_CLAIMS
 
     async def listed(api: ApiClient) -> list[Object]:
         return (await api.list(RESOURCE_CLAIMS, namespace=args.namespace)).items
 
-    held = sorted(
-        (row for claim in ask_cluster(args, listed) for row in _rows(claim)),
+    rows = sorted(
+        (row for claim in call_cluster(args, listed) for row in _rows(claim)),
         key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
     )
     if args.output != "table":
-        emit(held, args.output)
+        emit(rows, args.output)
         return 0
     table(
         ["node", "device", "driver", "claim", "request", "used by", "ready"],
@@ -259,7 +259,7 @@ def _print_cluster(args: argparse.Namespace) -> int:
                 ", ".join(row["used_by"]) or "nobody",
                 {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
             ]
-            for row in held
+            for row in rows
         ),
     )
     return 0
@@ -268,10 +268,10 @@ def _print_cluster(args: argparse.Namespace) -> int:
 def _rows(claim: Object) -> list[dict[str, Any]]:
     from dra_agent.explain.object_state import claim_state
 
-    told = claim_state(claim)
+    found = claim_state(claim)
     return [
         {
-            "node": told["node"],
+            "node": found["node"],
             "device": device["device"],
             "pool": device["pool"],
             "driver": device["driver"],
@@ -280,9 +280,9 @@ def _rows(claim: Object) -> list[dict[str, Any]]:
             "claim": claim["metadata"]["name"],
             "uid": claim["metadata"].get("uid"),
             "request": device["request"],
-            "used_by": told["reserved_for"],
+            "used_by": found["reserved_for"],
             "ready": device["ready"],
             "reason": device["reason"],
         }
-        for device in told["devices"]
+        for device in found["devices"]
     ]

@@ -61,9 +61,9 @@ def _validate(args: argparse.Namespace) -> int:
     for file in args.file:
         for loaded in load_manifests(file, strict=False):
             objects += 1
-            count, wrong = validate_object(loaded.value, driver, setups)
+            count, errors = validate_object(loaded.value, driver, setups)
             pieces += count
-            problems += [_problem(loaded, error.field, error.reason, error.hint) for error in wrong]
+            problems += [_problem(loaded, error.field, error.reason, error.hint) for error in errors]
             problems += _shape(loaded)
     if args.output != "table":
         emit({"objects": objects, "configurations": pieces, "problems": problems}, args.output)
@@ -73,8 +73,8 @@ def _validate(args: argparse.Namespace) -> int:
         hint = f"; {problem['todo']}" if problem["todo"] else ""
         print(f"{problem['file']}:{problem['line']}: {field}{problem['message']}{hint}")
     if not problems:
-        looked = f"{objects} object{'' if objects == 1 else 's'}"
-        print(f"{looked}, {pieces or 'no'} configuration{'' if pieces == 1 else 's'} for {driver}: nothing wrong")
+        checked = f"{objects} object{'' if objects == 1 else 's'}"
+        print(f"{checked}, {pieces or 'no'} configuration{'' if pieces == 1 else 's'} for {driver}: nothing wrong")
     return 1 if problems else 0
 
 

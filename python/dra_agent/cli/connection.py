@@ -48,7 +48,7 @@ def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
         time.sleep(POLL_INTERVAL_S)
 
 
-def ask_cluster(args: argparse.Namespace, story: Callable[[ApiClient], Awaitable[_T]]) -> _T:
+def call_cluster(args: argparse.Namespace, call: Callable[[ApiClient], Awaitable[_T]]) -> _T:
     """Query the API server; raises UsageError if none is configured."""
     import asyncio
 
@@ -56,20 +56,20 @@ def ask_cluster(args: argparse.Namespace, story: Callable[[ApiClient], Awaitable
 
     async def main() -> _T:
         async with connect_cluster(_kubeconfig(args)) as api:
-            return await story(api)
+            return await call(api)
 
     return asyncio.run(main())
 
 
 def namespace_of(args: argparse.Namespace) -> str:
-    """Give the namespace that a command is about, as kubectl does: -n, or the context's, or default."""
+    """Return the namespace of a command, as kubectl does: -n, or the context's, or default."""
     from dra_agent.kube_client.config import load_client_config
 
     named: str | None = args.namespace
     return named or load_client_config(_kubeconfig(args)).namespace
 
 
-def knows_cluster(args: argparse.Namespace) -> bool:
+def has_cluster(args: argparse.Namespace) -> bool:
     """Return whether an API server is configured. Without one, commands show what the host knows."""
     from dra_agent.agent.config import load_config
 

@@ -140,8 +140,8 @@ def _complain(inventory: Inventory) -> None:
     for exclusion in inventory.excluded:
         print(f"not published: {exclusion.name}: {exclusion.reason}", file=sys.stderr)
     for problem in inventory.problems:
-        word = "problem" if problem.severity == "error" else "warning"
-        print(f"{word}: {problem}", file=sys.stderr)
+        label = "problem" if problem.severity == "error" else "warning"
+        print(f"{label}: {problem}", file=sys.stderr)
 
 
 def _show(device: Device, holders: list[str], config: Config) -> None:
@@ -181,7 +181,7 @@ def _written(value: bool | int | str) -> str:
 
 
 def _document(device: Device, holders: dict[str, list[str]], config: Config) -> dict[str, Any]:
-    """Give a device for programs: the API's object as it is published, and what the agent knows besides."""
+    """Return a device for scripts: the API's object as it is published, and the agent's additional data."""
     from dra_agent.inventory import pool_name
 
     return {

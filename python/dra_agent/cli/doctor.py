@@ -122,22 +122,22 @@ def _examination(shown: ShownHost, host: Host) -> CheckContext:
     )
     try:
         examination.topology = scan(host)
-        taken = collect(
+        collected = collect(
             host,
             examination.topology,
             config.inventory,
             driver=config.driver_name,
             handovers=VfioBindingStore(shown.records),
         )
-        examination.inventory = with_health(taken, shown, host)
-        examination.other_agents = tuple(_other_agents(shown, host, examination.topology, taken))
+        examination.inventory = with_health(collected, shown, host)
+        examination.other_agents = tuple(_other_agents(shown, host, examination.topology, collected))
     except AgentError as error:
         examination.failure = str(error)
     return examination
 
 
-def _other_agents(shown: ShownHost, host: Host, topology: Topology, ours: Inventory) -> Iterator[OtherAgent]:
-    """Ask the host's other agents which of the same devices they manage."""
+def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Inventory) -> Iterator[OtherAgent]:
+    """Query the host's other agents for the same devices that they manage."""
     from pathlib import Path
 
     import msgspec
@@ -155,12 +155,12 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, ours: Invent
         names: tuple[str, ...] | None = None
         if agent is not None:
             try:
-                theirs = collect(host, topology, agent.config.inventory, driver=agent.config.driver_name)
+                other_inventory = collect(host, topology, agent.config.inventory, driver=agent.config.driver_name)
             except AgentError:
                 pass
             else:
-                addresses = {device.pci_address for device in theirs.devices}
-                names = tuple(device.name for device in ours.devices if device.pci_address in addresses)
+                addresses = {device.pci_address for device in other_inventory.devices}
+                names = tuple(device.name for device in own.devices if device.pci_address in addresses)
         yield OtherAgent(other.driver, Path(other.state_dir), other.pid, names)
 
 

@@ -144,9 +144,9 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
         if getattr(args, flag):
             raise UsageError(f"--{flag} needs --slices", hint="without --slices the running agent provides everything")
     with connect(args) as agent:
-        state = agent.ask(State())
-    given = {entry["metadata"]["name"] for entry in inputs.classes}
-    known = [entry for entry in state["classes"] if entry["metadata"]["name"] not in given]
+        state = agent.call(State())
+    given_names = {entry["metadata"]["name"] for entry in inputs.classes}
+    known = [entry for entry in state["classes"] if entry["metadata"]["name"] not in given_names]
     return {
         "node": state["node"],
         "classes": inputs.classes + known,
@@ -172,7 +172,7 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
         for constraint in claim["constraints"]:
             print(_constraint(constraint))
         for request in claim["requests"]:
-            print(f"\nrequest {request['request']} ({_wanted(request)}): {request['summary']}")
+            print(f"\nrequest {request['request']} ({_describe_request(request)}): {request['summary']}")
             devices = request["devices"]
             # If no device is of the class, the reason is the answer.
             shown = [device for device in devices if everything or not _of_another_class(device)] or devices
@@ -190,7 +190,7 @@ def _of_another_class(device: dict[str, Any]) -> bool:
     )
 
 
-def _wanted(request: dict[str, Any]) -> str:
+def _describe_request(request: dict[str, Any]) -> str:
     count = "all devices" if request["all"] else f"{request['needed']} device{'' if request['needed'] == 1 else 's'}"
     return f"class {request['class']}, {count}{', admin access' if request['admin_access'] else ''}"
 

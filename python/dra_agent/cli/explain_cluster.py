@@ -16,7 +16,7 @@ SHOWN = 20
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 0 where it is allocated or fits, 1 where it does not."""
-    from dra_agent.cli.connection import ask_cluster, namespace_of
+    from dra_agent.cli.connection import call_cluster, namespace_of
     from dra_agent.cli.output import emit, progress
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
@@ -25,23 +25,23 @@ def run(args: argparse.Namespace) -> int:
 
     namespace = namespace_of(args)
     with progress("asking the API server"):
-        snapshot = ask_cluster(args, lambda api: read(api, namespace, args.name))
+        snapshot = call_cluster(args, lambda api: read(api, namespace, args.name))
     subject = snapshot.claim(args.name) if args.kind == "claim" else snapshot.pod(args.name)
     if subject is None:
         notes = "; ".join(note for note in snapshot.notes if f"{args.kind}s" in note)
-        seen = f" that can be read: {notes}" if notes else ""
+        readable = f" that can be read: {notes}" if notes else ""
         raise UsageError(
-            f"there is no {args.kind} {args.name} in namespace {namespace}{seen}",
+            f"there is no {args.kind} {args.name} in namespace {namespace}{readable}",
             hint="choose the namespace with -n" if args.namespace is None else None,
         )
-    judge = explain_pod if args.kind == "pod" else explain_claim
+    explain_object = explain_pod if args.kind == "pod" else explain_claim
     with progress("evaluating the nodes"), _uncollected():
-        answer = judge(snapshot, subject, explain, node=args.node)
+        result = explain_object(snapshot, subject, explain, node=args.node)
     if args.output == "table":
-        _print(answer, everything=args.all_devices, node=args.node)
+        _print(result, everything=args.all_devices, node=args.node)
     else:
-        emit(answer, args.output)
-    return 0 if answer["fits"] else 1
+        emit(result, args.output)
+    return 0 if result["fits"] else 1
 
 
 @contextmanager
@@ -56,33 +56,33 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> None:
+def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
     from dra_agent.explain.pending import best_candidate
 
-    what = "pod" if "pod" in answer else "claim"
-    print(printable(f"{what} {answer[what]}: {answer['summary']}", line=True))
-    for note in answer["notes"]:
+    what = "pod" if "pod" in result else "claim"
+    print(printable(f"{what} {result[what]}: {result['summary']}", line=True))
+    for note in result["notes"]:
         print(printable(f"note: {note}", line=True))
-    for pod in answer["pods"]:
+    for pod in result["pods"]:
         print(_pod(pod))
     if what == "pod":
-        for claim in answer["claims"]:
+        for claim in result["claims"]:
             name = f"{claim['name']} ({claim['claim']})" if claim["claim"] else claim["name"]
             print(printable(f"claim {name}: {'; '.join(claim['problems']) or claim['summary']}", line=True))
-    for event in answer["events"]:
+    for event in result["events"]:
         print(printable(f"event {event}", line=True))
-    if answer["nodes"]:
-        _print_nodes(answer["nodes"])
-    chosen = best_candidate(answer["nodes"])
+    if result["nodes"]:
+        _print_nodes(result["nodes"])
+    chosen = best_candidate(result["nodes"])
     if chosen is not None and (node is not None or not chosen["fits"]):
         from dra_agent.cli.explain import print_details
 
         print(f"\nnode {chosen['node']}:")
         print_details(chosen["explanation"], everything=everything)
-        if others := len(answer["nodes"]) - 1:
+        if others := len(result["nodes"]) - 1:
             print(f"\n--node NAME shows another of {others + 1} nodes")
-    if answer.get("holders"):
-        _print_holders(answer["holders"])
+    if result.get("holders"):
+        _print_holders(result["holders"])
 
 
 def _pod(pod: dict[str, Any]) -> str:

@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
             hint="write explain claim NAME, or name a cluster with --kubeconfig",
         )
     with connect(args) as agent:
-        view = agent.ask(Get(args.namespace or DEFAULT_NAMESPACE, args.name))
-        state = agent.ask(State())
+        view = agent.call(Get(args.namespace or DEFAULT_NAMESPACE, args.name))
+        state = agent.call(State())
     name = f"{view['namespace']}/{view['name']}"
     summary = _summary(view)
     if view["phase"] != "Pending":

@@ -24,12 +24,12 @@ class Guarded:
         self.raw = stream
 
     def write(self, text: str) -> int:
-        """Write it; gives the number of characters that it was given."""
+        """Write the text and return its number of characters."""
         self.raw.write(printable(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream below; closing this one leaves that one open."""
+        """Flush the stream below; closing this one does not close that one."""
         self.raw.flush()
 
     def isatty(self) -> bool:
@@ -62,7 +62,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.segment import Segment
 
     class Escaped:
-        """What a console prints, its text escaped and its own control codes left as they are."""
+        """What a console prints, its text escaped and its own control codes unchanged."""
 
         def __init__(self, inner: RenderableType) -> None:
             self._inner = inner
@@ -78,9 +78,9 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
             return [cast("ConsoleRenderable", Escaped(renderable)) for renderable in renderables]
 
     stream: Any = sys.stderr if stderr else sys.stdout
-    made = Console(file=stream.raw if isinstance(stream, Guarded) else stream, width=width, highlight=False)
-    made.push_render_hook(cast("Any", Hook()))
-    return made
+    result = Console(file=stream.raw if isinstance(stream, Guarded) else stream, width=width, highlight=False)
+    result.push_render_hook(cast("Any", Hook()))
+    return result
 
 
 def _guard(stream: TextIO) -> TextIO:

@@ -74,7 +74,7 @@ def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:
     return [claim for claim in status["claims"] if claim["state"] != "released"]
 
 
-def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Show how far it is until it is done, is cancelled, or the host has no time left.
 
     A terminal gets a bar; a file or pipe gets a line for each change.
@@ -88,23 +88,25 @@ def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[st
         MofNCompleteColumn(),
         TextColumn("{task.fields[rest]}", markup=False),
     )
-    said = ""
+    last_line = ""
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("claims released", total=None, rest="")
         while status["phase"] == "notice" and not status["complete"]:
-            left = status["seconds_left"]
-            if left is not None and left < 0:
+            remaining_s = status["seconds_left"]
+            if remaining_s is not None and remaining_s < 0:
                 break
             total, kept = len(status["claims"]), _kept(status)
             waits = _waits(kept)
-            rest = ", ".join(part for part in ("" if left is None else f"{left:.0f} s left", waits) if part)
+            rest = ", ".join(
+                part for part in ("" if remaining_s is None else f"{remaining_s:.0f} s left", waits) if part
+            )
             bar.update(task, total=total, completed=total - len(kept), rest=printable(rest))
             line = f"{total - len(kept)} of {total} claims released" + (f", {waits}" if waits else "")
-            if not console.is_terminal and line != said:
-                said = line
+            if not console.is_terminal and line != last_line:
+                last_line = line
                 print(line, file=sys.stderr, flush=True)
             time.sleep(WATCH)
-            status = ask()
+            status = fetch_status()
     return status
 
 
@@ -139,26 +141,26 @@ def _show(status: dict[str, Any]) -> None:
         table(
             ["source", "heard", "seconds ago", "failures", "why"],
             (
-                [s["source"], _heard(s["up"]), s["seconds_since_good"], s["failures"], s["why"]]
+                [s["source"], _reachable(s["up"]), s["seconds_since_good"], s["failures"], s["why"]]
                 for s in status["sources"]
             ),
         )
 
 
 def _sentence(status: dict[str, Any]) -> str:
-    words = {
+    sentences = {
         "none": "no reclaim is active",
         "hint": "hint: the node may be reclaimed",
         "notice": "notice: the node is being reclaimed",
         "cancelled": "cancelled: the reclaim was withdrawn",
     }
-    text: str = words[status["phase"]]
-    left = status["seconds_left"]
+    text: str = sentences[status["phase"]]
+    remaining_s = status["seconds_left"]
     if status["phase"] != "notice":
         return text
-    if left is None:
+    if remaining_s is None:
         return f"{text}, deadline unknown"
-    when = f" in {left:.0f} s" if left >= 0 else f", its deadline was {-left:.0f} s ago"
+    when = f" in {remaining_s:.0f} s" if remaining_s >= 0 else f", its deadline was {-remaining_s:.0f} s ago"
     return text + when
 
 
@@ -169,7 +171,7 @@ def _what(event: dict[str, Any]) -> str:
     return str(event["what"]) + "".join(f" ({note})" for note in notes)
 
 
-def _heard(up: bool | None) -> str:
+def _reachable(up: bool | None) -> str:
     return "not yet" if up is None else "yes" if up else "no"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dra_agent.agent.about import RunningAgent
 
 _NO_RECORDS = Path("/nonexistent/dra-agent")
-"""A state directory that never exists: what is not known of a host is not taken from another."""
+"""A state directory that never exists: data of one host is never used for another."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def shown_host(args: argparse.Namespace) -> ShownHost:
     if agent is None:
         return ShownHost(plain, None, is_agents=False)
     if getattr(args, "config", None) is None:
-        beside = load_config(args, below=agent.config)
-        if _same(beside, agent.config):
-            return ShownHost(beside, agent, is_agents=True)
+        candidate = load_config(args, below=agent.config)
+        if _same(candidate, agent.config):
+            return ShownHost(candidate, agent, is_agents=True)
     return ShownHost(plain, agent, is_agents=_same(plain, agent.config))
 
 

@@ -211,7 +211,7 @@ _FABRIC_FAILURES = (
     "gpu-state",
 )
 """Keys of `inject.FABRIC_FAILURES`, which is imported late."""
-_WHOLE = 0xFFFF_FFFF
+_NO_INSTANCE = 0xFFFF_FFFF
 """NVML's number in place of an instance's: the whole GPU."""
 _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface or RDMA device"
 
@@ -247,14 +247,14 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
         "--instance",
         metavar="GI[/CI]",
         type=_instance,
-        default=(_WHOLE, _WHOLE),
+        default=(_NO_INSTANCE, _NO_INSTANCE),
         help="a MIG instance of the GPU, by its number, and a compute instance of that",
     )
 
 
 def _instance(text: str) -> tuple[int, int]:
     gpu, slash, compute = text.partition("/")
-    return int(gpu), int(compute) if slash else _WHOLE
+    return int(gpu), int(compute) if slash else _NO_INSTANCE
 
 
 def _call_time(text: str) -> tuple[str, int]:

@@ -42,14 +42,14 @@ def run(args: argparse.Namespace) -> int:
     shown = shown_host(args)
     config = shown.config
     with command_host(config) as host, progress("reading the devices"):
-        taken = inventory.collect(
+        collected = inventory.collect(
             host,
             topology.scan(host),
             config.inventory,
             driver=config.driver_name,
             handovers=VfioBindingStore(shown.records),
         )
-        found = with_health(taken, shown, host)
+        found = with_health(collected, shown, host)
     desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
     shown.announce(args.output)
     if args.output == "table":

@@ -70,25 +70,25 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
     from dra_agent.topology.display_tree import KnownHolders
     from dra_agent.topology.pci_ids import PciIds
 
-    held = by_address(shown)
+    holders = by_address(shown)
     try:
         devices = published(shown, host, topology).devices
     except AgentError:
-        return held, None  # the tree is there all the same
+        return holders, None  # the tree is there all the same
     names: dict[str, str] = {}
     for device in devices:
         product = device.attributes.get("productName")
         if product is not None and device.pci_address is not None:
             names.setdefault(device.pci_address, str(product.value))
     known = PciIds.of_this_machine().with_known(names)
-    if held is None:
+    if holders is None:
         return None, known
     offered = (
         device.pci_address
         for device in devices
         if device.pci_address is not None and all(taint.effect == "None" for taint in device.taints)
     )
-    return KnownHolders(held, offered), known
+    return KnownHolders(holders, offered), known
 
 
 def _scan(host: Host, config: Config, *, distances: bool) -> Topology:

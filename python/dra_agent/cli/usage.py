@@ -98,16 +98,16 @@ def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str])
 
 def _pods(args: argparse.Namespace, entries: list[LedgerEntry]) -> dict[str, frozenset[str] | str]:
     """Return the pods that each claim is reserved for, by UIDs, or why they are not known."""
-    from dra_agent.cli.connection import ask_cluster, knows_cluster
+    from dra_agent.cli.connection import call_cluster, has_cluster
     from dra_agent.errors import AgentError
 
     if not entries:
         return {}
-    if not knows_cluster(args):
+    if not has_cluster(args):
         why = "which pods use the claim is not known: name the API server with --kubeconfig"
         return dict.fromkeys((entry.uid for entry in entries), why)
     try:
-        return ask_cluster(args, lambda api: _reserved(api, entries))
+        return call_cluster(args, lambda api: _reserved(api, entries))
     except AgentError as error:
         why = f"which pods use the claim is not known: {error.message}"
         return dict.fromkeys((entry.uid for entry in entries), why)

@@ -1,6 +1,6 @@
-"""Other drivers on the node that advertise the same devices: device plugins and DRA drivers, and their effect on ours.
+"""Other drivers on the node that advertise the same devices: device plugins and DRA drivers, and the effect on this agent.
 
-Two managers of one device give it to two pods. This part finds out and decides; the publisher publishes less.
+Two managers of one device can allocate it to two pods. This part detects that; the publisher omits the device.
 """
 
 from __future__ import annotations

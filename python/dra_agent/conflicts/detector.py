@@ -21,10 +21,10 @@ from dra_agent.retry import Backoff
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 60.0
-"""Seconds between two looks, give or take a quarter: two agents that refuse what the other one lists must not do so in
+"""Seconds between two checks, with a jitter of a quarter: two agents that exclude what the other one lists must not run in
 step, or both would alternate between withdrawing and publishing."""
-FIRST_ANSWER_TIMEOUT_S = 10.0
-"""Seconds that the first look may take before devices are published without it."""
+FIRST_CHECK_TIMEOUT_S = 10.0
+"""Seconds to wait for the first check before devices are published without it."""
 
 
 class ApiReader(Protocol):
@@ -54,9 +54,9 @@ class ConflictDetector:
         agents: Callable[[], Mapping[str, str]] = dict,
         every: float = POLL_INTERVAL_S,
     ) -> None:
-        """`devices` gives ours as they are; `changed` is called on the loop with each verdict that differs.
+        """`devices` returns this agent's devices; `changed` is called on the loop with each new verdict.
 
-        `verdict` is that of an earlier run: it is valid until the first check. `agents` gives the state directories
+        `verdict` is that of an earlier run: it is valid until the first check. `agents` returns the state directories
         of other agents of the host, by driver.
         """
         self._api = api
@@ -67,12 +67,12 @@ class ConflictDetector:
         self._agents = agents
         self._every = every
         self._backoff = Backoff.for_lists(longest=every)
-        self._seen: Observation | None = None
+        self._observation: Observation | None = None
         self._failure: str | None = None
         self._task: asyncio.Task[None] | None = None
         self.verdict = verdict or DeviceConflicts()
 
-    async def start(self, patience: float = FIRST_ANSWER_TIMEOUT_S) -> None:
+    async def start(self, timeout_s: float = FIRST_CHECK_TIMEOUT_S) -> None:
         """Check once, so that no device is published that another driver advertises, and then periodically.
 
         If the first check times out, the published devices are corrected later: a node without a response of its API
@@ -81,31 +81,31 @@ class ConflictDetector:
         first = asyncio.Event()
         self._task = asyncio.create_task(self._run(first), name="conflicts")
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 await first.wait()
         except TimeoutError:
             log.warning("other drivers of this node are not known yet")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def devices_changed(self) -> None:
-        """Evaluate our devices again with the last observation, if any."""
-        if self._seen is None:
+        """Evaluate the devices again with the last observation, if any."""
+        if self._observation is None:
             return
-        verdict = find_conflicts(self._devices(), self._seen)
+        verdict = find_conflicts(self._devices(), self._observation)
         if verdict != self.verdict:
             self.verdict = verdict
-            self._tell()
+            self._log_verdict()
             self._changed(verdict)
 
     async def _run(self, first: asyncio.Event) -> None:
         while True:
             try:
-                self._seen = await self._look()
+                self._observation = await self._observe()
             except AgentError as error:
                 self._fail(str(error))
                 if not first.is_set() and not isinstance(error, RetryableError):
@@ -118,7 +118,7 @@ class ConflictDetector:
             first.set()
             await asyncio.sleep(self._every * random.uniform(0.75, 1.25))  # noqa: S311
 
-    async def _look(self) -> Observation:
+    async def _observe(self) -> Observation:
         fields = {"spec.nodeName": self._node, "spec.driver!": self._driver}
         # At once, on two connections: so two are kept open, and the slices of two pools find one each when it matters.
         node, others = await asyncio.gather(
@@ -131,7 +131,7 @@ class ConflictDetector:
             self._failure = reason
             log.warning("cannot determine the other drivers of this node", extra={"reason": reason})
 
-    def _tell(self) -> None:
+    def _log_verdict(self) -> None:
         for manager, names in self.verdict.by_manager().items():
             log.warning(
                 "other drivers advertise devices of this node too", extra={"manager": manager, "devices": names}

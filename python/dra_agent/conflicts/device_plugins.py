@@ -35,7 +35,7 @@ class _Known:
     covers: Callable[[Device], bool]
 
 
-def _made_by(family: Family, *vendors: str) -> Callable[[Device], bool]:
+def _has_vendor(family: Family, *vendors: str) -> Callable[[Device], bool]:
     return lambda device: device.family == family and device.vendor in vendors
 
 
@@ -61,25 +61,25 @@ _KNOWN = tuple(
         (r"rdma/.+", _rdma),
         (r"(nvidia|mellanox)\.com/[^/]*(rdma|roce|hostdev|hca|mlnx)[^/]*", _rdma),
         # gpu, gpu.shared, mig-1g.10gb, and names of products for virtual machines (GA102GL_A10).
-        (r"nvidia\.com/.+", _made_by("gpu", "nvidia")),
-        (r"(amd\.com/xilinx|xilinx\.com/).*", _made_by("fpga", "xilinx")),
-        (r"amd\.com/.+", _made_by("gpu", "amd")),
-        # i915, xe; their _monitoring is every GPU at once and takes none away.
-        (r"gpu\.intel\.com/(i915|xe)", _made_by("gpu", "intel")),
-        (r"fpga\.intel\.com/.+", _made_by("fpga", "intel", "altera")),
-        (r"habana\.ai/.+", _made_by("accelerator", "habana")),
-        (r"huawei\.com/.+", _made_by("accelerator", "huawei")),
-        (r"google\.com/tpu.*", _made_by("accelerator", "google")),
-        (r"aws\.amazon\.com/neuron.*", _made_by("accelerator", "amazon")),
-        (r"cambricon\.com/.+", _made_by("accelerator", "cambricon")),
-        (r"tenstorrent\.com/.+", _made_by("accelerator", "tenstorrent")),
-        (r"qualcomm\.com/.+", _made_by("accelerator", "qualcomm")),
+        (r"nvidia\.com/.+", _has_vendor("gpu", "nvidia")),
+        (r"(amd\.com/xilinx|xilinx\.com/).*", _has_vendor("fpga", "xilinx")),
+        (r"amd\.com/.+", _has_vendor("gpu", "amd")),
+        # i915, xe; their _monitoring is a resource for all GPUs and allocates none.
+        (r"gpu\.intel\.com/(i915|xe)", _has_vendor("gpu", "intel")),
+        (r"fpga\.intel\.com/.+", _has_vendor("fpga", "intel", "altera")),
+        (r"habana\.ai/.+", _has_vendor("accelerator", "habana")),
+        (r"huawei\.com/.+", _has_vendor("accelerator", "huawei")),
+        (r"google\.com/tpu.*", _has_vendor("accelerator", "google")),
+        (r"aws\.amazon\.com/neuron.*", _has_vendor("accelerator", "amazon")),
+        (r"cambricon\.com/.+", _has_vendor("accelerator", "cambricon")),
+        (r"tenstorrent\.com/.+", _has_vendor("accelerator", "tenstorrent")),
+        (r"qualcomm\.com/.+", _has_vendor("accelerator", "qualcomm")),
     )
 )
 
 
 def plugins_of(node: Mapping[str, Any]) -> list[DevicePluginResource]:
-    """Give the device plugins that a Node shows, by the names of their resources.
+    """Return the device plugins that a Node shows, by the names of their resources.
 
     `node` is the v1 Node as JSON values; capacity counts, so that devices that are all unhealthy or in use count too.
     """

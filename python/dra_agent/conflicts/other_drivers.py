@@ -48,7 +48,7 @@ def foreign_devices(slices: Iterable[Mapping[str, Any]], *, driver: str, node: s
 
 
 def identities_of(device: Device) -> frozenset[str]:
-    """Give what one of our devices is called elsewhere; a partition is called by its GPU's names too."""
+    """Return the names of a device in other drivers; a partition also has the names of its GPU."""
     parent = device.attributes.get("parentUUID")
     names = (device.pci_address, device.identity.get("uuid"), parent.string if parent is not None else None)
     return frozenset(name.lower() for name in names if name)

@@ -34,7 +34,7 @@ class DeviceConflicts(msgspec.Struct, frozen=True):
     """Devices of this agent that another driver advertises too."""
 
     managers: dict[str, str] = {}
-    """Device name → who: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com".
+    """Device name → manager: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com".
 
     An agent of this host has its state directory added: "driver a.example.com (dra-agent of this host, ...)"."""
 
@@ -76,19 +76,23 @@ def observe(
     return Observation(listed, tuple(plugins_of(node)), dict(agents or {}))
 
 
-def find_conflicts(devices: Iterable[Device], seen: Observation) -> DeviceConflicts:
+def find_conflicts(devices: Iterable[Device], observation: Observation) -> DeviceConflicts:
     """Return which of this agent's devices other drivers advertise too.
 
     A driver that lists the very device is named before a plugin that covers all of a kind.
     """
     managers = {}
     for device in devices:
-        who = next((seen.listed[identity] for identity in sorted(identities_of(device)) if identity in seen.listed), "")
-        if who:
-            agent = seen.agents.get(who)
+        listed = observation.listed
+        driver = next(
+            (listed[identity] for identity in sorted(identities_of(device)) if identity in listed),
+            "",
+        )
+        if driver:
+            agent = observation.agents.get(driver)
             more = f" (dra-agent of this host, state directory {agent})" if agent is not None else ""
-            managers[device.name] = f"driver {who}{more}"
-        elif (plugin := next((plugin for plugin in seen.plugins if plugin.covers(device)), None)) is not None:
+            managers[device.name] = f"driver {driver}{more}"
+        elif (plugin := next((plugin for plugin in observation.plugins if plugin.covers(device)), None)) is not None:
             managers[device.name] = f"device plugin {plugin.resource}"
     return DeviceConflicts(managers)
 

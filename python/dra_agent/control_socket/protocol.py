@@ -39,28 +39,28 @@ def failure_of(error: AgentError) -> ErrorBody:
 
 
 def raise_failure(failure: ErrorBody) -> None:
-    """Raise what the other side could not do as if it had been found here."""
+    """Raise the error of the other side as if it had occurred here."""
     kind = _FAMILIES.get(failure.family, PermanentError)
     raise kind(failure.what, where=failure.where, hint=failure.hint)
 
 
-CONNECT_TIMEOUT = 5.0
+CONNECT_TIMEOUT_S = 5.0
 """Seconds."""
 
 
 class Connection:
     """A connection to an agent of this host."""
 
-    def __init__(self, path: Path, *, nobody: str, hint: str) -> None:
-        """Connect; raises RetryableError with the message `nobody` and `hint` if no agent listens."""
+    def __init__(self, path: Path, *, no_agent: str, hint: str) -> None:
+        """Connect; raises RetryableError with the message `no_agent` and `hint` if no agent listens."""
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(CONNECT_TIMEOUT)
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
         try:
             self._socket.connect(os.fspath(path))
         except OSError as error:
             self._socket.close()
-            raise _unreachable(path, error, nobody, hint) from error
+            raise _unreachable(path, error, no_agent, hint) from error
         self._lines = self._socket.makefile("rb")
 
     def __enter__(self) -> Connection:
@@ -76,8 +76,8 @@ class Connection:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
-        """Send one request and give its result within `timeout` seconds; raises what the agent raised.
+    def call(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
+        """Send one request and return its result within `timeout` seconds; raises what the agent raised.
 
         Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
         """
@@ -89,26 +89,26 @@ class Connection:
         self._socket.settimeout(timeout)
         try:
             self._socket.sendall(line)
-            answered = self._lines.readline()
+            received = self._lines.readline()
         except TimeoutError as error:
             raise RetryableError("the agent did not respond in time", where=str(self._path)) from error
         except OSError as error:
             raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
-        if not answered:
+        if not received:
             raise RetryableError(
                 "the agent closed the connection before it responded", where=str(self._path), hint="repeat the command"
             )
-        answer = msgspec.json.decode(answered, type=Response)
-        if answer.failure is not None:
-            raise_failure(answer.failure)
-        return answer.result
+        response = msgspec.json.decode(received, type=Response)
+        if response.failure is not None:
+            raise_failure(response.failure)
+        return response.result
 
 
-def _unreachable(path: Path, error: OSError, nobody: str, hint: str) -> RetryableError:
+def _unreachable(path: Path, error: OSError, no_agent: str, hint: str) -> RetryableError:
     if isinstance(error, PermissionError):
         return RetryableError(
             "you may not speak to the agent", where=str(path), hint="be the user that it runs as, or root"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return RetryableError(nobody, where=str(path), hint=hint)
+        return RetryableError(no_agent, where=str(path), hint=hint)
     return RetryableError(f"cannot reach the agent: {error.strerror or error}", where=str(path))

@@ -27,7 +27,7 @@ from dra_agent.errors import AgentError, PermanentError, UsageError
 log = logging.getLogger(__name__)
 
 Handler = Callable[[bytes], Awaitable[Any]]
-"""Takes one line, gives the result; an AgentError goes to the client."""
+"""Receives one line and returns the result; an AgentError is sent to the client."""
 
 PATH_LIMIT = 107
 """Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
@@ -36,7 +36,7 @@ IDLE_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 32
 """Clients at a time."""
 KEEP = 1.0
-"""Seconds between two looks whether the socket is still there."""
+"""Seconds between two checks whether the socket still exists."""
 _UCRED = struct.Struct("3i")
 
 
@@ -91,7 +91,7 @@ class Server:
         listening = socket.socket(socket.AF_UNIX)
         try:
             _remove_stale(self.path)
-            before = os.umask(0o177)  # born 0600: a later chmod would leave a moment in which others can connect
+            before = os.umask(0o177)  # created with 0600: before a later chmod other users could connect
             try:
                 listening.bind(os.fspath(self.path))
             finally:
@@ -107,19 +107,19 @@ class Server:
 
     async def _keep(self) -> None:
         """Listen again if the path has no listener: the other agent stopped, or the file was removed."""
-        told = ""
+        logged = ""
         while True:
             await asyncio.sleep(self._every)
             try:
                 if not _deserted(self.path, self._inode):
                     continue
                 await self._listen()
-                told = ""
+                logged = ""
                 log.info("listens again", extra={"socket": str(self.path)})
             except (AgentError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("cannot listen again", extra={"socket": str(self.path), "reason": told})
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("cannot listen again", extra={"socket": str(self.path), "reason": logged})
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Not a coroutine: one that is canceled before its first step would leave the connection open.
@@ -134,15 +134,15 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await _line(reader):
-                await _send(writer, await self._answer(line))
+                await _send(writer, await self._handle(line))
         except ValueError:  # StreamReader.readline: the line is over the limit
             too_long = ErrorBody(f"a request is longer than {self._line_limit} bytes", family="usage")
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await _send(writer, Response(failure=too_long))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
-            pass  # a client that went, fell asleep, or is dropped
+            pass  # a client that disconnected, timed out, or is dropped
 
-    async def _answer(self, line: bytes) -> Response:
+    async def _handle(self, line: bytes) -> Response:
         try:
             return Response(result=await self._handler(line))
         except AgentError as error:
@@ -152,8 +152,8 @@ class Server:
             return Response(failure=ErrorBody(f"internal error: {type(error).__name__}: {error}"))
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Response) -> None:
-    writer.write(msgspec.json.encode(answer) + b"\n")
+async def _send(writer: asyncio.StreamWriter, response: Response) -> None:
+    writer.write(msgspec.json.encode(response) + b"\n")
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         await writer.drain()
 
@@ -189,6 +189,6 @@ def _deserted(path: Path, own: int) -> bool:
             return False
     except FileNotFoundError:
         return True
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         # EAGAIN is a server with many clients waiting (connect(2)), and alive.
-        return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED
+        return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

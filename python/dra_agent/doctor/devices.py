@@ -79,7 +79,7 @@ def _driver_todo(device: PciFunction) -> str:
 def _numa(topology: Topology) -> Iterator[Finding]:
     if len(topology.numa_nodes) < 2:
         return
-    unknown = [device.pci_address for device in topology.wanted if device.numa_node is None]
+    unknown = [device.pci_address for device in topology.relevant if device.numa_node is None]
     if unknown:
         yield warning(
             f"{len(unknown)} devices have no known NUMA node, so claims cannot place work near them",

@@ -155,7 +155,7 @@ def check_pcie_links(context: CheckContext) -> Iterator[Finding]:
     if topology is None:
         return
     known = slow = 0
-    for device in topology.wanted:
+    for device in topology.relevant:
         if device.link is None or device.physfn is not None:
             continue
         known += 1

@@ -32,14 +32,14 @@ def explain(
     """
     from dra_agent import _native
 
-    asked = encode_query(
+    query = encode_query(
         node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline
     )
     try:
-        answer = _native.explain(asked)
+        response = _native.explain(query)
     except ValueError as error:
         raise PermanentError(
             f"an object cannot be read: {error}", hint="check it with `kubectl apply --dry-run=server`"
         ) from None
-    explanation: dict[str, Any] = msgspec.json.decode(answer)
+    explanation: dict[str, Any] = msgspec.json.decode(response)
     return explanation

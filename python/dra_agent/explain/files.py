@@ -88,8 +88,8 @@ def _add_printed(inputs: QueryInputs, loaded: LoadedObject) -> None:
         "ResourceClaim": inputs.allocated,
         "Node": inputs.nodes,
     }
-    wanted = lists.get(loaded.kind)
-    if wanted is None:
+    target = lists.get(loaded.kind)
+    if target is None:
         raise UsageError(
             f"a {loaded.kind or 'nameless kind'} is of no use here",
             where=loaded.where("kind"),
@@ -102,4 +102,4 @@ def _add_printed(inputs: QueryInputs, loaded: LoadedObject) -> None:
             where=loaded.where("apiVersion"),
             hint=f"ask for it: `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
         )
-    wanted.append(loaded.value)
+    target.append(loaded.value)

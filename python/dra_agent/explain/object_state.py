@@ -13,7 +13,7 @@ def claim_state(claim: Object) -> dict[str, Any]:
     metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
     allocation = status.get("allocation")
     reserved = [_consumer(entry) for entry in status.get("reservedFor") or ()]
-    told: dict[str, Any] = {
+    state: dict[str, Any] = {
         "claim": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
         "state": "pending",
         "summary": "is not allocated",
@@ -22,22 +22,22 @@ def claim_state(claim: Object) -> dict[str, Any]:
         "reserved_for": reserved,
     }
     if allocation:
-        where = f" on node {told['node']}" if told["node"] else ""
-        names = ", ".join(device["device"] for device in told["devices"]) or "no device"
-        told["state"] = "allocated"
-        told["summary"] = f"is allocated {names}{where}" + (
+        where = f" on node {state['node']}" if state["node"] else ""
+        names = ", ".join(device["device"] for device in state["devices"]) or "no device"
+        state["state"] = "allocated"
+        state["summary"] = f"is allocated {names}{where}" + (
             f", reserved for {', '.join(reserved)}" if reserved else ", and not reserved"
         )
-        ill = [device for device in told["devices"] if device["ready"] is False]
-        if ill:
-            told["summary"] += f"; {ill[0]['device']} is not ready: {ill[0]['reason']}"
+        not_ready = [device for device in state["devices"] if device["ready"] is False]
+        if not_ready:
+            state["summary"] += f"; {not_ready[0]['device']} is not ready: {not_ready[0]['reason']}"
     if since := metadata.get("deletionTimestamp"):
-        told["state"] = "deleting"
+        state["state"] = "deleting"
         waits = (
             f"until {', '.join(reserved)} ended" if reserved else f"for {', '.join(metadata.get('finalizers') or ())}"
         )
-        told["summary"] = f"is being deleted since {since}, and waits {waits}"
-    return told
+        state["summary"] = f"is being deleted since {since}, and waits {waits}"
+    return state
 
 
 def pod_state(pod: Object) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def pod_state(pod: Object) -> dict[str, Any]:
         for container in status.get("containerStatuses") or ()
         if (state := (container.get("state") or {}).get("waiting") or {}).get("reason")
     ]
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "pod": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
@@ -60,12 +60,12 @@ def pod_state(pod: Object) -> dict[str, Any]:
         "deleting": metadata.get("deletionTimestamp"),
     }
     if gates := [gate.get("name", "") for gate in spec.get("schedulingGates") or ()]:
-        told["scheduler"] = f"waits for its scheduling gates to go: {', '.join(gates)}"
+        described["scheduler"] = f"waits for its scheduling gates to go: {', '.join(gates)}"
     elif scheduled.get("status") == "False":
-        told["scheduler"] = scheduled.get("message") or scheduled.get("reason")
+        described["scheduler"] = scheduled.get("message") or scheduled.get("reason")
     elif not spec.get("nodeName"):
-        told["scheduler"] = f"{spec.get('schedulerName') or 'default-scheduler'} has not evaluated it yet"
-    return told
+        described["scheduler"] = f"{spec.get('schedulerName') or 'default-scheduler'} has not evaluated it yet"
+    return described
 
 
 def node_of(claim: Object) -> str | None:
@@ -78,7 +78,7 @@ def node_of(claim: Object) -> str | None:
 
 
 def allocated_node_selector(claim: Object) -> Object | None:
-    """Give the nodes that an allocation binds its pods to."""
+    """Return the node selector to which an allocation binds its pods."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     selector: Object | None = allocation.get("nodeSelector")
     return selector
@@ -91,14 +91,14 @@ def _consumer(entry: Object) -> str:
 
 def _devices(status: Object) -> list[dict[str, Any]]:
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    said = {
+    by_device = {
         (entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")): entry
         for entry in status.get("devices") or ()
     }
     found = []
     for result in results:
         key = (result.get("driver"), result.get("pool"), result.get("device"), result.get("shareID"))
-        conditions = (said.get(key) or {}).get("conditions") or ()
+        conditions = (by_device.get(key) or {}).get("conditions") or ()
         ready = next((one for one in conditions if one.get("type") == "Ready"), None)
         found.append(
             {

@@ -16,17 +16,17 @@ from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_
 from dra_agent.explain.snapshot import SliceIndex, Snapshot
 
 Object = dict[str, Any]
-Judge = Callable[..., dict[str, Any]]
+Evaluator = Callable[..., dict[str, Any]]
 """dra_agent.explain.explain."""
 MAX_CONCURRENCY = 8
 """Nodes that are evaluated concurrently."""
 
 
-def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
+def explain_pod(snapshot: Snapshot, pod: Object, evaluate: Evaluator, *, node: str | None = None) -> dict[str, Any]:
     """Explain every claim of a pod: they are allocated together, on the node where the pod can be."""
-    wanted = pod_claims(snapshot, pod)
-    claims = [_told(need) for need in wanted]
-    answer: dict[str, Any] = {
+    needs = pod_claims(snapshot, pod)
+    claims = [_claim_entry(need) for need in needs]
+    result: dict[str, Any] = {
         "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
         "summary": "",
         "pods": [pod_state(pod)],
@@ -35,19 +35,19 @@ def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | No
         "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
         "events": snapshot.events,
     }
-    if not wanted:
-        return _with(answer, True, "uses no claim: what keeps it from running is not about devices")
-    if problems := [f"claim {need.name}: {problem}" for need in wanted for problem in need.problems]:
-        return _with(answer, False, problems[0])
-    there = [need.claim for need in wanted if need.claim is not None]
+    if not needs:
+        return _with(result, True, "uses no claim: what keeps it from running is not about devices")
+    if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
+        return _with(result, False, problems[0])
+    there = [need.claim for need in needs if need.claim is not None]
     waiting = [claim for claim in there if not _allocation(claim)]
     if not waiting:
         on = (pod.get("spec") or {}).get("nodeName")
-        return _with(answer, True, _all_allocated(claims, on))
-    return _on_nodes(answer, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, judge, node)
+        return _with(result, True, _all_allocated(claims, on))
+    return _on_nodes(result, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, evaluate, node)
 
 
-def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
+def explain_claim(snapshot: Snapshot, claim: Object, evaluate: Evaluator, *, node: str | None = None) -> dict[str, Any]:
     """Explain one claim, with the other claims of the pod that waits for it: they are allocated together."""
     name = claim["metadata"]["name"]
     users = [
@@ -56,60 +56,60 @@ def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str 
         if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
         and any(need.claim is claim for need in pod_claims(snapshot, pod))
     ]
-    told = _told(PodClaim(name, claim))
-    answer: dict[str, Any] = {
+    entry = _claim_entry(PodClaim(name, claim))
+    result: dict[str, Any] = {
         "claim": f"{snapshot.namespace}/{name}",
         "summary": "",
         "pods": [pod_state(pod) for pod in users],
-        "claims": [told],
+        "claims": [entry],
         "nodes": [],
         "notes": snapshot.notes,
         "events": snapshot.events,
     }
-    if told["state"] == "deleting":
-        return _with(answer, False, told["summary"])
+    if entry["state"] == "deleting":
+        return _with(result, False, entry["summary"])
     if _allocation(claim):
-        return _with(answer, True, told["summary"])
+        return _with(result, True, entry["summary"])
     pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
     if users and not pending:
         on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
-        return _with(answer, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
+        return _with(result, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
     pod = pending[0] if pending else None
-    answer["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
+    result["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
     others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
     waiting = [claim, *(other for other in others if not _allocation(other))]
     allocated = [other for other in others if _allocation(other)]
-    answer = _on_nodes(answer, snapshot, waiting, allocated, pod, judge, node)
+    result = _on_nodes(result, snapshot, waiting, allocated, pod, evaluate, node)
     if pod is None and snapshot.pods is not None:
         # Claims are allocated when a pod that uses them is scheduled, and not before.
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
-        return _with(answer, False, f"{unused}; {answer['summary']}")
-    return answer
+        return _with(result, False, f"{unused}; {result['summary']}")
+    return result
 
 
 def _on_nodes(
-    answer: dict[str, Any],
+    result: dict[str, Any],
     snapshot: Snapshot,
     waiting: list[Object],
     allocated: list[Object],
     pod: Object | None,
-    judge: Judge,
+    evaluate: Evaluator,
     only: str | None,
 ) -> dict[str, Any]:
     if snapshot.slices is None:
-        return _with(answer, False, "is pending; no more is known without ResourceSlices")
+        return _with(result, False, "is pending; no more is known without ResourceSlices")
     if not snapshot.slices:
-        return _with(answer, False, "is pending: no ResourceSlices are published, by no driver on no node")
+        return _with(result, False, "is pending: no ResourceSlices are published, by no driver on no node")
     known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
     if snapshot.classes is not None and (missing := sorted(classes_of(waiting) - known)):
-        return _with(answer, False, f"there is no DeviceClass {missing[0]}")
+        return _with(result, False, f"there is no DeviceClass {missing[0]}")
     names = _nodes(snapshot)
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
     published = SliceIndex(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
 
-    def judged(name: str) -> dict[str, Any]:
+    def evaluate_node(name: str) -> dict[str, Any]:
         node = names[name]
         reasons = scheduling_blockers(pod, node) if pod is not None and snapshot.nodes is not None else []
         reasons += [
@@ -120,20 +120,22 @@ def _on_nodes(
         slices, others = published.of(name)
         if not slices:
             return _verdict(name, False, "no driver has published devices for it", reasons, None)
-        explanation = judge(node, snapshot.classes or [], slices, waiting, others)
+        explanation = evaluate(node, snapshot.classes or [], slices, waiting, others)
         return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
 
     # Nodes are independent, and the allocator releases the GIL.
     with ThreadPoolExecutor(min(MAX_CONCURRENCY, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
-        answer["nodes"] = list(threads.map(judged, sorted(names)))
-    answer["holders"] = _holders(answer["nodes"], snapshot)
-    return _with(answer, *_conclusion(answer))
+        result["nodes"] = list(threads.map(evaluate_node, sorted(names)))
+    result["holders"] = _holders(result["nodes"], snapshot)
+    return _with(result, *_conclusion(result))
 
 
 def best_candidate(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Choose the best candidate: a node on which the pod may run, with the most free devices."""
-    judged = [entry for entry in nodes if entry["explanation"] is not None]
-    return min(judged, key=lambda entry: (bool(entry["obstacles"]), -_available(entry["explanation"])), default=None)
+    evaluate_node = [entry for entry in nodes if entry["explanation"] is not None]
+    return min(
+        evaluate_node, key=lambda entry: (bool(entry["obstacles"]), -_available(entry["explanation"])), default=None
+    )
 
 
 def _available(explanation: dict[str, Any]) -> int:
@@ -145,13 +147,13 @@ def _available(explanation: dict[str, Any]) -> int:
     return sum(counts)
 
 
-def _conclusion(answer: dict[str, Any]) -> tuple[bool, str]:
-    nodes = answer["nodes"]
+def _conclusion(result: dict[str, Any]) -> tuple[bool, str]:
+    nodes = result["nodes"]
     if not nodes:
         return False, "there is no node"
-    good = [entry["node"] for entry in nodes if entry["fits"] and not entry["obstacles"]]
-    if good:
-        return True, f"its devices are free on {_some(good)}; if it stays pending, that is not about devices"
+    usable = [entry["node"] for entry in nodes if entry["fits"] and not entry["obstacles"]]
+    if usable:
+        return True, f"its devices are free on {_some(usable)}; if it stays pending, that is not about devices"
     blocked = [entry for entry in nodes if entry["fits"]]
     if blocked:
         first = blocked[0]
@@ -166,10 +168,10 @@ def _conclusion(answer: dict[str, Any]) -> tuple[bool, str]:
 def _why(explanation: dict[str, Any]) -> str:
     if explanation["fits"]:
         return "fits"
-    told = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]
+    notes = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]
     summaries = [claim["summary"] for claim in explanation["claims"] if claim["summary"] != "fits"]
     text = explanation["error"] or (summaries[0] if summaries else explanation["summary"])
-    return f"{text}; {told[0]}" if told else str(text)
+    return f"{text}; {notes[0]}" if notes else str(text)
 
 
 def _verdict(
@@ -180,13 +182,13 @@ def _verdict(
 
 def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:
     """Return the claims that hold suitable devices, with their pods, which a user can delete."""
-    held: dict[str, set[str]] = {}
+    by_holder: dict[str, set[str]] = {}
     for entry in nodes:
         for claim in (entry["explanation"] or {}).get("claims", ()):
             for request in claim["requests"]:
                 for device in request["devices"]:
                     for holder in device["holders"] if device["matches"] else ():
-                        held.setdefault(holder["claim"], set()).add(f"{entry['node']}: {device['device']}")
+                        by_holder.setdefault(holder["claim"], set()).add(f"{entry['node']}: {device['device']}")
     by_name = {_identity(claim): claim for claim in snapshot.claims}
     return [
         {
@@ -194,11 +196,11 @@ def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[s
             "devices": sorted(devices),
             "reserved_for": claim_state(by_name[name])["reserved_for"] if name in by_name else [],
         }
-        for name, devices in sorted(held.items())
+        for name, devices in sorted(by_holder.items())
     ]
 
 
-def _told(need: PodClaim) -> dict[str, Any]:
+def _claim_entry(need: PodClaim) -> dict[str, Any]:
     if need.claim is None or not need.exists:
         summary = need.problems[0] if need.problems else "is still to be made"
         return {"name": need.name, "claim": None, "state": "missing", "summary": summary, "problems": need.problems}
@@ -239,5 +241,5 @@ def _some(names: Sequence[str]) -> str:
     return f"node{'s' if len(names) > 1 else ''} {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
-def _with(answer: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
-    return {**answer, "fits": fits, "summary": summary}
+def _with(result: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
+    return {**result, "fits": fits, "summary": summary}

@@ -1,4 +1,4 @@
-"""Why a pod may not be on a node for reasons that are not about devices: its own wishes, and the node's taints.
+"""Why a pod may not be on a node for reasons that are not about devices: its own constraints, and the node's taints.
 
 Only fields of the pod and the Node object are evaluated, not the free resources of the node. Semantics:
 k8s.io/component-helpers/scheduling/corev1.
@@ -48,10 +48,10 @@ def tolerates(toleration: Object, taint: Object) -> bool:
     operator = toleration.get("operator") or "Equal"
     if operator == "Exists":
         return True
-    ours, theirs = toleration.get("value") or "", taint.get("value") or ""
+    tolerated, actual = toleration.get("value") or "", taint.get("value") or ""
     if operator in {"Gt", "Lt"}:
-        return _compared(theirs, operator, [ours])
-    return bool(toleration.get("key")) and ours == theirs
+        return _compared(actual, operator, [tolerated])
+    return bool(toleration.get("key")) and tolerated == actual
 
 
 def _taints(tolerations: Iterable[Object], spec: Object) -> list[str]:
@@ -74,32 +74,32 @@ def _term(term: Object, name: str, labels: Mapping[str, str]) -> bool:
     expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not fields:
         return False  # an empty term matches nothing
-    return all(_holds(one, labels) for one in expressions) and all(
-        _holds(one, {"metadata.name": name}) for one in fields
+    return all(_matches(one, labels) for one in expressions) and all(
+        _matches(one, {"metadata.name": name}) for one in fields
     )
 
 
-def _holds(expression: Object, values: Mapping[str, str]) -> bool:
-    key, operator, wanted = expression.get("key", ""), expression.get("operator"), expression.get("values") or []
+def _matches(expression: Object, values: Mapping[str, str]) -> bool:
+    key, operator, operands = expression.get("key", ""), expression.get("operator"), expression.get("values") or []
     value = values.get(key)
     match operator:
         case "In":
-            return value in wanted
+            return value in operands
         case "NotIn":
-            return value not in wanted
+            return value not in operands
         case "Exists":
             return value is not None
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            return value is not None and _compared(value, operator, wanted)
+            return value is not None and _compared(value, operator, operands)
         case _:
             return False
 
 
-def _compared(value: str, operator: str, wanted: list[str]) -> bool:
+def _compared(value: str, operator: str, operands: list[str]) -> bool:
     try:
-        (limit,) = (int(one) for one in wanted)
+        (limit,) = (int(one) for one in operands)
         return int(value) > limit if operator == "Gt" else int(value) < limit
     except ValueError:
         return False

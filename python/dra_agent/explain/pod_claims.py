@@ -48,7 +48,7 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
         elif generated := statuses.get(name):
             found.append(_existing(snapshot, name, generated))
         elif name not in statuses:
-            found.append(_to_be_made(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
+            found.append(_from_template(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
         # A status without a claim name means that no claim is needed.
     extended = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
     if extended:
@@ -70,8 +70,8 @@ def group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
 
 def _generated(owner: Object) -> dict[str, str | None]:
     """The claims that were made for a pod or a pod group, by its names for them."""
-    told = (owner.get("status") or {}).get("resourceClaimStatuses") or ()
-    return {entry.get("name", ""): entry.get("resourceClaimName") for entry in told}
+    statuses = (owner.get("status") or {}).get("resourceClaimStatuses") or ()
+    return {entry.get("name", ""): entry.get("resourceClaimName") for entry in statuses}
 
 
 def _same_claim(one: Object, other: Object) -> bool:
@@ -88,12 +88,12 @@ def admission_blockers(snapshot: Snapshot, claim: Object) -> list[str]:
     labelled = labels.get(ADMIN_LABEL) == "true" or snapshot.namespace_object is None
     if any(one.get("adminAccess") for one in requests) and not labelled:
         found.append(f"it requests admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
-    wanted = {"count/resourceclaims.resource.k8s.io": 1}
+    requested = {"count/resourceclaims.resource.k8s.io": 1}
     for name, count in devices_by_class(claim).items():
-        wanted[f"{name}.deviceclass.resource.k8s.io/devices"] = count
+        requested[f"{name}.deviceclass.resource.k8s.io/devices"] = count
     for quota in snapshot.quotas:
         status = quota.get("status") or {}
-        for key, count in wanted.items():
+        for key, count in requested.items():
             hard, used = _number((status.get("hard") or {}).get(key)), _number((status.get("used") or {}).get(key)) or 0
             if hard is not None and used + count > hard:
                 name = quota["metadata"]["name"]
@@ -128,7 +128,7 @@ def _existing(snapshot: Snapshot, name: str, claim_name: str) -> PodClaim:
     return PodClaim(name, claim)
 
 
-def _to_be_made(snapshot: Snapshot, name: str, template_name: str, pod: Object) -> PodClaim:
+def _from_template(snapshot: Snapshot, name: str, template_name: str, pod: Object) -> PodClaim:
     if snapshot.templates is None:
         return PodClaim(name, problems=[f"no claim was made from template {template_name} yet"], exists=False)
     for template in snapshot.templates:
@@ -152,9 +152,9 @@ def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     for index, container in enumerate(containers):
         resources = container.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for number, resource in enumerate(sorted(set(asked) & set(by_resource))):
-            count = _number(asked[resource])
+        amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for number, resource in enumerate(sorted(set(amounts) & set(by_resource))):
+            count = _number(amounts[resource])
             if count:
                 exactly = {"deviceClassName": by_resource[resource], "allocationMode": "ExactCount", "count": count}
                 requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})

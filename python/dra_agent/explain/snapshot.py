@@ -82,9 +82,11 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
     """
     found = Snapshot(namespace)
 
-    async def listed(kind: Kind, so: str, *, within: str | None = None, quiet: bool = False) -> list[Object] | None:
+    async def listed(kind: Kind, so: str, *, within: str | None = None, optional: bool = False) -> list[Object] | None:
         where = f"{kind.plural}{f' in namespace {within}' if within else ''}"
-        got = await _allowed(api.list(kind, namespace=within), f"cannot list {where}", so, [] if quiet else found.notes)
+        got = await _allowed(
+            api.list(kind, namespace=within), f"cannot list {where}", so, [] if optional else found.notes
+        )
         return None if got is None else got.items
 
     async def one(kind: Kind) -> list[Object]:
@@ -111,15 +113,15 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
         listed(NODES, "labels, taints and nodes without devices are not known"),
         listed(RESOURCE_QUOTAS, "quotas are not checked", within=namespace),
         # Kubernetes before 1.37 lacks this version, and most users may not read them: both are normal.
-        listed(DEVICE_TAINT_RULES, "", quiet=True),
-        listed(POD_GROUPS, "", within=namespace, quiet=True),
+        listed(DEVICE_TAINT_RULES, "", optional=True),
+        listed(POD_GROUPS, "", within=namespace, optional=True),
         _allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
     )
     # Optional: the result is complete without Events.
-    told = await _allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
-    found.events = _sayings(told.items if told else [])
+    listed_events = await _allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
+    found.events = _messages(listed_events.items if listed_events else [])
     if claims is None:
         claims = await listed(RESOURCE_CLAIMS, "claims are not known", within=namespace)
     found.claims = claims or await one(RESOURCE_CLAIMS)
@@ -133,7 +135,7 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
 
 
 def tainted(slices: list[Object], rules: list[Object]) -> list[Object]:
-    """Give the slices with the taints that DeviceTaintRules add to their devices (KEP-5055)."""
+    """Return the slices with the taints that DeviceTaintRules add to their devices (KEP-5055)."""
     if not rules:
         return slices
     return [_with_rules(entry, rules) for entry in slices]
@@ -157,15 +159,15 @@ def _with_rules(entry: Object, rules: list[Object]) -> Object:
     return {**entry, "spec": {**spec, "devices": devices}} if devices else entry
 
 
-async def _allowed(asked: Awaitable[ObjectList] | Awaitable[Object], what: str, so: str, notes: list[str]) -> Any:
+async def _allowed(call: Awaitable[ObjectList] | Awaitable[Object], what: str, so: str, notes: list[str]) -> Any:
     try:
-        return await asked
+        return await call
     except (ForbiddenError, NotFoundError, InvalidObjectError) as error:
         notes.append(f"{what}: {error.message}; {so}")
     return None
 
 
-def _sayings(events: list[Object]) -> list[str]:
+def _messages(events: list[Object]) -> list[str]:
     warnings = [event for event in events if event.get("type") == "Warning"]
     warnings.sort(key=lambda event: str(event.get("eventTime") or event.get("deprecatedLastTimestamp") or ""))
     return list(dict.fromkeys(f"{event.get('reason')}: {event.get('note')}" for event in warnings))[-_SAYINGS:]
@@ -200,7 +202,7 @@ class SliceIndex:
                 self._claims.setdefault(pool, []).append(claim)
 
     def of(self, node: str) -> tuple[list[Object], list[Object]]:
-        """Give the slices of every pool with a slice that may be for the node, and the claims that hold devices there.
+        """Return the slices of every pool with a slice for the node, and the claims that hold devices there.
 
         All slices of such a pool: whether it is complete depends on all of them.
         """

@@ -49,7 +49,7 @@ class ClaimExecutor:
             work = self._work.get(uid)
             if work is None:
                 work = self._begin(uid, what, key, call)
-            ours = (work.what, work.key) == (what, key)
+            same_call = (work.what, work.key) == (what, key)
             if not await _ends(work.done, until):
                 # Work that has not started is dropped if its caller no longer waits.
                 work.thread.cancel()
@@ -58,7 +58,7 @@ class ClaimExecutor:
                     where=f"claim {uid}",
                     hint="if it persists, `dra-agent doctor` and the log report what hangs",
                 )
-            if ours and not work.done.cancelled():
+            if same_call and not work.done.cancelled():
                 result: _T = work.done.result()
                 return result
 
@@ -95,6 +95,6 @@ class ClaimExecutor:
 
 
 async def _ends(future: asyncio.Future[Any], until: float) -> bool:
-    left = until - asyncio.get_running_loop().time()
-    await asyncio.wait({future}, timeout=max(0.0, left))
+    remaining_s = until - asyncio.get_running_loop().time()
+    await asyncio.wait({future}, timeout=max(0.0, remaining_s))
     return future.done()

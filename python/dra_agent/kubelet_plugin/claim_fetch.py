@@ -50,9 +50,9 @@ async def _get(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
     loop = asyncio.get_running_loop()
     backoff = Backoff(first=FIRST_WAIT_S, longest=MAX_WAIT_S)
     while True:
-        left = until - loop.time()
+        remaining_s = until - loop.time()
         try:
-            return await source.claim(claim.namespace, claim.name, max(0.001, min(ONE_TRY_TIMEOUT_S, left)))
+            return await source.claim(claim.namespace, claim.name, max(0.001, min(ONE_TRY_TIMEOUT_S, remaining_s)))
         except RetryableError as error:
             last: AgentError = error
         except TimeoutError:

@@ -25,7 +25,7 @@ RESEND_AFTER_S = 10.0
 LEASE_S = 30
 """Seconds for which the kubelet considers a report valid."""
 MAX_MESSAGE_BYTES = 1024
-"""Bytes of a message that the kubelet takes."""
+"""Maximum bytes of a message that the kubelet accepts."""
 _HEALTH = {"unknown": 0, "healthy": 1, "unhealthy": 2}
 _VERSIONS: tuple[ModuleType, ...] = (health_v1_pb2, health_v1alpha1_pb2)
 
@@ -56,7 +56,7 @@ class HealthService:
         self._wake_all()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Give what a gRPC server is to serve."""
+        """Return the handlers for a gRPC server."""
         return [
             service(
                 messages,
@@ -103,14 +103,14 @@ class HealthService:
 def _response(messages: ModuleType, rows: Sequence[DeviceHealth]) -> Any:
     response = messages.NodeWatchResourcesResponse()
     for row in rows:
-        told = response.devices.add(
+        entry = response.devices.add(
             health=_HEALTH[row.health],
             last_updated_time=int(row.seen),
             health_check_timeout_seconds=LEASE_S,
             message=_bounded(row.message),
         )
-        told.device.pool_name = row.pool
-        told.device.device_name = row.device
+        entry.device.pool_name = row.pool
+        entry.device.device_name = row.device
     return response
 
 

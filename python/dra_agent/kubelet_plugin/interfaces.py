@@ -54,7 +54,7 @@ class PluginMetrics(Protocol):
     """Observes calls of the kubelet; called on the event loop, and must not block."""
 
     def registration(self, registered: bool, error: str) -> None:
-        """Note that the kubelet has taken the driver in, or why not."""
+        """Record that the kubelet has registered the driver, or why not."""
 
     def observe_phase(self, phase: str, seconds: float) -> None:
-        """Note how long a part of a request took."""
+        """Record the duration of a phase of a request."""

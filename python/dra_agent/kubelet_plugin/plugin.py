@@ -1,4 +1,4 @@
-"""The plugin as one running part: its services on its sockets, and the sockets kept where the kubelet looks.
+"""The plugin as one running part: its services on its sockets, and the sockets kept where the kubelet scans for them.
 
 It opens before the devices are known, so that the kubelet connects at once; calls wait for `serve`.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0
 """Seconds between two checks that the socket files exist."""
 GRACE_S = 15.0
-"""Seconds that a call may have taken until it is not waited for at the end."""
+"""Maximum seconds that a running call is waited for at the end."""
 MIN_GRACE_S = 0.5
 """Seconds for which calls are waited for at the end where all the work that is under way hangs."""
 MAX_THREADS = 256
@@ -55,10 +55,10 @@ class KubeletPlugin:
         self._paths = paths
         self._driver = driver
         self._observer = observer
-        self._told = registered
+        self._on_registered = registered
         self._turns = ClaimExecutor(MAX_THREADS)
         self._service = DraService(claims, self._turns, observer)
-        self._registration = Registration(driver, paths.service, health=health, heard=self._heard)
+        self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
         self._server: grpc.aio.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
@@ -79,16 +79,18 @@ class KubeletPlugin:
         return [] if self.state.done else [str(self.state)]
 
     @property
-    def busy(self) -> list[str]:
+    def in_flight(self) -> list[str]:
         """Return the work in progress."""
         return self._turns.in_flight
 
     async def open(self) -> None:
         """Listen and be found; where that cannot be, go on trying."""
-        gone = remove_abandoned(sockets_of_instances(self._paths, self._driver))
-        if gone:
+        removed = remove_abandoned(sockets_of_instances(self._paths, self._driver))
+        if removed:
             # The kubelet would retry them forever.
-            log.info("removed sockets of instances that are no more", extra={"sockets": [str(path) for path in gone]})
+            log.info(
+                "removed sockets of instances that are no more", extra={"sockets": [str(path) for path in removed]}
+            )
         await self._try_to_listen()
         self._keeper = asyncio.create_task(self._keep(), name="sockets")
 
@@ -99,7 +101,7 @@ class KubeletPlugin:
             self._health.set_source(health)
 
     async def close(self) -> None:
-        """Take the own sockets away, finish the calls that run, and stop; what is prepared stays prepared."""
+        """Remove the own sockets, finish the calls in flight, and stop; prepared claims stay prepared."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -164,7 +166,7 @@ class KubeletPlugin:
             self._retiring.add(retiring)
             retiring.add_done_callback(self._retiring.discard)
 
-    def _heard(self, state: RegistrationStatus) -> None:
+    def _on_status(self, state: RegistrationStatus) -> None:
         if self._observer is not None:
             self._observer.registration(state.done, state.error)
-        self._told(state)
+        self._on_registered(state)

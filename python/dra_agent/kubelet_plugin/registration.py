@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 KIND = "DRAPlugin"
 DRA_SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""Services as they are advertised: not the names on the wire. The kubelet takes the first that it knows of each."""
+"""Services as they are advertised: not the names on the wire. The kubelet uses the first of each that it supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class Registration:
     """Serves one driver's registration on any number of sockets."""
 
     def __init__(
-        self, driver: str, endpoint: Path, *, health: bool, heard: Callable[[RegistrationStatus], None]
+        self, driver: str, endpoint: Path, *, health: bool, on_status: Callable[[RegistrationStatus], None]
     ) -> None:
-        """`endpoint` is the service's socket; `heard` is called on the event loop with the kubelet's status."""
+        """`endpoint` is the service's socket; `on_status` is called on the event loop with the kubelet's status."""
         self._info = messages.PluginInfo(
             type=KIND,
             name=driver,
             endpoint=str(endpoint),
             supported_versions=(*DRA_SERVICES, *(HEALTH_SERVICES if health else ())),
         )
-        self._heard = heard
+        self._on_status = on_status
         self.state = RegistrationStatus()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Give what a gRPC server is to serve."""
+        """Return the handlers for a gRPC server."""
         return service(
             messages,
             "Registration",
@@ -82,7 +82,7 @@ class Registration:
             log.error(
                 "the kubelet refused the driver", extra={"driver": self._info.name, "reason": request.error or "none"}
             )
-        self._heard(self.state)
+        self._on_status(self.state)
         if not request.plugin_registered:
             # After an error the kubelet removes the plugin and retries.
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"not registered: {request.error}")

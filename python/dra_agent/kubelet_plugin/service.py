@@ -50,8 +50,8 @@ def stream(call: Stream, request: type[Message], response: type[Message]) -> grp
 
     async def checked(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         await _check(message, request, context)
-        async for answer in call(message, context):
-            yield answer
+        async for result in call(message, context):
+            yield result
 
     return grpc.unary_stream_rpc_method_handler(
         checked, request_deserializer=_decoder(request), response_serializer=response.SerializeToString
@@ -113,7 +113,7 @@ class DraService:
         self._preparing.set_result(preparing)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Give what a gRPC server is to serve."""
+        """Return the handlers for a gRPC server."""
         return [
             service(
                 messages,
@@ -136,63 +136,63 @@ class DraService:
 
     def _prepare_with(self, messages: ModuleType) -> Unary:
         async def prepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            answers = await self._answer("NodePrepareResources", request.claims, context, self._prepare)
+            results = await self._run_claims("NodePrepareResources", request.claims, context, self._prepare)
             response = messages.NodePrepareResourcesResponse()
-            for uid, answer in answers.items():
-                if isinstance(answer, AgentError):
-                    response.claims[uid].error = _text(answer)
+            for uid, result in results.items():
+                if isinstance(result, AgentError):
+                    response.claims[uid].error = _text(result)
                 else:
-                    response.claims[uid].devices.extend(_device(messages, item) for item in answer)
+                    response.claims[uid].devices.extend(_device(messages, item) for item in result)
             return response
 
         return prepare
 
     def _unprepare_with(self, messages: ModuleType) -> Unary:
         async def unprepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            answers = await self._answer("NodeUnprepareResources", request.claims, context, self._unprepare)
+            results = await self._run_claims("NodeUnprepareResources", request.claims, context, self._unprepare)
             response = messages.NodeUnprepareResourcesResponse()
-            for uid, answer in answers.items():
-                response.claims[uid].error = _text(answer) if isinstance(answer, AgentError) else ""
+            for uid, result in results.items():
+                response.claims[uid].error = _text(result) if isinstance(result, AgentError) else ""
             return response
 
         return unprepare
 
-    async def _answer(
+    async def _run_claims(
         self,
         method: str,
-        asked: Sequence[Any],
+        requested: Sequence[Any],
         context: grpc.aio.ServicerContext[Any, Any],
         one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
     ) -> dict[str, Sequence[ClaimDevice] | AgentError]:
-        if len(asked) > MAX_CLAIMS:
+        if len(requested) > MAX_CLAIMS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims")
         began = time.perf_counter()
         number = next(self._numbers)
-        left = context.time_remaining()
-        budget = BUDGET_S if left is None else min(BUDGET_S, left - min(SPARE_S, left / 4))
+        remaining_s = context.time_remaining()
+        budget = BUDGET_S if remaining_s is None else min(BUDGET_S, remaining_s - min(SPARE_S, remaining_s / 4))
         until = asyncio.get_running_loop().time() + budget
         claims: dict[str, ClaimRef] = {}
-        answers: dict[str, Sequence[ClaimDevice] | AgentError] = {}
-        for claim in asked:
+        results: dict[str, Sequence[ClaimDevice] | AgentError] = {}
+        for claim in requested:
             reference = ClaimRef(claim.uid, claim.namespace, claim.name)
             if claims.setdefault(reference.uid, reference) != reference:
-                answers[reference.uid] = PermanentError("is requested under two names", where=f"claim {reference.uid}")
-        wanted = [claim for uid, claim in claims.items() if uid not in answers]
-        work = [self._guarded(method, number, claim, until, one) for claim in wanted]
+                results[reference.uid] = PermanentError("is requested under two names", where=f"claim {reference.uid}")
+        pending = [claim for uid, claim in claims.items() if uid not in results]
+        work = [self._guarded(method, number, claim, until, one) for claim in pending]
         found = [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
-        answers.update(zip((claim.uid for claim in wanted), found, strict=True))
-        failed = sum(isinstance(answer, AgentError) for answer in answers.values())
+        results.update(zip((claim.uid for claim in pending), found, strict=True))
+        failed = sum(isinstance(result, AgentError) for result in results.values())
         log.debug(
             "call answered",
             extra={
                 "method": method,
                 "request": number,
-                "claims": len(answers),
+                "claims": len(results),
                 "failed": failed,
                 "seconds": round(time.perf_counter() - began, 4),
             },
         )
-        return answers
+        return results
 
     async def _guarded(
         self,
@@ -214,8 +214,8 @@ class DraService:
 
     async def _prepare(self, claim: ClaimRef, until: float) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
-        left = until - asyncio.get_running_loop().time()
-        fetched = await fetch(self._claims, claim, until - left * (1 - FETCH_SHARE))
+        remaining_s = until - asyncio.get_running_loop().time()
+        fetched = await fetch(self._claims, claim, until - remaining_s * (1 - FETCH_SHARE))
         if self._observer is not None:
             self._observer.observe_phase("fetch", time.perf_counter() - began)
         preparing = await self._ready(until)
@@ -233,8 +233,8 @@ class DraService:
 
     async def _ready(self, until: float) -> ClaimPreparer:
         if not self._preparing.done():
-            left = until - asyncio.get_running_loop().time()
-            await asyncio.wait({self._preparing}, timeout=max(0.0, left))
+            remaining_s = until - asyncio.get_running_loop().time()
+            await asyncio.wait({self._preparing}, timeout=max(0.0, remaining_s))
         if not self._preparing.done():
             raise RetryableError("the agent is still starting", hint="wait until /readyz returns 200")
         return self._preparing.result()

@@ -1,6 +1,6 @@
-"""Where the plugin's sockets are: names that the kubelet's watcher takes, and that fit the kernel's address.
+"""Where the plugin's sockets are: names that the kubelet's watcher accepts, and that fit the kernel's address.
 
-Names as the upstream helper gives them (k8s.io/dynamic-resource-allocation/kubeletplugin), so that operators find them.
+The names of the upstream helper (k8s.io/dynamic-resource-allocation/kubeletplugin), so that operators find them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def socket_paths(kubelet_dir: Path, driver: str, pod_uid: str = "") -> SocketPat
             where=f"--kubelet-dir {kubelet_dir}",
             hint="give the kubelet a shorter --root-dir, or reach it through a shorter link",
         )
-    # The kubelet also takes both services on one socket.
+    # The kubelet also accepts both services on one socket.
     return SocketPaths(_first_fitting(data, _services(pod_uid)) or registration, registration)
 
 
@@ -113,7 +113,7 @@ def _digest(text: str, size: int) -> str:
 
 _MODE = 0o600
 _HIDDEN = ".~"
-_LEFTOVER = 60.0
+_ABANDONED_AFTER_S = 60.0
 """Seconds after which a socket without a listener does not belong to a starting agent."""
 _DIRECTORY_MODE = 0o750
 """As the kubelet makes its own."""
@@ -136,7 +136,7 @@ class SocketFile:
             path.parent.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
             # Of agents that were killed between binding and publishing.
             remove_abandoned(path.parent.glob(f"{_HIDDEN}??????"))
-            if not (replaces and replaces.is_present) and _somebody_listens(path):
+            if not (replaces and replaces.is_present) and _has_listener(path):
                 raise RetryableError(
                     "another process listens on this socket",
                     where=str(path),
@@ -168,7 +168,7 @@ class SocketFile:
             return False
 
     def remove(self) -> None:
-        """Take the file away; another's in its place stays."""
+        """Remove the file, unless another one has replaced it."""
         with contextlib.suppress(OSError):
             self._hidden.unlink()
         if self.is_present:
@@ -186,13 +186,13 @@ def remove_abandoned(paths: Iterable[Path]) -> list[Path]:
     removed = []
     for path in paths:
         with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _LEFTOVER and not _somebody_listens(path):
+            if time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S and not _has_listener(path):
                 path.unlink()
                 removed.append(path)
     return removed
 
 
-def _somebody_listens(path: Path) -> bool:
+def _has_listener(path: Path) -> bool:
     """Return whether a socket is in use; raises an error for any other file."""
     try:
         mode = path.lstat().st_mode

@@ -1,6 +1,6 @@
 """YAML documents read into JSON values, with the line of every field.
 
-Scalars follow what kubectl makes of them: dates and `12:30` stay text. What the values mean is not known here.
+Scalars follow what kubectl makes of them: dates and `12:30` stay text. The meaning of the values is not checked here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_ALIASED = 1_000_000
 _MAX_ALIASED_TEXT = 16 << 20
 """Characters by which a file may grow once its aliases are written out. In memory they are one object until then."""
 _MAX_DEPTH = 100
-"""How deep lists and mappings may lie in each other; the API's objects stay below 20."""
+"""Maximum nesting of lists and mappings; the API's objects stay below 20."""
 _TOO_DEEP = f"more than {_MAX_DEPTH} lists and mappings lie in each other"
 
 
@@ -102,23 +102,23 @@ class _Reader:
 
     def __init__(self, file: str, length: int) -> None:
         self._file = file
-        self._seen = 0
+        self._visited = 0
         self._nodes = length + _MAX_ALIASED
         self._text = length + _MAX_ALIASED_TEXT
 
     def document(self, node: yaml.Node) -> Any:
-        """Give the value of one document."""
-        self._nodes -= self._seen
-        self._seen = 0
+        """Return the value of one document."""
+        self._nodes -= self._visited
+        self._visited = 0
         return self.value(node, 0)
 
     def value(self, node: yaml.Node, depth: int) -> Any:
         import yaml
 
-        self._seen += 1
+        self._visited += 1
         if depth > _MAX_DEPTH:  # through aliases, the stream of events being shallow
             raise self._error(node, _TOO_DEEP)
-        if self._seen > min(_MAX_ALIASED, self._nodes):
+        if self._visited > min(_MAX_ALIASED, self._nodes):
             raise self._error(node, "its aliases grow to more than a million entries")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)

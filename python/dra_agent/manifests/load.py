@@ -67,10 +67,10 @@ def load_manifests(
 
     Raises UsageError with the file, and the line and field of each error.
     """
-    given = str(path) == STANDARD_INPUT
-    file = "standard input" if given else str(path)
+    is_stdin = str(path) == STANDARD_INPUT
+    file = "standard input" if is_stdin else str(path)
     try:
-        data = user_file.read_standard_input(max_bytes) if given else user_file.read(path, max_bytes)
+        data = user_file.read_standard_input(max_bytes) if is_stdin else user_file.read(path, max_bytes)
         text = data.decode()
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=file) from error

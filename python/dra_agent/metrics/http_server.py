@@ -111,7 +111,7 @@ class _Server(ThreadingHTTPServer):
             # A client that reconnects at once must not evict one that waits for a response.
             time.sleep(_EVICTION_DELAY_S)
         if not self._running.acquire(blocking=False):
-            self._forget(request)
+            self._discard(request)
             self.shutdown_request(request)  # connections come faster than threads end
             return
         super().process_request(request, client_address)
@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
             self._running.release()
 
     def shutdown_request(self, request: Any) -> None:
-        self._forget(request)
+        self._discard(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
         for connection in late:
             _end(connection)
 
-    def _forget(self, request: Any) -> None:
+    def _discard(self, request: Any) -> None:
         with self._lock:
             self._open.pop(request, None)
 

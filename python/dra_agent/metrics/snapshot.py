@@ -57,10 +57,12 @@ def collect(
 ) -> MetricsSnapshot:
     """Read the current values. An agent that is starting has no ledger and no reclaim yet."""
     entries = [] if ledger is None else ledger.entries()
-    held = {(device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access}
-    blocked = blocked_devices(inventory, node, held)
+    prepared = {
+        (device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access
+    }
+    blocked = blocked_devices(inventory, node, prepared)
     return MetricsSnapshot(
-        devices=tuple(_info(device, node, held, blocked) for device in inventory.devices),
+        devices=tuple(_info(device, node, prepared, blocked) for device in inventory.devices),
         prepared_claims=sum(entry.state == "completed" for entry in entries),
         ledger_writable=ledger is None or ledger.report.not_writable is None,
         checkpoint_written=_checkpoint_time(state_dir / "ledger"),
@@ -73,22 +75,22 @@ def collect(
     )
 
 
-def blocked_devices(inventory: Inventory, node: str, held: set[tuple[str, str]]) -> set[str]:
+def blocked_devices(inventory: Inventory, node: str, prepared: set[tuple[str, str]]) -> set[str]:
     """Return the names of devices for which prepared devices leave too little of the shared counters."""
-    left: dict[tuple[str, str, str], int] = {
+    remaining: dict[tuple[str, str, str], int] = {
         (family, counters.name, name): _native.quantity_value(counter.value)
         for family, sets in inventory.counter_sets.items()
         for counters in sets
         for name, counter in counters.counters.items()
     }
     for device in inventory.devices:
-        if (pool_name(node, device.family), device.name) in held:
+        if (pool_name(node, device.family), device.name) in prepared:
             for key, amount in _consumed(device):
-                left[key] = left.get(key, 0) - amount
+                remaining[key] = remaining.get(key, 0) - amount
     return {
         device.name
         for device in inventory.devices
-        if any(amount > left.get(key, 0) for key, amount in _consumed(device))
+        if any(amount > remaining.get(key, 0) for key, amount in _consumed(device))
     }
 
 
@@ -98,9 +100,9 @@ def _consumed(device: Device) -> Iterator[tuple[tuple[str, str, str], int]]:
             yield (device.family, consumption.counter_set, name), _native.quantity_value(counter.value)
 
 
-def _info(device: Device, node: str, held: set[tuple[str, str]], blocked: set[str]) -> DeviceInfo:
+def _info(device: Device, node: str, prepared: set[tuple[str, str]], blocked: set[str]) -> DeviceInfo:
     pool = pool_name(node, device.family)
-    state = "prepared" if (pool, device.name) in held else "blocked" if device.name in blocked else "free"
+    state = "prepared" if (pool, device.name) in prepared else "blocked" if device.name in blocked else "free"
     if any(taint.effect != "None" for taint in device.taints):
         state = "tainted"
     if device.health == "unhealthy":

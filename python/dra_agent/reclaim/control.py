@@ -71,10 +71,10 @@ def send_request(state_dir: Path, request: Request) -> Any:
     """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
     with Connection(
         state_dir / SOCKET,
-        nobody="no agent is running here",
+        no_agent="no agent is running here",
         hint="start one with `dra-agent run`, or name its directory with --state-dir",
     ) as connection:
-        return connection.ask(request, timeout=TIMEOUT_S)
+        return connection.call(request, timeout=TIMEOUT_S)
 
 
 class ReclaimControlServer:

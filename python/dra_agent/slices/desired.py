@@ -19,7 +19,7 @@ Naming = Literal["generated", "fixed"]
 
 
 class SliceProblem(msgspec.Struct, frozen=True):
-    """A device (or, where `device` is empty, a counter set) that is left out because the API would refuse it."""
+    """A device (or, where `device` is empty, a counter set) that is omitted because the API would reject it."""
 
     pool: str
     device: str
@@ -85,8 +85,8 @@ def desired_slices(
 
     Raises PermanentError where the node's or the driver's name is one that the API would refuse.
     """
-    answer = _answer(_question(inventory, node, driver, published, naming, owner), node)
-    return msgspec.json.decode(answer, type=DesiredSlices)
+    response = _compute(_query(inventory, node, driver, published, naming, owner), node)
+    return msgspec.json.decode(response, type=DesiredSlices)
 
 
 class SliceRequest:
@@ -102,18 +102,18 @@ class SliceRequest:
         naming: Naming = "generated",
         owner: dict[str, Any] | None = None,
     ) -> None:
-        """Take what `desired_slices` takes."""
+        """The parameters are those of `desired_slices`."""
         self._node = node
-        self._question = _question(inventory, node, driver, published, naming, owner)
+        self._query = _query(inventory, node, driver, published, naming, owner)
 
     @property
     def fingerprint(self) -> int:
         """Equal, within one process, for inventories with equal slices."""
-        return hash(self._question)
+        return hash(self._query)
 
     def slices(self) -> EncodedSlices:
         """Raise PermanentError where `desired_slices` does."""
-        return msgspec.json.decode(_answer(self._question, self._node), type=EncodedSlices)
+        return msgspec.json.decode(_compute(self._query, self._node), type=EncodedSlices)
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
@@ -121,16 +121,16 @@ def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slic
 
     `published` holds this driver's slices of this node only: one that is not desired is deleted.
     """
-    answer = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
-    return msgspec.json.decode(answer, type=_Writes).writes
+    response = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
+    return msgspec.json.decode(response, type=_Writes).writes
 
 
-def slice_name(drawn: msgspec.Raw) -> str:
-    """Give the name of a slice; "" where it has none yet."""
-    return msgspec.json.decode(drawn, type=_Named).metadata.name
+def slice_name(encoded: msgspec.Raw) -> str:
+    """Return the name of a slice; "" if it has none yet."""
+    return msgspec.json.decode(encoded, type=_Named).metadata.name
 
 
-def _question(
+def _query(
     inventory: Inventory,
     node: str,
     driver: str,
@@ -151,9 +151,9 @@ def _question(
     return msgspec.json.encode(request)
 
 
-def _answer(question: bytes, node: str) -> bytes:
+def _compute(query: bytes, node: str) -> bytes:
     try:
-        return _native.desired_slices(question)
+        return _native.desired_slices(query)
     except ValueError as error:
         raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
 

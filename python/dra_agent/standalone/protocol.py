@@ -77,7 +77,7 @@ class Client:
         """Connect; raises RetryableError with a hint if no agent responds."""
         self._connection = Connection(
             path,
-            nobody="no agent is running here in standalone mode",
+            no_agent="no agent is running here in standalone mode",
             hint="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
         )
 
@@ -91,7 +91,7 @@ class Client:
         """Hang up."""
         self._connection.close()
 
-    def ask(self, request: Request) -> Any:
+    def call(self, request: Request) -> Any:
         """Send one request and give its result; raises what the agent raised."""
         timeout = ANSWER_TIMEOUT + getattr(request, "wait", 0.0)
-        return self._connection.ask(request, timeout=timeout, line_limit=LINE_LIMIT)
+        return self._connection.call(request, timeout=timeout, line_limit=LINE_LIMIT)

@@ -64,11 +64,11 @@ def decode_request(line: bytes) -> Release | Health:
         raise UsageError(f"not a request: {error}") from error
 
 
-def ask(state_dir: Path, request: Release | Health) -> Any:
+def call(state_dir: Path, request: Release | Health) -> Any:
     """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
     with Connection(
         state_dir / SOCKET,
-        nobody="no agent is running here",
+        no_agent="no agent is running here",
         hint="start it, or name its directory with --state-dir",
     ) as connection:
-        return connection.ask(request, timeout=RESPONSE_TIMEOUT_S)
+        return connection.call(request, timeout=RESPONSE_TIMEOUT_S)

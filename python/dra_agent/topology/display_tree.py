@@ -66,15 +66,15 @@ class TreeNode:
         return branch
 
 
-def grow(topology: Topology) -> list[TreeNode]:
+def build_tree(topology: Topology) -> list[TreeNode]:
     """One branch per NUMA node, also for those without devices, and a last one for devices of no known node."""
     nodes = {node.id: TreeNode("numa", str(node.id), node) for node in topology.numa_nodes}
     unknown = TreeNode("numa", "?")
     functions: dict[str, list[PciFunction]] = {}
-    for device in topology.wanted:
+    for device in topology.relevant:
         if device.physfn is not None and device.physfn in topology.by_address:
             functions.setdefault(device.physfn, []).append(device)
-    for device in topology.wanted:
+    for device in topology.relevant:
         if device.physfn in functions:
             continue
         node = unknown if device.numa_node is None else nodes.get(device.numa_node, unknown)

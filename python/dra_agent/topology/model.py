@@ -136,7 +136,7 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         return {device.pci_address: device for device in self.devices}
 
     @cached_property
-    def wanted(self) -> tuple[PciFunction, ...]:
+    def relevant(self) -> tuple[PciFunction, ...]:
         """The devices of every kind but OTHER."""
         return tuple(device for device in self.devices if device.kind is not DeviceKind.OTHER)
 
@@ -146,7 +146,7 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         Raises:
             ValueError: The snapshot has no distances; use `LiveTopology.distance`.
         """
-        if not self.distances and len(self.wanted) > 1:
+        if not self.distances and len(self.relevant) > 1:
             raise ValueError("a snapshot without distances")
         return self.distances.get(f"{one},{other}") or self.distances.get(f"{other},{one}")
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from dra_agent.topology.display_tree import NOUNS, Holders, Leaf, TreeNode, count, grow, node_facts, node_name, summary
+from dra_agent.topology.display_tree import (
+    NOUNS,
+    Holders,
+    Leaf,
+    TreeNode,
+    build_tree,
+    count,
+    node_facts,
+    node_name,
+    summary,
+)
 from dra_agent.topology.model import DeviceKind, Topology
 from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_card import COLOURS, card
@@ -37,7 +47,7 @@ text.mono { font-family: 'SF Mono', 'Cascadia Mono', Menlo, Consolas, 'DejaVu Sa
 .wrong { font-size: 12px; fill: #c92a2a; }
 """
 
-_LOOK = {"numa": ("#f1f3f5", "#adb5bd", 14), "root": ("#e7f0fb", "#a5c8ee", 10), "switch": ("#fff9e6", "#f0d27a", 8)}
+_STYLES = {"numa": ("#f1f3f5", "#adb5bd", 14), "root": ("#e7f0fb", "#a5c8ee", 10), "switch": ("#fff9e6", "#f0d27a", 8)}
 """Fill, outline and corner radius of each kind of place."""
 
 
@@ -45,14 +55,14 @@ def draw(topology: Topology, *, title: str, holders: Holders | None = None, name
     """An SVG document that needs nothing outside it: no fonts, scripts or links. `holders` adds who holds what."""
     names = PciIds.of_this_machine() if names is None else names
     claims: dict[str, str] = {}
-    for device in topology.wanted:
+    for device in topology.relevant:
         for claim in (holders or {}).get(device.pci_address, ()):
             claims.setdefault(claim, CLAIM_COLOURS[len(claims) % len(CLAIM_COLOURS)])
-    boxes = arrange(grow(topology), with_holders=holders is not None)
+    boxes = arrange(build_tree(topology), with_holders=holders is not None)
     for box in boxes:
         box.move(box.x + MARGIN, box.y + TITLE_HEIGHT)
-    right, bottom = extent(boxes)
-    across = max(right, LEAST_WIDTH) + MARGIN
+    extent_right, bottom = extent(boxes)
+    across = max(extent_right, LEAST_WIDTH) + MARGIN
     body = [label(MARGIN, 40, title, "title"), label(MARGIN, 62, summary(topology), "sub")]
     body += _distances(boxes)
     for box in boxes:
@@ -77,7 +87,7 @@ def draw(topology: Topology, *, title: str, holders: Holders | None = None, name
 
 
 def _place(box: Box, branch: TreeNode, topology: Topology, names: PciIds) -> str:
-    fill, stroke, radius = _LOOK[branch.level]
+    fill, stroke, radius = _STYLES[branch.level]
     parts = [rectangle(box.x, box.y, box.width, box.height, fill=fill, stroke=stroke, radius=radius)]
     if branch.level == "numa":
         parts += _node_heading(box, branch)
@@ -133,7 +143,7 @@ def _notes(topology: Topology, top: float, room: float) -> Iterator[str]:
             legend.append(rectangle(x, top - 10, 12, 12, fill=COLOURS[kind], radius=3))
             legend.append(label(x + 18, top, NOUNS[kind], "sub"))
             x += 18 + width(NOUNS[kind], 13) + 22
-    others = len(topology.devices) - len(topology.wanted)
+    others = len(topology.devices) - len(topology.relevant)
     if others:
         legend.append(label(x, top, f"{count(others, 'other PCI function')} not drawn", "sub"))
     yield "".join(legend)

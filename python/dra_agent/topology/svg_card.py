@@ -34,7 +34,7 @@ _ROOM = CARD_WIDTH - _LEFT - 12
 
 
 def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str], names: PciIds) -> str:
-    """The card of a device; `claims` gives each claim its colour."""
+    """The card of a device; `claims` maps each claim to its colour."""
     device, x, y = leaf.device, box.x, box.y
     colour = COLOURS[device.kind]
     product, connection = names.short(device), link(device.link)

@@ -86,7 +86,7 @@ def _box(of: TreeNode | Leaf, columns: int, in_switch: int, with_holders: bool) 
 
 
 def _flow(boxes: Sequence[Box], left: float, top: float, room: float) -> tuple[float, float]:
-    """Place boxes in rows of at most that room; gives how far right and down they reach."""
+    """Place boxes in rows of at most that room; returns their right and bottom end."""
     x, y, row, right = left, top, 0.0, left
     for box in boxes:
         if x > left and x + box.width > left + room:

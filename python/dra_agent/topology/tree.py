@@ -8,8 +8,8 @@ from dra_agent.topology.display_tree import (
     Holders,
     Leaf,
     TreeNode,
+    build_tree,
     count,
-    grow,
     host_names,
     is_free,
     link,
@@ -45,7 +45,7 @@ def draw(topology: Topology, *, holders: Holders | None = None, names: PciIds | 
 
     root = Tree(Text(summary(topology), style="bold"), guide_style="dim")
     drawing = _Drawing(topology, holders, PciIds.of_this_machine() if names is None else names)
-    for branch in grow(topology):
+    for branch in build_tree(topology):
         drawing.branch(root, branch)
     return root
 
@@ -56,7 +56,7 @@ class _Drawing:
         self._holders = holders
         self._names = names
         # Siblings are in columns, each as wide as its widest text anywhere in the tree.
-        rows = [self._columns(device) for device in topology.wanted]
+        rows = [self._columns(device) for device in topology.relevant]
         self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def branch(self, parent: Tree, branch: TreeNode) -> None:
