@@ -1,4 +1,4 @@
-"""Other drivers on the node that advertise the same devices: device plugins and DRA drivers, and the effect on this agent.
+"""Other drivers on the node that advertise the same devices: device plugins and DRA drivers, and their effect here.
 
 Two managers of one device can allocate it to two pods. This part detects that; the publisher omits the device.
 """

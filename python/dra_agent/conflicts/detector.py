@@ -21,7 +21,7 @@ from dra_agent.retry import Backoff
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 60.0
-"""Seconds between two checks, with a jitter of a quarter: two agents that exclude what the other one lists must not run in
+"""Seconds between two checks, with a jitter of a quarter: two agents that exclude what the other lists must not run in
 step, or both would alternate between withdrawing and publishing."""
 FIRST_CHECK_TIMEOUT_S = 10.0
 """Seconds to wait for the first check before devices are published without it."""
