@@ -146,7 +146,7 @@ class Agent:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, _: object) -> dict[str, Any]:
+    def call(self, _: object) -> dict[str, Any]:
         return self.state
 
 
