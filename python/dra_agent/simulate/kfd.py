@@ -36,7 +36,7 @@ class KfdState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def arrivals(machine: Machine, before: KfdState) -> KfdState:
     """Return the state after the GPUs of `machine` became those of the topology."""
-    now = {function.address: gpu.partitions for function, gpu in machine.with_role(AmdGpu)}
+    now = {function.address: gpu.kfd_nodes for function, gpu in machine.with_role(AmdGpu)}
     stay = {address: nodes for address, nodes in before.gpus.items() if now.get(address) == nodes}
     gone = [nodes for address, nodes in before.gpus.items() if address not in stay]
     new = {address: nodes for address, nodes in now.items() if address not in stay}
@@ -60,7 +60,7 @@ def plan(machine: Machine, state: KfdState, tree: Tree) -> None:
     tree.file(f"{_KFD}/topology/system_properties", "platform_oem 35498446626881")
     numbers: dict[tuple[str, int], int] = {}
     for address in state.gpus:
-        for partition in range(gpus[address][1].partitions):
+        for partition in range(gpus[address][1].kfd_nodes):
             numbers[address, partition] = len(machine.nodes) + len(numbers)
     for number, node in enumerate(machine.nodes):
         _processor(number, node, list(numbers.values()), tree)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.roles.amd import LINUX_6_8, AmdgpuDriver
+from dra_agent.simulate.machine import Function
+from dra_agent.simulate.roles.amd import LINUX_6_8, AmdGpu, AmdgpuDriver
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
 from inventory.half_made import half_made, unread, was_read
@@ -259,3 +261,27 @@ def test_a_damaged_file_of_holders_is_set_aside(bench: Bench) -> None:
     (bench.state / "amd/gpu-0000-11-00-0.json").write_bytes(b"{")
     setup.tear_down("uid-1", [item.key], None, a_minute())
     assert [path.name for path in (bench.state / "amd").iterdir()] == ["gpu-0000-11-00-0.json.corrupt-1"]
+
+
+def test_a_partition_for_which_the_kernel_has_no_drm_device_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last GPU of the recorded MI300 host in CPX mode has seven partitions.
+    monkeypatch.setattr("dra_agent.device_setup.amd.gpu.SETTLE_TIMEOUT_S", 0.1)
+    bench = Bench(tmp_path)
+    bench.machine = machine().changed(with_seven_devices)
+    bench.host = build_machine(bench.machine, tmp_path / "other")
+    bench.kernel = SimulatedKernel(tmp_path / "other", bench.machine)
+    assert len(given(bench.setup(), "uid-1", bench.item("-cpx-7"))) == 1
+    item = bench.item("-cpx-0", SECOND)
+    with pytest.raises(RetryableError, match="7 of the 8 partitions of mode CPX") as raised:
+        given(bench.setup(), "uid-2", item)
+    assert "no DRM minor left" in (raised.value.hint or "")
+    assert len([one for one in bench.inventory.devices if one.pci_address == SECOND]) == 7, "as it is, not by claims"
+
+
+def with_seven_devices(function: Function) -> Function:
+    if function.address != SECOND:
+        return function
+    roles = tuple(replace(one, drm_devices=7) if isinstance(one, AmdGpu) else one for one in function.roles)
+    return replace(function, roles=roles)

@@ -64,6 +64,9 @@ class AmdGpu:
     """The `unique_id` of every die; with them the chip can be partitioned."""
     platform_device: int | None = None
     """Number of the first platform device of its partitions; None: it has none (a virtual function)."""
+    drm_devices: int = XCP_NODES
+    """How many DRM devices it got. Kernels with 64 minors have seven for the last of eight GPUs, if another display has
+    one; KFD has no node for a partition without a DRM device ("Won't add GPU to topology")."""
     memory_modes: tuple[str, ...] = ()
     """Those that the firmware supports; none: the driver does not list any (an APU, a virtual function)."""
     memory_mode: str = "NPS1"
@@ -86,6 +89,11 @@ class AmdGpu:
     def partitions(self) -> int:
         """How many GPUs it shows itself as."""
         return xcp.partitions(self.mode, self.dies) if self.die_ids else 1
+
+    @property
+    def kfd_nodes(self) -> int:
+        """How many of its partitions KFD has."""
+        return min(self.partitions, self.drm_devices)
 
     def accepts(self, mode: str) -> bool:
         """Whether the driver switches it to this mode."""
@@ -127,7 +135,7 @@ class AmdGpu:
         if self.die_ids:
             self._modes(site.path, tree)
         if self.platform_device is not None:
-            for partition in range(1, XCP_NODES):
+            for partition in range(1, self.drm_devices):
                 self._platform_device(self.platform_device + partition - 1, partition, tree)
 
     def _modes(self, path: str, tree: Tree) -> None:
