@@ -34,12 +34,20 @@ pub(crate) fn read(
                         .or_insert(id);
                 }
             }
-            // The kernel returns EPERM if the cgroup of this process has no access to the device.
-            Err(Errno::PERM | Errno::NOENT) => {}
+            Err(errno) if is_expected(errno) => {}
             Err(errno) => problems.push(Problem::new(place, describe(errno))),
         }
     }
     nodes
+}
+
+/// Whether a node that cannot be read is no problem.
+///
+/// The kernel returns EPERM if the cgroup of this process has no access to the device. It removes and
+/// creates all nodes when one GPU changes its partition mode (`kfd_topology_update_sysfs`); a file that
+/// is removed while it is open returns ENODEV.
+fn is_expected(errno: Errno) -> bool {
+    matches!(errno, Errno::PERM | Errno::NOENT | Errno::NODEV)
 }
 
 /// `location_id` is bus << 8 | device << 3 | function, with a partition's number in the highest bits on
@@ -66,6 +74,14 @@ fn gpu_address(properties: &str) -> Option<PciAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_hidden_or_removed_is_no_problem() {
+        for errno in [Errno::PERM, Errno::NOENT, Errno::NODEV] {
+            assert!(is_expected(errno), "{errno}");
+        }
+        assert!(!is_expected(Errno::IO));
+    }
 
     #[test]
     fn properties_name_the_function() {
