@@ -48,7 +48,7 @@ def test_every_profile_at_every_place_and_the_whole_draw_on_the_counters_of_thei
     assert len(sets) == 8
     first = {name: counter.value for name, counter in sets[FIRST].counters.items()}
     assert first == {
-        "memory": "79Gi",
+        "memory": "81152Mi",
         "multiprocessors": "132",
         "copy-engines": "8",
         "decoders": "7",
@@ -76,10 +76,10 @@ def test_a_partition_says_what_an_instance_there_will_be(dgx: Inventory) -> None
     assert found["parentUUID"] == whole.attributes["uuid"].value == device.identity["parent_uuid"]
     assert "uuid" not in found
     assert found["resource.kubernetes.io/pciBusID"] == "0000:1b:00.0"
-    assert device.capacity["memory"].value == "40192Mi"
+    assert device.capacity["memory"].value == "40448Mi"
     assert device.capacity["multiprocessors"].value == "60"
     assert amounts(device) == {
-        "memory": "40192Mi",
+        "memory": "40448Mi",
         "multiprocessors": "60",
         "copy-engines": "3",
         "decoders": "3",

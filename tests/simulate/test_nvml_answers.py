@@ -213,7 +213,7 @@ tell(dict(
         "is_mig": 0,
         "whole": NOT_SUPPORTED,
         "name": "MIG 1g.20gb",
-        "three": [[9, 3, 2, 60, 40192]] * 2,
+        "three": [[9, 3, 2, 60, 40448]] * 2,
         "places": {
             "19": [[[start, 1] for start in range(7)], TOO_SMALL],
             "15": [[[0, 2], [2, 2], [4, 2], [6, 2]], TOO_SMALL],

@@ -39,6 +39,7 @@ class MigProfile:
     placements: tuple[tuple[int, int], ...]
     most: int
     """How many instances fit at once."""
+    encoders: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,19 @@ class GpuModel:
     mig: tuple[MigProfile, ...] = ()
 
 
-def _mig(
+def seven_slices(
     names: tuple[str, ...],
     memory_mib: tuple[int, ...],
     multiprocessors: tuple[int, ...],
     decoders: tuple[int, ...],
     jpeg: tuple[int, ...],
     copies: int = 8,
+    copies_per_slice: int = 1,
 ) -> tuple[MigProfile, ...]:
-    """Profiles of a GPU with seven compute and eight memory slices: 1g, 1g+me, 1g double memory, 2g, 3g, 4g, 7g."""
+    """Profiles of a GPU with seven compute and eight memory slices: 1g, 1g+me, 1g double memory, 2g, 3g, 4g, 7g.
+
+    `copies`: copy engines of 7g; `copies_per_slice`: those of the others for each compute slice.
+    """
     ones = tuple((slice_, 1) for slice_ in range(7))
     pairs = ((0, 2), (2, 2), (4, 2))
     rows = (
@@ -89,7 +94,18 @@ def _mig(
     )
     return tuple(
         MigProfile(
-            profile, id_, f"MIG {name}", slices, memory, processors, engines, decode, jpegs, int(media), places, most
+            profile,
+            id_,
+            f"MIG {name}",
+            slices,
+            memory,
+            processors,
+            engines if slices == 7 else engines * copies_per_slice,
+            decode,
+            jpegs,
+            int(media),
+            places,
+            most,
         )
         for (profile, id_, slices, engines, places, most, media), name, memory, processors, decode, jpegs in zip(
             rows, names, memory_mib, multiprocessors, decoders, jpeg, strict=True
@@ -114,9 +130,10 @@ H100_SXM = GpuModel(
     vbios="96.00.89.00.01",
     part_number="692-2G520-0200-000",
     nvlinks=18,
-    mig=_mig(
+    mig=seven_slices(
         ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
-        (9856, 9856, 19968, 19968, 40192, 40192, 80896),
+        # `nvidia-smi mig -lgip` shows 9.75, 19.62, 39.50 and 79.25 GiB.
+        (9984, 9984, 20096, 20096, 40448, 40448, 81152),
         (16, 16, 26, 32, 60, 64, 132),
         decoders=(1, 1, 1, 2, 3, 4, 7),
         jpeg=(1, 1, 1, 2, 3, 4, 7),
@@ -140,9 +157,10 @@ H200_SXM = GpuModel(
     vbios="96.00.A0.00.01",
     part_number="692-2G520-0280-000",
     nvlinks=18,
-    mig=_mig(
+    mig=seven_slices(
         ("1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
-        (16384, 16384, 33280, 33280, 71168, 71168, 142848),
+        # mig-parted#120: 16.00, 32.25, 69.50 and 139.50 GiB.
+        (16384, 16384, 33024, 33024, 71168, 71168, 142848),
         (16, 16, 26, 32, 60, 64, 132),
         decoders=(1, 1, 1, 2, 3, 4, 7),
         jpeg=(1, 1, 1, 2, 3, 4, 7),
@@ -167,7 +185,7 @@ A100_PCIE = GpuModel(
     vbios="92.00.A0.00.05",
     part_number="900-21001-0020-000",
     nvlinks=12,
-    mig=_mig(
+    mig=seven_slices(
         ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
         (9728, 9728, 19968, 19968, 40192, 40192, 80384),
         (14, 14, 14, 28, 42, 56, 98),

@@ -116,7 +116,7 @@ def _gpu(
                 multiprocessors=profile.multiprocessors,
                 copy_engines=profile.copy_engines,
                 decoders=profile.decoders,
-                encoders=0,
+                encoders=profile.encoders,
                 jpeg=profile.jpeg,
                 ofa=profile.ofa,
                 placements=profile.placements,

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
+from dra_agent.simulate.mig_models import (
+    A30,
+    A100_40GB,
+    B200,
+    GB200,
+    GH200_144GB,
+    H100_NVL,
+    H100_PCIE,
+    RTX_PRO_6000,
+)
 from dra_agent.simulate.models import A100_PCIE, H100_SXM, H200_SXM, L40S, T4, GpuModel
 from dra_agent.simulate.parts.bridges import serial_number, uuid
 from dra_agent.simulate.roles.nvidia import NvidiaGpu, NvSwitch
@@ -33,6 +43,15 @@ _BOARDS = {
         (A100_PCIE, 0x20B5, 0x1533, LinkState(4, 16)),
         (L40S, 0x26B9, 0x1851, LinkState(4, 16)),
         (T4, 0x1EB8, 0x12A2, LinkState(3, 16)),
+        # Device ids: mig-parted, deployments/systemd/config-default.yaml. Subsystem ids are not verified.
+        (A30, 0x20B7, 0x1532, LinkState(4, 16)),
+        (A100_40GB, 0x20B0, 0x134F, LinkState(4, 16)),
+        (H100_NVL, 0x2321, 0x1839, LinkState(5, 16)),
+        (H100_PCIE, 0x2331, 0x1626, LinkState(5, 16)),
+        (GH200_144GB, 0x2348, 0x18D2, LinkState(5, 16)),
+        (B200, 0x2901, 0x1999, LinkState(5, 16)),
+        (GB200, 0x2941, 0x2046, LinkState(5, 16)),
+        (RTX_PRO_6000, 0x2BB5, 0x204E, LinkState(5, 16)),
     )
 }
 
