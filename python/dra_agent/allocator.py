@@ -60,7 +60,7 @@ def allocate(
     deadline: float = 10.0,
     share_id_seed: int | None = None,
 ) -> Allocation:
-    """Find the devices that kube-scheduler would give `claims`, all together, on `node`.
+    """Find the devices that kube-scheduler would allocate to `claims`, all together, on `node`.
 
     Arguments:
         node: The node's name, or the Node object where its labels matter.
@@ -69,14 +69,14 @@ def allocate(
         claims: The ResourceClaims to allocate. One that is allocated already keeps what it has.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
-        share_id_seed: Makes the share IDs of shared devices repeatable; random when left out.
+        share_id_seed: Makes the share IDs of shared devices repeatable; random if omitted.
 
-    An object that is none of resource.k8s.io/v1 is the answer's `error`, as everything is that has no answer: a loop of
+    An object that is not one of resource.k8s.io/v1 is an `error`, as is everything without a result: a loop of
     what-if questions is never ended by one of them.
     """
     from dra_agent import _native
 
-    asked = encode_query(
+    query = encode_query(
         node=node,
         classes=classes,
         slices=slices,
@@ -86,8 +86,8 @@ def allocate(
         share_id_seed=share_id_seed,
     )
     try:
-        answer = _native.allocate(asked)
+        response = _native.allocate(query)
     except ValueError as error:
         why = f"an object cannot be read: {error}; check it with `kubectl apply --dry-run=server`"
         return {"allocated": False, "results": [], "error": why}
-    return cast("Allocation", msgspec.json.decode(answer))
+    return cast("Allocation", msgspec.json.decode(response))

@@ -58,9 +58,9 @@ def _open_locked(temporary: str, mode: int) -> int:
 
 
 def remove_leftovers(folder: Path, prefix: str = ".") -> list[Path]:
-    """Remove temporary files whose writer has ended, and return their paths; errors leave a file where it is.
+    """Remove temporary files whose writer has ended, and return their paths; a file with an error is kept.
 
-    `prefix`: prefix of their names. Links are not followed. Files of a running writer are locked, and stay.
+    `prefix`: prefix of their names. Links are not followed. Files of a running writer are locked, and are kept.
     """
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names only: no Path per file of a crowded directory
@@ -123,7 +123,7 @@ def quarantine(path: Path) -> Path:
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """Write every byte, however little the kernel takes at a time."""
+    """Write every byte, also if the kernel accepts only a part at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]

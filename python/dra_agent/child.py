@@ -39,8 +39,8 @@ def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def script(module: str, *arguments: str) -> str:
     """Return a shell script that runs a module with these arguments and its own; for tools of simulated hosts."""
-    words = ["env", "-i", f"PYTHONPATH={_import_path()}", *command(module, *arguments)]
-    return f'#!/bin/sh\ncd {WORKING_DIRECTORY} && exec {shlex.join(words)} "$@"\n'
+    argv = ["env", "-i", f"PYTHONPATH={_import_path()}", *command(module, *arguments)]
+    return f'#!/bin/sh\ncd {WORKING_DIRECTORY} && exec {shlex.join(argv)} "$@"\n'
 
 
 def isolated_script(source: str) -> str:
@@ -59,9 +59,9 @@ class Child(HostCommand):
         self._environment = _environment(environment)
         self._first = [*_OPTIONS, module]
 
-    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
+    def run(self, arguments: Sequence[str], stdin: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
         """Run it as `Program.run` does."""
-        return super().run([*self._first, *arguments], given, files)
+        return super().run([*self._first, *arguments], stdin, files)
 
 
 def shared(module: str, deadline: float) -> Child:

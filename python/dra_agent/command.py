@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dra_agent.errors import RetryableError
 
-BACK_OFF = 30.0
+BACKOFF_S = 30.0
 """Seconds for which a tool that hung is not run again: it costs one deadline, and not one per device and call."""
 
 MAX_OUTPUT_BYTES = 16 << 20
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """What a program left when it ended on its own."""
+    """The result of a program that ended on its own."""
 
     status: int
     output: bytes
@@ -57,21 +57,21 @@ class HostCommand:
         self._hung_at: float | None = None
         self._lock = threading.Lock()
 
-    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
+    def run(self, arguments: Sequence[str], stdin: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
         """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
 
-        `given` is what it reads from its standard input; `files` are descriptors that it inherits.
+        `stdin` is what it reads from its standard input; `files` are descriptors that it inherits.
         """
         with self._lock:
-            if self._hung_at is not None and time.monotonic() - self._hung_at < BACK_OFF:
-                raise self.error(f"hung less than {BACK_OFF:g} s ago and is left alone")
+            if self._hung_at is not None and time.monotonic() - self._hung_at < BACKOFF_S:
+                raise self.error(f"hung less than {BACKOFF_S:g} s ago and is left alone")
             self._hung_at = None
         try:
             process = subprocess.Popen(
                 # Neither a vendor's tool nor a module of the agent's reads anything of the caller's directory.
                 [str(self.path.absolute()), *arguments],
                 cwd="/",
-                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -81,7 +81,7 @@ class HostCommand:
         except OSError as error:
             raise self.error(f"cannot be run: {error.strerror}") from error
         try:
-            output, errors = _communicate(process, given, time.monotonic() + self._deadline)
+            output, errors = _communicate(process, stdin, time.monotonic() + self._deadline)
         except subprocess.TimeoutExpired:
             _abandon(process)
             with self._lock:
@@ -97,7 +97,7 @@ class HostCommand:
         return RetryableError(what, where=str(self.path), hint=self._todo)
 
 
-def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: float) -> tuple[bytes, bytes]:
+def _communicate(process: subprocess.Popen[bytes], stdin: bytes | None, end: float) -> tuple[bytes, bytes]:
     """Exchange input and outputs until the process has ended; `end` is monotonic time.
 
     Raises TimeoutExpired, and OverflowError where it writes more than MAX_OUTPUT_BYTES: some tools pass on what a
@@ -105,7 +105,7 @@ def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: flo
     """
     written: dict[int, list[bytes]] = {}
     size = 0
-    rest = memoryview(given or b"")
+    rest = memoryview(stdin or b"")
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
@@ -115,7 +115,7 @@ def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: flo
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
-            for key, _ in selector.select(_left(process, end)):
+            for key, _ in selector.select(_remaining_s(process, end)):
                 if key.fileobj is process.stdin:
                     try:
                         rest = rest[os.write(key.fd, rest[:_CHUNK_BYTES]) :]
@@ -133,7 +133,7 @@ def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: flo
                 if size > MAX_OUTPUT_BYTES:
                     raise OverflowError
                 written[key.fd].append(part)
-    process.wait(_left(process, end))
+    process.wait(_remaining_s(process, end))
     outputs = [b"".join(parts) for parts in written.values()]
     for stream in (process.stdout, process.stderr):
         if stream is not None:
@@ -141,15 +141,15 @@ def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: flo
     return outputs[0], outputs[1]
 
 
-def _left(process: subprocess.Popen[bytes], end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
+def _remaining_s(process: subprocess.Popen[bytes], end: float) -> float:
+    remaining_s = end - time.monotonic()
+    if remaining_s <= 0:
         raise subprocess.TimeoutExpired(process.args, 0)
-    return left
+    return remaining_s
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """Kill a hung tool with its children; one that hangs within the driver stays, and must not be waited for."""
+    """Kill a hung tool with its children; one that hangs within the driver remains, and must not be waited for."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     for stream in (process.stdin, process.stdout, process.stderr):

@@ -20,7 +20,7 @@ class Deadline:
         return cls(time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Return the seconds that are left; 0.0 once it has passed."""
+        """Return the remaining seconds; 0.0 once it has passed."""
         return max(0.0, self.at - time.monotonic())
 
     def check(self, where: str) -> None:

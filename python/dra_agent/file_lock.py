@@ -31,10 +31,10 @@ def lock(handle: int, deadline: Deadline, attempt: Callable[[int], bool] = try_l
     """
     pause = FIRST_PAUSE_S
     while not attempt(handle):
-        left = deadline.remaining()
-        if not left:
+        remaining_s = deadline.remaining()
+        if not remaining_s:
             return False
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, remaining_s))
         pause = min(2 * pause, MAX_PAUSE_S)
     return True
 

@@ -18,16 +18,22 @@ _T = TypeVar("_T")
 
 
 def query_subprocess(
-    module: str, answer: type[_T], deadline: float, *, hint: str, given: bytes | None = None, files: Sequence[int] = ()
+    module: str,
+    response_type: type[_T],
+    deadline: float,
+    *,
+    hint: str,
+    stdin: bytes | None = None,
+    files: Sequence[int] = (),
 ) -> _T:
-    """Run the module, which prints its answer as JSON, and give that; RetryableError where it does not.
+    """Run the module, which prints its response as JSON, and return that; RetryableError if it does not.
 
-    `given` is what it reads from its standard input, and `files` are descriptors that it inherits under their numbers.
+    `stdin` is what it reads from its standard input, and `files` are descriptors that it inherits under their numbers.
     """
     try:
-        done = shared(module, deadline).run([], given, files)
+        done = shared(module, deadline).run([], stdin, files)
         if done.status == 0:
-            return msgspec.json.decode(done.output, type=answer)
+            return msgspec.json.decode(done.output, type=response_type)
         what = f"failed: {done.last_line}" if done.errors.strip() else f"failed: exit code {done.status}"
     except RetryableError as error:
         what = error.message

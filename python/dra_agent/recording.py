@@ -197,7 +197,7 @@ def parse_tree(content: bytes, where: str) -> list[Entry]:
     return entries
 
 
-def stays_inside(path: str, target: str) -> bool:
+def is_inside(path: str, target: str) -> bool:
     """Whether the target of a link at `path` is relative, and below the link's top folder."""
     if not target or target.startswith("/") or "\0" in target or len(target) > MAX_PATH_BYTES:
         return False
@@ -237,7 +237,7 @@ def _problem(entry: Entry) -> str:
     kinds = [entry.text is not None, entry.data is not None, entry.link is not None, entry.folder, bool(entry.node)]
     if sum(kinds) != 1:
         return f"{shown}: not exactly one of text, data, link, folder and node"
-    if entry.link is not None and not stays_inside(entry.path, entry.link):
+    if entry.link is not None and not is_inside(entry.path, entry.link):
         return f"{shown}: a link that leaves the tree: {entry.link!r:.80}"
     if entry.node is not None and (parts[0] != "dev" or not all(0 <= one < 1 << 20 for one in entry.node)):
         return f"{shown}: not a device node of /dev"

@@ -58,10 +58,10 @@ class Backoff:
         step = min(self._longest, self._first * self._factor ** min(self.failures, 64))
         self.failures += 1
         wait = step * (1.0 - self._spread + self._spread * self._jitter())
-        asked = getattr(error, "retry_after", None)
-        if asked is None:
+        retry_after = getattr(error, "retry_after", None)
+        if retry_after is None:
             return wait
-        return max(wait, min(float(asked), MAX_RETRY_AFTER_S) * (1.0 + 0.1 * self._jitter()))
+        return max(wait, min(float(retry_after), MAX_RETRY_AFTER_S) * (1.0 + 0.1 * self._jitter()))
 
 
 KEYED_FIRST_S = 1.0

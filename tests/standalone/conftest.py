@@ -84,10 +84,10 @@ class Clock:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every answer more time than a busy machine needs; a test about one of these times sets it itself."""
     monkeypatch.setattr(service_module, "FIRST_TRY_S", DEADLINE_S)
-    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", DEADLINE_S)
+    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", DEADLINE_S / 2)
     monkeypatch.setattr(service_module, "Validator", partial(Validator, timeout=10 * DEADLINE_S))
-    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT", 10 * DEADLINE_S)
+    monkeypatch.setattr(client_module, "RESPONSE_TIMEOUT_S", 10 * DEADLINE_S)
 
 
 @pytest.fixture

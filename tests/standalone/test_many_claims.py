@@ -203,7 +203,7 @@ def running(directory: Path, preparer: Any, allocate: Callable[..., Any]) -> Ite
 def test_requests_are_answered_while_a_claim_is_being_tried(
     tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.2)
+    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
     tried, go_on = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -229,7 +229,7 @@ def test_requests_are_answered_while_a_claim_is_being_tried(
 def test_an_agent_stops_while_an_allocation_goes_on(
     tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.1)
+    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.1)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
     tried, go_on = threading.Event(), threading.Event()
 
@@ -298,7 +298,7 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
 def test_a_prepare_that_hangs_keeps_no_request_waiting(
     tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.2)
+    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
     go_on = threading.Event()
     prepare = preparer.prepare
 

@@ -176,8 +176,8 @@ def test_unknown_names_are_named(queue: ClaimQueue) -> None:
         queue.delete_class("z")
 
 
-def suspended(queue: ClaimQueue, *, give_up: bool) -> None:
-    queue.suspend("this host is being taken", give_up=give_up)
+def suspended(queue: ClaimQueue, *, release: bool) -> None:
+    queue.suspend("this host is being taken", release=release)
     queue.reconcile()
 
 
@@ -189,7 +189,7 @@ def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
     queue.reconcile()
     before = [(view.name, view.phase, view.devices) for view in queue.views()]
     assert [phase for _, phase, _ in before] == ["Prepared", "Prepared", "Pending"]
-    suspended(queue, give_up=True)
+    suspended(queue, release=True)
     assert preparer.prepared == {}
     assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "this host is being taken")}
     queue.resume()
@@ -200,7 +200,7 @@ def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
 def test_a_suspended_queue_takes_claims_in_and_prepares_none(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
     queue.apply([claim("old")])
     queue.reconcile()
-    suspended(queue, give_up=False)
+    suspended(queue, release=False)
     queue.apply([claim("new")])
     queue.reconcile()
     assert [(view.name, view.phase) for view in queue.views()] == [("old", "Prepared"), ("new", "Pending")]
@@ -215,7 +215,7 @@ def test_a_claim_that_cannot_be_given_up_is_tried_again_and_keeps_nobody_else(
     queue.apply([claim("one")])
     queue.reconcile()
     preparer.release_error = RetryableError("the disk is full")
-    suspended(queue, give_up=True)
+    suspended(queue, release=True)
     (view,) = queue.views()
     assert view.phase == "Prepared" and "the disk is full; next try" in view.message
     preparer.release_error = None
@@ -229,7 +229,7 @@ def test_what_was_given_up_is_kept_over_a_restart(
 ) -> None:
     queue.apply([claim("one")])
     queue.reconcile()
-    suspended(queue, give_up=True)
+    suspended(queue, release=True)
     store = Store(tmp_path)
     again = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
     again.reconcile()

@@ -315,7 +315,7 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    suspended = agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=60.0))
+    suspended = agent.call(agent.service.suspend("the host is taken", release=True, timeout_s=60.0))
     with Client(agent.path) as client:
         assert client.call(Get("default", "stuck"))["phase"] == "Allocated", (
             "what is being prepared is not given up yet"
@@ -328,17 +328,17 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
     assert preparer.prepared == {}
 
 
-@pytest.mark.parametrize("give_up", [False, True])
+@pytest.mark.parametrize("release", [False, True])
 def test_a_device_that_hangs_keeps_no_other_claim_from_being_given_up(
-    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, give_up: bool
+    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, release: bool
 ) -> None:
     """A notice may be of 30 s, and hooks and the release of every claim come after this wait."""
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    agent.call(agent.service.suspend("the host is taken", give_up=give_up, timeout_s=0.1)).result(DEADLINE_S)
-    if not give_up:
-        agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=0.1)).result(DEADLINE_S)
+    agent.call(agent.service.suspend("the host is taken", release=release, timeout_s=0.1)).result(DEADLINE_S)
+    if not release:
+        agent.call(agent.service.suspend("the host is taken", release=True, timeout_s=0.1)).result(DEADLINE_S)
 
     def held() -> set[str]:
         return {view.name for view in agent.call(agent.service.allocated()).result(DEADLINE_S)}

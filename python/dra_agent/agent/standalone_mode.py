@@ -85,7 +85,7 @@ class StandaloneMode:
     @property
     def draining(self) -> bool:
         """Whether claims have still to be released."""
-        return self._drain is not None and self._drain.busy
+        return self._drain is not None and self._drain.draining
 
     async def close(self) -> None:
         """Stop listening."""

@@ -36,7 +36,7 @@ class Runtime:
 
     def command(self, ids: Sequence[str], rootfs: Path, argv: Sequence[str]) -> list[str]:
         """Return the command line that runs `argv` in a temporary container on a root file system."""
-        devices = [word for name in ids for word in ("--device", name)]
+        devices = [argument for name in ids for argument in ("--device", name)]
         target = ["--rootfs", str(rootfs)]
         if self.name == "ctr":
             target.append(f"dra-agent-{os.getpid()}")

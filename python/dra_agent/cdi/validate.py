@@ -112,8 +112,8 @@ def _env(where: str, env: tuple[str, ...]) -> Iterator[str]:
 def _annotations(where: str, annotations: dict[str, str]) -> Iterator[str]:
     for key in annotations:
         prefix, slash, name = key.rpartition("/")
-        good_prefix = not slash or (len(prefix) <= 253 and _ANNOTATION_PREFIX.fullmatch(prefix.lower()))
-        if not good_prefix or not _ANNOTATION_NAME.fullmatch(name):
+        valid_prefix = not slash or (len(prefix) <= 253 and _ANNOTATION_PREFIX.fullmatch(prefix.lower()))
+        if not valid_prefix or not _ANNOTATION_NAME.fullmatch(name):
             yield f"{where}: {key!r} is not an annotation key ([prefix/]name, the name at most 63 characters)"
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > MAX_ANNOTATIONS_BYTES:

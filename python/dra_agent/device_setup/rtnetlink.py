@@ -124,7 +124,7 @@ def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: floa
     hint = "check the kernel log (dmesg); the agent retries"
     data = msgspec.json.encode(request)
     return netlink.query_subprocess(
-        "dra_agent.device_setup.rtnetlink", NetResult, deadline, hint=hint, given=data, files=files
+        "dra_agent.device_setup.rtnetlink", NetResult, deadline, hint=hint, stdin=data, files=files
     )
 
 

@@ -25,7 +25,7 @@ from dra_agent.recording import (
     MAX_FILE_BYTES,
     Entry,
     Omission,
-    stays_inside,
+    is_inside,
 )
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV})
@@ -180,7 +180,7 @@ class TreeReader:
         except OSError as error:
             self._omit(path, error)
             return None
-        if not stays_inside(path, target):
+        if not is_inside(path, target):
             self.omitted.append(Omission("/" + path, "the link leaves the tree"))
             return None
         self._add(Entry(path, link=target))

@@ -24,7 +24,7 @@ LIST_TIMEOUT_S = 60.0
 WATCH_TIMEOUT_S = (300, 600)
 """Seconds that one request of a watch lasts, at random between them as client-go's."""
 WATCH_GRACE_S = 30.0
-"""Seconds after its end at which a watch that did not end is given up."""
+"""Seconds after its end at which a watch that did not end is closed."""
 EMPTY = 3
 """Consecutive watches that may end at once without an event; more indicate a proxy instead of an API server."""
 _APPLY = "application/apply-patch+yaml"
@@ -33,7 +33,7 @@ _INTERNAL = 500
 
 
 class ObjectList(NamedTuple):
-    """Objects, and the version of the whole from which a watch goes on."""
+    """Objects, and the version of the list from which a watch continues."""
 
     items: list[Object]
     resource_version: str
@@ -135,7 +135,7 @@ class ApiClient:
         resource_version: str | WatchCursor,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[WatchEvent]:
-        """Give every change after `resource_version`, without end.
+        """Yield every change after `resource_version`, without end.
 
         The server ends a watch from time to time; it is resumed without a gap. Raises GoneError if that is
         too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
@@ -154,7 +154,7 @@ class ApiClient:
                 "timeoutSeconds": str(seconds),
             }
             request = Request("GET", kind.path(namespace), params)
-            async with self._http.stream(request, idle=seconds + WATCH_GRACE_S) as lines:
+            async with self._http.stream(request, idle_timeout_s=seconds + WATCH_GRACE_S) as lines:
                 opened()
                 async for line in lines:
                     came = True
@@ -183,7 +183,7 @@ class ApiClient:
         try:
             raw = msgspec.json.decode(line, type=_Raw)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"the watch gives something unknown: {error}", where=where) from error
+            raise UnavailableError(f"the watch returned an unknown message: {error}", where=where) from error
         if raw.type == "ERROR":
             status = raw.object.get("code") or _INTERNAL
             raise error_for_status(status, str(raw.object.get("message") or "the watch failed"), where=where)
@@ -198,7 +198,7 @@ class ApiClient:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Create an object; give it as it is stored. ConflictError where it is there already.
+        """Create an object; return it as it is stored. ConflictError if it exists already.
 
         With `subresource` it is posted to that subresource of the object with its name. With
         `dry_run` it is validated and not stored.
@@ -227,7 +227,7 @@ class ApiClient:
     ) -> None:
         """Delete an object; ConflictError where it is not the one of this uid and resourceVersion any more.
 
-        `grace` is in seconds, for a pod; its own where not given.
+        `grace` is in seconds, for a pod; None: the pod's own.
         """
         conditions = {"uid": uid, "resourceVersion": resource_version}
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}

@@ -36,7 +36,7 @@ class ExecCommand(msgspec.Struct, frozen=True):
     api_version: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    told_cluster: bool = False
+    provide_cluster_info: bool = False
     """Whether the command needs the cluster information (provideClusterInfo)."""
     cluster_config: Any = None
     """Configuration of the kubeconfig's cluster for such commands."""
@@ -150,7 +150,7 @@ def load_client_config(kubeconfig: Path | None, environ: Mapping[str, str] = os.
 
 
 def service_account(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> ClientConfig:
-    """Give the access of the pod that the agent runs in. The token is a file that the kubelet replaces."""
+    """Return the configuration of the pod that the agent runs in. The token is a file that the kubelet replaces."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     token = directory / "token"
     if not token.exists():
@@ -268,7 +268,7 @@ def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:
         api_version=run.api_version,
         args=tuple(run.args or ()),
         env=tuple((entry.name, entry.value) for entry in run.env or ()),
-        told_cluster=run.provide_cluster_info,
+        provide_cluster_info=run.provide_cluster_info,
         cluster_config=extensions.get(_EXEC_EXTENSION),
     )
 

@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0
 _CHUNK = 1 << 16
 _HEADERS = 1 << 16
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""Seconds and counts: a server that vanished without a word is noticed after 30 s, also by a silent watch."""
+"""Seconds and counts: a vanished server is detected after 30 s, also by an idle watch."""
 _UNACKNOWLEDGED = 20_000
 """Milliseconds after which unacknowledged bytes end the connection."""
 
@@ -98,7 +98,7 @@ class Connection:
             self._http.receive_data(data)
 
     def close(self) -> None:
-        """Give it up at once."""
+        """Close it at once."""
         with suppress(OSError, RuntimeError):
             self._writer.transport.abort()
 

@@ -33,13 +33,13 @@ RENEW_BEFORE_S = 60.0
 
 
 class ExecCredentials(msgspec.Struct, frozen=True):
-    """What the command gave."""
+    """The output of the command."""
 
     token: str | None
     certificate: Pem | None
     key: Pem | None
     expires: float | None
-    """Unix time; none where they are good until they are refused."""
+    """Unix time; None if they are valid until they are refused."""
 
     def is_valid(self) -> bool:
         """Whether they will not expire within a minute."""
@@ -60,7 +60,7 @@ class _Credential(msgspec.Struct):
 async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredentials:
     """Run the command of an access. Raises UnavailableError where it fails, hangs, or prints something else."""
     spec: dict[str, Any] = {"interactive": False}
-    if command.told_cluster:
+    if command.provide_cluster_info:
         spec["cluster"] = _cluster(command, access)
     request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": spec}
     environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
@@ -80,15 +80,15 @@ async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredent
         async with asyncio.timeout(TIMEOUT_S):
             out, complaint = await process.communicate()
     except TimeoutError as error:
-        raise UnavailableError(f"the command gave no credentials in {TIMEOUT_S:.0f} s", where=where) from error
+        raise UnavailableError(f"the command returned no credentials in {TIMEOUT_S:.0f} s", where=where) from error
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
     if process.returncode != 0:
-        said = complaint.decode(errors="replace").strip()[-300:]
-        raise UnavailableError(f"the command for credentials failed ({process.returncode}): {said}", where=where)
+        output = complaint.decode(errors="replace").strip()[-300:]
+        raise UnavailableError(f"the command for credentials failed ({process.returncode}): {output}", where=where)
     try:
         status = msgspec.json.decode(out, type=_Credential).status
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -106,11 +106,11 @@ async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredent
 
 def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
     """Build ExecCredential.spec.cluster, with the field names of a kubeconfig."""
-    told: dict[str, Any] = {"server": access.server, "config": command.cluster_config}
+    cluster_info: dict[str, Any] = {"server": access.server, "config": command.cluster_config}
     if access.server_name:
-        told["tls-server-name"] = access.server_name
+        cluster_info["tls-server-name"] = access.server_name
     if access.insecure:
-        told["insecure-skip-tls-verify"] = True
+        cluster_info["insecure-skip-tls-verify"] = True
     if access.authority is not None:
         data = access.authority.data
         if data is None and access.authority.path is not None:
@@ -119,8 +119,8 @@ def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
             except OSError as error:
                 reason = f"the certificate of the cluster's authority cannot be read: {error.strerror}"
                 raise UnavailableError(reason, where=str(access.authority.path)) from error
-        told["certificate-authority-data"] = base64.b64encode(data or b"").decode()
-    return told
+        cluster_info["certificate-authority-data"] = base64.b64encode(data or b"").decode()
+    return cluster_info
 
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Credentials:
         self._load()
 
     def _load(self) -> None:
-        self._looked = self._clock()
+        self._checked_at = self._clock()
         access = self._read()
         state = _state(access)
         token = access.token
@@ -158,9 +158,9 @@ class Credentials:
         self.version += 1
 
     async def current(self) -> tuple[str | None, ssl.SSLContext | None]:
-        """Give the Authorization header and the TLS context of this moment."""
-        if self._clock() - self._looked >= CHECK_INTERVAL_S:
-            self._look()
+        """Return the current Authorization header and TLS context."""
+        if self._clock() - self._checked_at >= CHECK_INTERVAL_S:
+            self._check_files()
         if self.access.command is not None:
             async with self._running:
                 if self._printed is None or not self._printed.is_valid():
@@ -175,17 +175,17 @@ class Credentials:
                     await self._run()
             return True
         if self.version == version:
-            self._look()
+            self._check_files()
         return self.version != version
 
-    def _look(self) -> None:
-        self._looked = self._clock()
+    def _check_files(self) -> None:
+        self._checked_at = self._clock()
         if _state(self.access) == self._state:
             return
         try:
             self._load()
         except AgentError as error:
-            log.warning("new credentials cannot be used, the old ones stay", extra={"reason": str(error)})
+            log.warning("new credentials cannot be used, the old ones are kept", extra={"reason": str(error)})
             return
         self._printed = None
         log.info("credentials for the API server were replaced", extra={"source": self.access.source})

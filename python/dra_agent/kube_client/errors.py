@@ -74,7 +74,7 @@ def error_for_status(status: int, message: str, *, where: str, retry_after: floa
 
 
 def status_message(document: Any) -> str | None:
-    """Give the message of a Status object; none where the document is not one."""
+    """Return the message of a Status object; None if the document is not one."""
     if not isinstance(document, Mapping) or document.get("kind") != "Status":
         return None
     message = document.get("message") or document.get("reason")

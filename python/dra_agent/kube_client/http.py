@@ -27,12 +27,12 @@ TIMEOUT_S = 15.0
 """Default timeout of a request in seconds, from waiting for a connection to the last byte."""
 MAX_BODY_BYTES = 256 << 20
 """Maximum bytes of a response."""
-_IDLE = 4
+_MAX_IDLE = 4
 """Connections that are kept for the next request."""
 _REFUSED = 400
 _REDIRECTED = 300
 _UNAUTHORIZED = 401
-_SAID = 200
+_MAX_EXCERPT_CHARS = 200
 """Characters of an unexpected response that an error shows."""
 
 
@@ -62,7 +62,7 @@ class HttpTransport:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._in_flight: set[Connection] = set()
         self._closed = False
         self._slots = RequestSlots()
         self.requests: dict[str, int] = {}
@@ -85,8 +85,8 @@ class HttpTransport:
             async with asyncio.timeout(limit):
                 await self._slots.acquire(resource)
                 running = True
-                async with self._answered(request) as connection:
-                    data = await _whole(connection, where)
+                async with self._response(request) as connection:
+                    data = await _read_body(connection, where)
         except TimeoutError as error:
             what = "" if running else f": waited for {self._slots.describe()}"
             raise UnavailableError(f"no response within {limit:g} s{what}", where=where) from error
@@ -96,36 +96,36 @@ class HttpTransport:
         return _object(data, where)
 
     @asynccontextmanager
-    async def stream(self, request: Request, *, idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream(self, request: Request, *, idle_timeout_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request with an endless response; yield its lines.
 
-        Raises UnavailableError after `idle` seconds without data.
+        Raises UnavailableError after `idle_timeout_s` seconds without data.
         """
         where = self._where(request)
-        async with self._answered(request, timeout=TIMEOUT_S) as connection:
+        async with self._response(request, timeout=TIMEOUT_S) as connection:
             try:
-                yield _lines(connection, where, idle)
+                yield _lines(connection, where, idle_timeout_s)
             finally:
                 connection.close()
 
     def close(self) -> None:
         """Close every connection; requests that run fail."""
         self._closed = True
-        for connection in (*self._idle, *self._busy):
+        for connection in (*self._idle, *self._in_flight):
             connection.close()
         self._idle.clear()
-        self._busy.clear()
+        self._in_flight.clear()
 
     def _where(self, request: Request) -> str:
         return f"API server {self.server}: {request.method} {request.path}"
 
     @asynccontextmanager
-    async def _answered(self, request: Request, timeout: float | None = None) -> AsyncIterator[Connection]:
+    async def _response(self, request: Request, timeout: float | None = None) -> AsyncIterator[Connection]:
         """A connection with the successful response to `request`; kept if the response is read completely."""
         where = self._where(request)
         try:
             async with asyncio.timeout(timeout):
-                connection = await self._good_answer(request, where)
+                connection = await self._successful_response(request, where)
         except TimeoutError as error:
             if timeout is None:
                 raise
@@ -139,7 +139,7 @@ class HttpTransport:
         finally:
             self._keep(connection)
 
-    async def _good_answer(self, request: Request, where: str) -> Connection:
+    async def _successful_response(self, request: Request, where: str) -> Connection:
         for again in (True, False):
             version, connection, status, headers = await self._send(request, where)
             try:
@@ -173,14 +173,14 @@ class HttpTransport:
             if body is not None:
                 headers.append(("Content-Type", request.content_type))
             connection = await self._connection(context)
-            self._busy.add(connection)
+            self._in_flight.add(connection)
             self.requests[request.method] = self.requests.get(request.method, 0) + 1
             try:
                 status, answered = await connection.request(request.method, target, headers, body)
             except (ClosedError, h11.ProtocolError, OSError) as error:
                 self._drop(connection)
                 # The server may close a kept connection at any time. What it did with the request is unknown, so a
-                # creation, which is not the same when done twice, is left to the caller.
+                # creation, which is not the same when done twice, is up to the caller.
                 if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
                     continue
                 reason = getattr(error, "strerror", None) or str(error)
@@ -201,19 +201,19 @@ class HttpTransport:
         return await open_connection(access.server, context, server_name=access.server_name, version=version)
 
     def _drop(self, connection: Connection) -> None:
-        self._busy.discard(connection)
+        self._in_flight.discard(connection)
         connection.close()
 
     def _keep(self, connection: Connection) -> None:
-        self._busy.discard(connection)
-        kept = MAX_REQUESTS if self._slots.waiting else _IDLE
+        self._in_flight.discard(connection)
+        kept = MAX_REQUESTS if self._slots.waiting else _MAX_IDLE
         if connection.reusable and not self._closed and len(self._idle) < kept:
             self._idle.append(connection)
         else:
             connection.close()
 
 
-async def _whole(connection: Connection, where: str) -> bytes:
+async def _read_body(connection: Connection, where: str) -> bytes:
     parts: list[bytes] = []
     size = 0
     async for part in connection.body():
@@ -224,15 +224,15 @@ async def _whole(connection: Connection, where: str) -> bytes:
     return b"".join(parts)
 
 
-async def _lines(connection: Connection, where: str, idle: float) -> AsyncIterator[bytes]:
+async def _lines(connection: Connection, where: str, idle_timeout_s: float) -> AsyncIterator[bytes]:
     body = aiter(connection.body())
     rest = bytearray()
     while True:
         try:
-            async with asyncio.timeout(idle):
+            async with asyncio.timeout(idle_timeout_s):
                 part = await anext(body, None)
         except TimeoutError as error:
-            raise UnavailableError(f"nothing came for {idle:.0f} s", where=where) from error
+            raise UnavailableError(f"no data for {idle_timeout_s:.0f} s", where=where) from error
         if part is None:
             return
         start = len(rest)
@@ -256,7 +256,7 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
         return UnavailableError(
             f"redirects to {location} (HTTP {status})", where=where, hint="this address is not an API server"
         )
-    data = await _whole(connection, where)
+    data = await _read_body(connection, where)
     try:
         message = status_message(msgspec.json.decode(data))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -271,7 +271,7 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
 async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:
     """Read a successful response that is not JSON, such as the login page of a proxy."""
     what = headers.get("content-type") or "something unnamed"
-    reason = _excerpt(await _whole(connection, where))
+    reason = _excerpt(await _read_body(connection, where))
     return UnavailableError(
         f"responds with {what} instead of JSON (HTTP {status}): {reason}",
         where=where,
@@ -291,5 +291,5 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _excerpt(data: bytes) -> str:
-    text = " ".join(data[: 4 * _SAID].decode(errors="replace").split())
-    return text[:_SAID]
+    text = " ".join(data[: 4 * _MAX_EXCERPT_CHARS].decode(errors="replace").split())
+    return text[:_MAX_EXCERPT_CHARS]

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Give the path of an object, or without a name that of all objects (in all namespaces without one)."""
+        """Return the path of an object; without a name, of all objects (without a namespace, in all namespaces)."""
         parts = ["/apis" if self.group else "/api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", quote(namespace, safe="")]

@@ -30,7 +30,7 @@ class RequestSlots:
         """Wait for a slot; the caller bounds the wait. Every acquired slot is released once."""
         # Who waits here cannot run at present, so a request that can run overtakes no one.
         if self._has_room(resource):
-            self._take(resource)
+            self._start(resource)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (resource, turn)
@@ -45,24 +45,24 @@ class RequestSlots:
             raise
 
     def release(self, resource: str) -> None:
-        """Give a slot back; the first waiting request that may run gets it."""
+        """Release a slot; the first waiting request that may run gets it."""
         self._used -= 1
         self._running[resource] -= 1
         for at, (waiting, turn) in enumerate(self._waiting):
             if self._has_room(waiting):
                 del self._waiting[at]
-                self._take(waiting)
+                self._start(waiting)
                 turn.set_result(None)
                 return
 
     def describe(self) -> str:
         """Return what a request without a slot waits for."""
-        busy = ", ".join(f"{count} of {resource}" for resource, count in sorted(self._running.items()) if count)
-        return f"a free connection; pending requests: {busy}"
+        running = ", ".join(f"{count} of {resource}" for resource, count in sorted(self._running.items()) if count)
+        return f"a free connection; pending requests: {running}"
 
     def _has_room(self, resource: str) -> bool:
         return self._used < self._total and self._running[resource] < self._of_a_resource
 
-    def _take(self, resource: str) -> None:
+    def _start(self, resource: str) -> None:
         self._used += 1
         self._running[resource] += 1

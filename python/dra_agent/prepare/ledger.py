@@ -146,7 +146,7 @@ class JournalLedger:
         self.close()
 
     def close(self) -> None:
-        """Close the files, so that another process can open them. Entries stay."""
+        """Close the files, so that another process can open them. Entries are kept."""
         self._native.close()
 
     def watch(self, changed: Callable[[], None]) -> None:

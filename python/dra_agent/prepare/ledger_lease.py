@@ -109,7 +109,7 @@ class LedgerLease:
     def _release(self) -> None:
         try:
             self._lock.release()
-        except AgentError as error:  # given back all the same: the next process reads what is on disk, as after a crash
+        except AgentError as error:  # released all the same: the next process reads what is on disk, as after a crash
             log.warning("the lease ended with unwritten records", extra={"reason": str(error)})
 
     def _set_state(self, state: Literal["outside", "inside"]) -> None:

@@ -113,11 +113,11 @@ class KeyedLocks:
                     return
                 slow_in = lock.since + SLOW_AFTER_S - self._clock()
                 crowded = slow_in <= 0 and lock.waiting.index(turn) >= self._max_waiters
-                left = deadline.remaining()
-                if crowded or not left:
+                remaining_s = deadline.remaining()
+                if crowded or not remaining_s:
                     lock.waiting.remove(turn)
                     raise self._refused(name, lock)
-            turn.wait(min(left, slow_in) if slow_in > 0 else left)
+            turn.wait(min(remaining_s, slow_in) if slow_in > 0 else remaining_s)
 
     def _release_name(self, name: str) -> None:
         with self._mutex:

@@ -57,7 +57,7 @@ class Ownership(Protocol):
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """Own the devices for a claim that is started in the ledger within the context; released if that raises.
 
-        Until `Unlock` is called, or the context is left, no other agent takes the devices, and no start of this one
+        Until `Unlock` is called, or the context is left, no other agent acquires the devices, and no start of this one
         considers the claim as holding nothing. Enter it before a lease of the ledger, never within one.
         Raises DeviceHeldError where another agent of this host owns one, RetryableError where that is not known.
         """
@@ -134,12 +134,12 @@ class DeviceOwnership:
     def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
         """See Ownership.reconcile."""
 
-        def holds_nothing(uid: str) -> bool:
+        def is_released(uid: str) -> bool:
             with ledger.lease():
                 return ledger.get(uid) is None
 
         for address in self._own_addresses():
-            self._remove_claims(address, holds_nothing, Deadline.of(LOCK_TIMEOUT_S))
+            self._remove_claims(address, is_released, Deadline.of(LOCK_TIMEOUT_S))
         with ledger.lease():
             entries = ledger.entries()
         problems = []
@@ -148,7 +148,7 @@ class DeviceOwnership:
             devices = [device for device in held if device is not None]
             try:
                 with self.acquire(entry.uid, devices, Deadline.of(LOCK_TIMEOUT_S)):
-                    if holds_nothing(entry.uid):
+                    if is_released(entry.uid):
                         raise _ReleasedMeanwhileError
             except _ReleasedMeanwhileError:
                 continue
@@ -156,7 +156,7 @@ class DeviceOwnership:
                 problems.append(f"{entry.with_uid}: {error}")
         return problems
 
-    def _take(self, uid: str, address: str, name: str, deadline: Deadline) -> tuple[int, OwnerRecord | None]:
+    def _claim(self, uid: str, address: str, name: str, deadline: Deadline) -> tuple[int, OwnerRecord | None]:
         """Lock a file and write the claim into it; return the locked file and its previous content."""
         path = f"{self._directory}/{address}"
         handle = _lock(path, deadline)
@@ -194,9 +194,9 @@ class DeviceOwnership:
             record = _decode(content)
             if record is None or record.owner != self._owner:
                 return
-            left = tuple(uid for uid in record.claims if not is_over(uid))
-            if left != record.claims:
-                self._write(handle, len(content), left, path)
+            remaining = tuple(uid for uid in record.claims if not is_over(uid))
+            if remaining != record.claims:
+                self._write(handle, len(content), remaining, path)
         except (OSError, AgentError) as error:
             log.warning("an owner file cannot be corrected", extra={"file": path, "reason": str(error)})
         finally:
@@ -269,7 +269,7 @@ class _Acquisition:
     def __enter__(self) -> Unlock:
         try:
             for address, name in sorted(self._names.items()):
-                handle, before = self._ownership._take(self._uid, address, name, self._deadline)
+                handle, before = self._ownership._claim(self._uid, address, name, self._deadline)
                 self._locked.append((address, handle, before))
         except BaseException:
             self._restore()

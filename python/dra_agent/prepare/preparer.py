@@ -349,13 +349,13 @@ class Preparer:
         Raises LockedError if another agent works on it with previously allocated devices. Their locks are acquired
         without waiting, because the caller has the locks of the current devices.
         """
-        mine = lock_names(allocation.devices)
-        before = lock_names(entry.devices) - mine
+        own_locks = lock_names(allocation.devices)
+        before = lock_names(entry.devices) - own_locks
         with self._devices.hold(before, Deadline.of(0), purpose):
             now = self._entry(entry.uid, deadline) if before else entry
             if now is None or now.state != STARTED:
                 return now
-            if not lock_names(now.devices) <= mine | before:
+            if not lock_names(now.devices) <= own_locks | before:
                 raise _AlreadyStartedError(entry)
             self._undo(now, deadline)
         return None

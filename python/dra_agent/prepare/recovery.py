@@ -135,7 +135,7 @@ def clean_orphans(
     for setup in setups.values():
         if isinstance(setup, OrphanCleaner):
             try:
-                run_call(f"looking for what {setup.kind[1]} left", partial(setup.prune, is_held))
+                run_call(f"removing leftovers of {setup.kind[1]}", partial(setup.prune, is_held))
             except AgentError as error:
                 problems.append(str(error))
     return problems
@@ -161,7 +161,7 @@ def undo_abandoned(
 
     Further locks are acquired without waiting, because they are out of order here.
     """
-    mine, no_wait = lock_names(entry.devices), Deadline.of(0)
+    own_locks, no_wait = lock_names(entry.devices), Deadline.of(0)
     with ledger.lease(deadline):
         entries = ledger.entries()
     undone = False
@@ -172,7 +172,7 @@ def undo_abandoned(
         try:
             with (
                 claims.hold([other.uid], no_wait, purpose),
-                devices.hold(lock_names(other.devices) - mine, no_wait, purpose),
+                devices.hold(lock_names(other.devices) - own_locks, no_wait, purpose),
             ):
                 with ledger.lease(deadline):
                     now = ledger.get(other.uid)

@@ -59,8 +59,8 @@ def ensure(
         deadline.check(entry.with_uid)
         setup = _setup(entry, step, setups)
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
-        mine = [SetupDevice(devices[key], find(devices[key].pool, devices[key].device)) for key in step.devices]
-        outcomes.append(setup.set_up(entry.uid, mine, parameters, step.record, deadline))
+        own_devices = [SetupDevice(devices[key], find(devices[key].pool, devices[key].device)) for key in step.devices]
+        outcomes.append(setup.set_up(entry.uid, own_devices, parameters, step.record, deadline))
     return _with_outcomes(record, outcomes), _merged(outcomes)
 
 

@@ -104,7 +104,7 @@ class StandaloneDrain:
         self._reclaim.progress = lambda: Progress(claims=tuple(self._records.values()), complete=self._complete)
         self._reclaim.on_change(self._changed)
         if self._reclaim.state.phase == "notice":
-            await self._service.suspend(_why(self._reclaim.state), give_up=False)
+            await self._service.suspend(_why(self._reclaim.state), release=False)
 
     def start(self) -> None:
         """Called once claims are served: continue what an earlier run started."""
@@ -112,7 +112,7 @@ class StandaloneDrain:
             self._begin()
 
     @property
-    def busy(self) -> bool:
+    def draining(self) -> bool:
         """Whether claims are being released."""
         return self._reclaim.state.phase == "notice" and not self._complete
 
@@ -147,7 +147,7 @@ class StandaloneDrain:
             log.exception("claims were not moved")
 
     async def _release_claims(self) -> None:
-        await self._service.suspend(_why(self._reclaim.state), give_up=False)
+        await self._service.suspend(_why(self._reclaim.state), release=False)
         allocated = await self._service.allocated()
         now = STEADY.now()
         self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in allocated}
@@ -155,7 +155,7 @@ class StandaloneDrain:
         failures = await run_hooks(self._settings.hook, variables, self._hook_timeout_s())
         for uid, failure in failures.items():
             self._records[uid].unknown = failure
-        await self._service.suspend(_why(self._reclaim.state), give_up=True)
+        await self._service.suspend(_why(self._reclaim.state), release=True)
         await self._wait_released()
         self._complete = True
         log.info("every claim is released and waits for the next host", extra={"claims": len(self._records)})

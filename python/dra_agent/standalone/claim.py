@@ -20,7 +20,7 @@ class Allocate(Protocol):
     def __call__(
         self, *, node: str, classes: list[Object], slices: list[Object], claims: list[Object], allocated: list[Object]
     ) -> Object:
-        """Give {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}."""
+        """Return {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}."""
 
 
 Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]
@@ -78,7 +78,7 @@ class ApplyResult(msgspec.Struct, frozen=True):
 
 
 def key_of(claim: dict[str, Any]) -> tuple[str, str]:
-    """Give the (namespace, name) of a claim."""
+    """Return the (namespace, name) of a claim."""
     metadata = claim["metadata"]
     return metadata.get("namespace") or DEFAULT_NAMESPACE, metadata["name"]
 

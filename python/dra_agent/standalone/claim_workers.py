@@ -65,7 +65,7 @@ class InFlightClaims:
 MOST = 256
 """Maximum concurrent claims. A device that hangs occupies at most three threads (prepare.locks)."""
 STOP_TIMEOUT_S = 15.0
-"""Seconds that a job may have taken until it is not waited for at the end."""
+"""Maximum seconds that a running job is waited for at the end."""
 
 
 class ClaimWorkers:
@@ -88,32 +88,32 @@ class ClaimWorkers:
         future = self._threads.submit(job)
         self._jobs[uid] = future
         self._began[uid] = time.monotonic()
-        future.add_done_callback(partial(self._tell, uid))
+        future.add_done_callback(partial(self._schedule_removal, uid))
 
-    async def done(self, uids: Collection[str] | None = None, *, at_most: float | None = None) -> bool:
+    async def done(self, uids: Collection[str] | None = None, *, timeout_s: float | None = None) -> bool:
         """Wait for the jobs of these claims (None: of all); False where there was none to wait for."""
         jobs = [asyncio.wrap_future(job) for uid, job in self._jobs.copy().items() if uids is None or uid in uids]
         if jobs:
-            await asyncio.wait(jobs, timeout=at_most)
+            await asyncio.wait(jobs, timeout=timeout_s)
         return bool(jobs)
 
     @property
-    def busy(self) -> list[str]:
+    def in_flight(self) -> list[str]:
         """The claims that are worked at, by uid."""
         return sorted(self._jobs)
 
     async def stop(self) -> None:
-        """Wait for running jobs, but not for those that hang; jobs that have not started are left to the next start."""
+        """Wait for running jobs, but not for those that hang; jobs that have not started wait for the next start."""
         self._threads.shutdown()
-        left = [self._began[uid] + STOP_TIMEOUT_S - time.monotonic() for uid in self._jobs]
-        await self.done(at_most=max(0.0, *left) if left else None)
+        remaining_s = [self._began[uid] + STOP_TIMEOUT_S - time.monotonic() for uid in self._jobs]
+        await self.done(timeout_s=max(0.0, *remaining_s) if remaining_s else None)
 
-    def _tell(self, uid: str, job: Future[None]) -> None:
+    def _schedule_removal(self, uid: str, job: Future[None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._forget, uid, job)
+                self._loop.call_soon_threadsafe(self._remove, uid, job)
 
-    def _forget(self, uid: str, job: Future[None]) -> None:
+    def _remove(self, uid: str, job: Future[None]) -> None:
         if self._jobs.get(uid) is job:
             del self._jobs[uid], self._began[uid]
         self._ended()

@@ -26,7 +26,7 @@ class Known(ClaimRef, frozen=True):
 
 
 class ClaimIndex:
-    """Every claim is in the store, and in one of `waiting`, `held` and `deleting`.
+    """Every claim is in the store, and in one of `waiting`, `allocated` and `deleting`.
 
     Not safe for threads: the queue holds its lock.
     """
@@ -37,11 +37,11 @@ class ClaimIndex:
         self._by_uid: dict[str, Known] = {}
         self._last = 0
         self.waiting = WaitingClaims()
-        self.held: dict[str, Object] = {}
+        self.allocated: dict[str, Object] = {}
         """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
         self.deleting: dict[str, Known] = {}
         for stored in store.each(CLAIM):
-            self._take_in(stored.value, stored.position)
+            self._index(stored.value, stored.position)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -76,30 +76,30 @@ class ClaimIndex:
             known = self.find(*key_of(claim))
             if known is None:
                 self._last += 1
-            self._take_in(claim, self._last if known is None else known.position)
+            self._index(claim, self._last if known is None else known.position)
 
     def delete(self, known: Known) -> None:
         """Remove a claim."""
         self._store.delete(CLAIM, *known.key)
-        self._leave(known.uid)
+        self._unindex(known.uid)
         del self._by_key[known.key], self._by_uid[known.uid]
 
-    def _take_in(self, claim: Object, position: int) -> None:
+    def _index(self, claim: Object, position: int) -> None:
         namespace, name = key_of(claim)
         metadata = claim["metadata"]
         uid = metadata["uid"]
-        self._leave(uid)
+        self._unindex(uid)
         known = Known(uid, namespace, name, position, digest_of(claim.get("spec")))
         self._by_key[known.key] = self._by_uid[uid] = known
         self._last = max(self._last, position)
         if "deletionTimestamp" in metadata:
             self.deleting[uid] = known
         if "allocation" in claim.get("status", {}):
-            self.held[uid] = claim
+            self.allocated[uid] = claim
         elif uid not in self.deleting and FAILED not in metadata.get("annotations", {}):
             self.waiting.add(uid, position, known.digest, claim["spec"])
 
-    def _leave(self, uid: str) -> None:
+    def _unindex(self, uid: str) -> None:
         self.waiting.discard(uid)
-        self.held.pop(uid, None)
+        self.allocated.pop(uid, None)
         self.deleting.pop(uid, None)

@@ -18,7 +18,7 @@ MAX_CLAIMS = 50_000
 """Claims that are kept: some 40 MiB of index, and a few seconds of a start."""
 
 
-def take_in(values: list[Object], store: Store, claims: ClaimIndex) -> list[ApplyResult]:
+def store_all(values: list[Object], store: Store, claims: ClaimIndex) -> list[ApplyResult]:
     """Store DeviceClasses and ResourceClaims, all or none, and return the result of each.
 
     Raises:
@@ -48,7 +48,7 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
             continue
         key = namespace, name = key_of(value)
         if key in seen:
-            raise PermanentError(f"claim {namespace}/{name} is there twice", hint="leave one of them out")
+            raise PermanentError(f"claim {namespace}/{name} is there twice", hint="remove one of them")
         seen.add(key)
         known = claims.find(namespace, name)
         if known is None:
@@ -84,19 +84,19 @@ def _claim(value: Object, claims: ClaimIndex) -> ApplyResult:
     known = claims.find(namespace, name)
     if known is None:
         return ApplyResult(CLAIM, name, "created", namespace)
-    unchanged = known.uid in claims.waiting or known.uid in claims.held
+    unchanged = known.uid in claims.waiting or known.uid in claims.allocated
     return ApplyResult(CLAIM, name, "unchanged" if unchanged else "configured", namespace)
 
 
 def _changed(value: Object, claims: ClaimIndex) -> Object | None:
-    """Give the claim as it is to be kept; None where it is kept like that already."""
+    """Return the claim to store; None if it is stored like that already."""
     namespace, name = key_of(value)
     known = claims.find(namespace, name)
     if known is None:
         fresh = _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
         fresh.pop("status", None)
         return fresh
-    if known.uid in claims.waiting or known.uid in claims.held:
+    if known.uid in claims.waiting or known.uid in claims.allocated:
         return None
     claim = claims.read(known)
     return None if claim["metadata"].get("annotations", {}).pop(FAILED, None) is None else claim

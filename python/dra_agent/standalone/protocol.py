@@ -66,7 +66,7 @@ def decode_request(line: bytes) -> Request:
         raise UsageError(f"not a request: {error}") from error
 
 
-ANSWER_TIMEOUT = 60.0
+RESPONSE_TIMEOUT_S = 60.0
 """Seconds in addition to the `wait` of a request."""
 
 
@@ -92,6 +92,6 @@ class Client:
         self._connection.close()
 
     def call(self, request: Request) -> Any:
-        """Send one request and give its result; raises what the agent raised."""
-        timeout = ANSWER_TIMEOUT + getattr(request, "wait", 0.0)
+        """Send one request and return its result; raises what the agent raised."""
+        timeout = RESPONSE_TIMEOUT_S + getattr(request, "wait", 0.0)
         return self._connection.call(request, timeout=timeout, line_limit=LINE_LIMIT)

@@ -31,7 +31,7 @@ from dra_agent.standalone.claim import (
 from dra_agent.standalone.claim_workers import InFlightClaims, Run, run_inline
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import CLASS, ClaimIndex, Known
-from dra_agent.standalone.intake import now, take_in
+from dra_agent.standalone.intake import now, store_all
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import Refusal
 
@@ -47,8 +47,8 @@ class ClaimQueue:
     """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
     Work that may take long runs without the lock, so that requests are served meanwhile: the allocator is called by
-    the step itself, preparing and releasing is given away by `run`, at most one job for each claim. A device that hangs
-    holds up its own claim. A step after each job's end goes on with what that has changed.
+    the step itself, preparing and releasing is handed to `run`, at most one job for each claim. A device that hangs
+    delays its own claim only. A step after each job continues with what that has changed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ClaimQueue:
         self._devices_changed = False
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""
-        self._giving_up = False
+        self._releasing = False
         self._stopped = False
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
@@ -95,9 +95,9 @@ class ClaimQueue:
             return restored
 
     def apply(self, values: list[Object]) -> list[ApplyResult]:
-        """Take in DeviceClasses and ResourceClaims, all or none; raises AgentError for what cannot be taken."""
+        """Store DeviceClasses and ResourceClaims, all or none; raises AgentError for an invalid object."""
         with self._lock:
-            return take_in(values, self._store, self._claims)
+            return store_all(values, self._store, self._claims)
 
     def delete(self, namespace: str, name: str) -> str:
         """Start to release a claim and return its uid; `reconcile` completes it.
@@ -107,10 +107,10 @@ class ClaimQueue:
         A claim without devices is deleted when this returns.
         """
         with self._lock:
-            known = self._known(namespace, name)
+            known = self._require(namespace, name)
             uid = known.uid
             if uid in self._claims.waiting and self._work.is_free(uid):
-                self._forget(known)
+                self._drop(known)
             elif uid not in self._claims.deleting:
                 claim = self._claims.read(known)
                 claim["metadata"]["deletionTimestamp"] = now()
@@ -133,7 +133,7 @@ class ClaimQueue:
     def reconcile(self, *, budget_s: float | None = None) -> float | None:
         """Bring every claim as far as it gets; the result is the seconds after which another try is worth it.
 
-        After `budget_s` seconds the rest is left to the next step, and the result is 0.
+        After `budget_s` seconds the rest is deferred to the next step, and the result is 0.
         """
         until = None if budget_s is None else self._clock() + budget_s
         with self._lock:
@@ -142,12 +142,12 @@ class ClaimQueue:
                 self._claims.waiting.devices_changed()
             for uid in [*self._claims.deleting]:
                 self._release(self._claims.deleting[uid])
-            for uid, claim in [*self._claims.held.items()]:
+            for uid, claim in [*self._claims.allocated.items()]:
                 if uid in self._claims.deleting:
                     continue
                 if not self._suspended:
                     self._prepare(uid, claim)
-                elif self._giving_up:
+                elif self._releasing:
                     self.release_all(uid, claim)
         while not self._suspended and not self._stopped:
             if until is not None and self._clock() >= until:
@@ -181,19 +181,19 @@ class ClaimQueue:
             return False
         if uid in self._claims.deleting:
             return not self._retries.due(uid)
-        if uid in self._claims.held:
+        if uid in self._claims.allocated:
             if self._suspended:
-                return not self._giving_up or not self._retries.due(uid)
+                return not self._releasing or not self._retries.due(uid)
             return uid in self._prepared or not self._retries.due(uid)
         return True
 
-    def suspend(self, why: str, *, give_up: bool) -> None:
-        """Allocate and prepare nothing until `resume`; with `give_up` also release what is allocated, at `step`.
+    def suspend(self, why: str, *, release: bool) -> None:
+        """Allocate and prepare nothing until `resume`; with `release` also release what is allocated, at `step`.
 
-        A claim that is given up waits in its old place for devices.
+        A released claim waits in its old place for devices.
         """
         with self._lock:
-            self._suspended, self._giving_up = why, give_up
+            self._suspended, self._releasing = why, release
 
     def change_reason(self, why: str) -> None:
         """Change the reason of `suspend`."""
@@ -204,14 +204,14 @@ class ClaimQueue:
     def resume(self) -> None:
         """Allocate and prepare again, in the old order, from the next `step` on."""
         with self._lock:
-            self._suspended, self._giving_up = "", False
+            self._suspended, self._releasing = "", False
             self._messages.clear()
             self._claims.waiting.devices_changed()
 
     def view(self, namespace: str, name: str) -> ClaimView:
         """Return one claim; raises PermanentError if it does not exist."""
         with self._lock:
-            return self._view(self._claims.read(self._known(namespace, name)), self._claims.waiting.untried())
+            return self._view(self._claims.read(self._require(namespace, name)), self._claims.waiting.untried())
 
     def views(self, keys: Iterable[tuple[str, str]] | None = None) -> list[ClaimView]:
         """Return all claims, oldest first, or the existing ones of these namespaces and names."""
@@ -222,10 +222,10 @@ class ClaimQueue:
             found = (self._claims.find(*key) for key in keys)
             return [self._view(self._claims.read(known), untried) for known in found if known is not None]
 
-    def held_views(self) -> list[ClaimView]:
+    def allocated_views(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
         with self._lock:
-            known = (self._claims.of_uid(uid) for uid in self._claims.held)
+            known = (self._claims.of_uid(uid) for uid in self._claims.allocated)
             oldest_first = sorted((one for one in known if one is not None), key=lambda one: one.position)
             return self.views(one.key for one in oldest_first)
 
@@ -236,13 +236,13 @@ class ClaimQueue:
             return None if known is None else known.uid
 
     def classes(self) -> list[Object]:
-        """Give every DeviceClass."""
+        """Return every DeviceClass."""
         return [stored.value for stored in self._store.list(CLASS)]
 
     def allocated(self) -> list[Object]:
-        """Give every claim that holds devices."""
+        """Return every claim that holds devices."""
         with self._lock:
-            return [*self._claims.held.values()]
+            return [*self._claims.allocated.values()]
 
     def _try_next(self) -> bool:
         """Try the oldest claim that needs it; False where none does."""
@@ -255,19 +255,19 @@ class ClaimQueue:
             known = self._claims.of_uid(uid)
             assert known is not None, "what waits is known"
             claim, allocated = self._claims.read(known), self.allocated()
-        answer = self._ask(claim, allocated)
-        if answer["allocated"]:
-            self._take(known, answer["results"][0])
+        result = self._evaluate_claim(claim, allocated)
+        if result["allocated"]:
+            self._store_allocation(known, result["results"][0])
             return True
         if fits_empty_host is None:
-            fits_empty_host = self._ask(claim, [])["allocated"]
-        message = str(answer["error"]) if answer.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
+            fits_empty_host = self._evaluate_claim(claim, [])["allocated"]
+        message = str(result["error"]) if result.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
         with self._lock:
             refusal = Refusal(message, "/".join(known.key), fits_empty_host)
             self._claims.waiting.refuse(group, version, refusal)
         return True
 
-    def _take(self, known: Known, allocation: Object) -> None:
+    def _store_allocation(self, known: Known, allocation: Object) -> None:
         """Persist an allocation, unless the claim was deleted meanwhile or allocation is suspended."""
         with self._lock:
             if known.uid not in self._claims.waiting or self._suspended or self._stopped:
@@ -279,7 +279,7 @@ class ClaimQueue:
             log.info("claim allocated", extra={"claim": known.uid, "devices": _devices(claim)})
             self._prepare(known.uid, claim)
 
-    def _ask(self, claim: Object, allocated: list[Object]) -> Object:
+    def _evaluate_claim(self, claim: Object, allocated: list[Object]) -> Object:
         classes, slices = self.classes(), self._slices()
         with self._evaluation.of(claim["metadata"]["uid"]):
             return self._allocate(node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated)
@@ -315,13 +315,13 @@ class ClaimQueue:
             self._claims.put([kept])
 
     def _fail(self, claim: Object, why: str) -> None:
-        """Give the devices of a claim that can never be prepared to others, and keep the claim with the reason."""
+        """Release the devices of a claim that can never be prepared, and keep the claim with the reason."""
         uid = claim["metadata"]["uid"]
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
-            kept = self._claims.read(self._known(*key_of(claim)))
-            _take_devices(kept)
+            kept = self._claims.read(self._require(*key_of(claim)))
+            _remove_allocation(kept)
             kept["metadata"].setdefault("annotations", {})[FAILED] = why
             self._claims.put([kept])
             self._claims.waiting.released()
@@ -336,11 +336,11 @@ class ClaimQueue:
     def _release_now(self, known: Known) -> None:
         self._preparer.unprepare(known.uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
-            self._forget(known)
+            self._drop(known)
             self._claims.waiting.released()
         log.info("claim released", extra={"claim": known.uid})
 
-    def _forget(self, known: Known) -> None:
+    def _drop(self, known: Known) -> None:
         self._claims.delete(known)
         for kept in (self._prepared, self._messages):
             kept.pop(known.uid, None)
@@ -349,20 +349,20 @@ class ClaimQueue:
     def release_all(self, uid: str, claim: Object) -> None:
         """Release the devices of a claim, and let it wait for others."""
         if self._work.is_free(uid) and self._retries.due(uid):
-            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._give_up_now(claim)))
+            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._deallocate_now(claim)))
 
-    def _give_up_now(self, claim: Object) -> None:
+    def _deallocate_now(self, claim: Object) -> None:
         uid = claim["metadata"]["uid"]
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
-            # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
+            # What is unprepared but still allocated is prepared or released again; the other order could lose it.
             self._prepared.pop(uid, None)
-            kept = self._claims.read(self._known(*key_of(claim)))
-            _take_devices(kept)
+            kept = self._claims.read(self._require(*key_of(claim)))
+            _remove_allocation(kept)
             self._claims.put([kept])
             self._claims.waiting.released()
             self._retries.done(uid)
-        log.info("claim given up, it waits again", extra={"claim": uid})
+        log.info("claim released, it waits again", extra={"claim": uid})
 
     def _tried(self, uid: str, what: str, attempt: Callable[[], None]) -> None:
         """Make an attempt; one that fails is made again later, and costs no other claim anything."""
@@ -376,7 +376,7 @@ class ClaimQueue:
                 self._messages[uid] = f"{error}; next try in {wait:.0f} s"
             log.warning(f"{what} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
 
-    def _known(self, namespace: str, name: str) -> Known:
+    def _require(self, namespace: str, name: str) -> Known:
         known = self._claims.find(namespace, name)
         if known is None:
             raise PermanentError(f"there is no claim {name} in namespace {namespace}")
@@ -391,7 +391,7 @@ class ClaimQueue:
         """Return why a claim is not prepared, and whether it would fit on an empty host, if known."""
         waiting = self._claims.waiting
         if uid not in waiting:
-            if uid in self._messages or uid in self._prepared or uid not in self._claims.held:
+            if uid in self._messages or uid in self._prepared or uid not in self._claims.allocated:
                 return self._messages.get(uid, ""), True
             return self._suspended or UNDER_WAY, True
         refusal = waiting.refusal(uid)
@@ -405,7 +405,7 @@ class ClaimQueue:
         return f"is not tried yet: {before} claims are before it", fits_empty_host
 
 
-def _take_devices(claim: Object) -> None:
+def _remove_allocation(claim: Object) -> None:
     claim.pop("status", None)
     claim["metadata"].get("annotations", {}).pop(PREPARED, None)
 

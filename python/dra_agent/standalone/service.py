@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
 START = 5.0
-"""Seconds that claims get to be brought back before the agent listens; one that hangs goes on meanwhile."""
+"""Seconds to restore claims before the agent listens; one that hangs continues in the background."""
 STEP_BUDGET_S = 0.2
-"""After that a step leaves the rest to the next one, so that other work of the queue comes between."""
+"""After that a step defers the rest to the next one, so that other work of the queue runs in between."""
 FIRST_TRY_S = 5.0
 """Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
-ANSWER_AFTER_S = 45.0
+RESPOND_AFTER_S = 45.0
 """Seconds that a response waits for its claims to be prepared or released; the command line waits a minute."""
 STOP_AFTER_S = 5.0
 """How long a stop waits for what is under way. What hangs is continued at the next start."""
@@ -73,7 +73,7 @@ class StandaloneService:
         validate: Callable[[Object], list[str]],
         unusable: Callable[[str, str], str] = lambda pool, device: "",
     ) -> None:
-        """`slices` gives the ResourceSlices as they are now; `validate` what is wrong with an object, if anything.
+        """`slices` returns the current ResourceSlices; `validate` the errors of an object.
 
         `unusable`: why a device (pool, name) of a prepared claim cannot be used; "" where it can.
         """
@@ -115,7 +115,7 @@ class StandaloneService:
         """
         self._crew.start()
         await self._step()
-        await self._crew.done(at_most=START)
+        await self._crew.done(timeout_s=START)
         await self._server.start()
         self._loop_task = asyncio.create_task(self._run(), name="claims")
 
@@ -144,24 +144,24 @@ class StandaloneService:
         self.queue.devices_changed()
         self._wake.set()
 
-    async def suspend(self, why: str, *, give_up: bool, timeout_s: float = SUSPEND_TIMEOUT_S) -> None:
-        """Allocate and prepare nothing more; with `give_up` release every claim.
+    async def suspend(self, why: str, *, release: bool, timeout_s: float = SUSPEND_TIMEOUT_S) -> None:
+        """Allocate and prepare nothing more; with `release` release every claim.
 
         Returns when nothing is under way, after `timeout_s` at the latest. A claim that a hung device keeps under way
         is released by a later step, once that is over: no other claim waits for it.
         """
-        await self._work(lambda: self.queue.suspend(why, give_up=give_up))
+        await self._work(lambda: self.queue.suspend(why, release=release))
         if self._loop_task is None:
             return
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    # What is being prepared now can be given up after that only.
+                    # What is being prepared now can be released only after that.
                     await self._step()
                     if not await self._crew.done():
                         break
         except TimeoutError:
-            log.warning("claims are still being prepared or released", extra={"claims": self._crew.busy})
+            log.warning("claims are still being prepared or released", extra={"claims": self._crew.in_flight})
         self._wake.set()
 
     async def change_reason(self, why: str) -> None:
@@ -174,17 +174,17 @@ class StandaloneService:
 
     async def allocated(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
-        return await self._work(self.queue.held_views)
+        return await self._work(self.queue.allocated_views)
 
     @property
     def steps(self) -> int:
         """Number of steps so far. A step follows each release of a claim."""
         return self._steps
 
-    async def wait_for_step(self, seen: int) -> None:
-        """Wait until there are more than `seen` steps."""
+    async def wait_for_step(self, steps_before: int) -> None:
+        """Wait until there are more than `steps_before` steps."""
         async with self._moved:
-            await self._moved.wait_for(lambda: self._steps != seen)
+            await self._moved.wait_for(lambda: self._steps != steps_before)
 
     async def resume(self) -> None:
         """Allocate and prepare again, in the old order."""
@@ -213,22 +213,22 @@ class StandaloneService:
                 self._steps += 1
                 self._moved.notify_all()
 
-    async def _settle(self, uids: Collection[str]) -> None:
+    async def _wait_settled(self, uids: Collection[str]) -> None:
         """Wait until these claims were brought along, for a bounded time; others' devices keep no request waiting."""
         self._wake.set()
         now = asyncio.get_running_loop().time
-        try_until, until = now() + min(FIRST_TRY_S, ANSWER_AFTER_S), now() + ANSWER_AFTER_S
+        try_until, until = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while True:
-                    seen = self._steps
+                    steps_before = self._steps
                     if await self._work(lambda: self.queue.is_settled(uids)):
                         return
                     tried = await self._work(lambda: self.queue.is_tried(uids))
-                    left = (until if tried else try_until) - now()
-                    if left <= 0:
+                    remaining_s = (until if tried else try_until) - now()
+                    if remaining_s <= 0:
                         return
-                    await self._moves(seen, left)
+                    await self._moves(steps_before, remaining_s)
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
@@ -260,7 +260,7 @@ class StandaloneService:
         applied = await self._work(lambda: self.queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._work(lambda: {uid for key in claims if (uid := self.queue.uid_of(*key)) is not None})
-        await self._settle(uids)
+        await self._wait_settled(uids)
         views = {(view.namespace, view.name): view for view in await self._work(lambda: self.queue.views(claims))}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
@@ -278,12 +278,12 @@ class StandaloneService:
     async def _get(self, namespace: str, name: str, wait: float) -> ClaimView:
         deadline = asyncio.get_running_loop().time() + wait
         while True:
-            seen = self._steps
+            steps_before = self._steps
             view = await self._work(lambda: self.queue.view(namespace, name))
-            left = deadline - asyncio.get_running_loop().time()
-            if view.phase in ("Prepared", "Failed") or left <= 0:
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            if view.phase in ("Prepared", "Failed") or remaining_s <= 0:
                 return view
-            await self._moves(seen, left)
+            await self._moves(steps_before, remaining_s)
 
     async def _delete(self, request: Delete) -> bool:
         if request.kind == CLASS:
@@ -291,23 +291,23 @@ class StandaloneService:
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
-        await self._settle({uid})
+        await self._wait_settled({uid})
         deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
         while True:
-            seen = self._steps
+            steps_before = self._steps
             if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:
                 return True
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            if remaining_s <= 0:
                 return False
-            await self._moves(seen, left)
+            await self._moves(steps_before, remaining_s)
 
-    async def _moves(self, seen: int, at_most: float) -> None:
-        """Wait for the completion of a step after the first `seen` steps."""
+    async def _moves(self, steps_before: int, timeout_s: float) -> None:
+        """Wait for the completion of a step after the first `steps_before` steps."""
         async with self._moved:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(at_most):
-                    await self._moved.wait_for(lambda: self._steps != seen)
+                async with asyncio.timeout(timeout_s):
+                    await self._moved.wait_for(lambda: self._steps != steps_before)
 
     def _state(self) -> Object:
         return {

@@ -95,11 +95,11 @@ class Store:
         return value
 
     def list(self, kind: str) -> list[StoredObject]:
-        """Give every object of a kind in the order in which they came."""
+        """Return every object of a kind in the order of creation."""
         return list(self.each(kind))
 
     def each(self, kind: str) -> Iterator[StoredObject]:
-        """Give every object of a kind, in the order in which they came, and hold few of them in memory."""
+        """Yield every object of a kind in the order of creation, with few of them in memory."""
         last = -1
         while True:
             with self._lock:
@@ -132,9 +132,9 @@ class Store:
             number += 1
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
-            beside = self.path.with_name(FILE + suffix)
-            if beside.exists():
-                beside.rename(aside.with_name(aside.name + suffix))
+            companion = self.path.with_name(FILE + suffix)
+            if companion.exists():
+                companion.rename(aside.with_name(aside.name + suffix))
         fresh = _open(self.path)
         kept = 0
         with fresh:

@@ -111,11 +111,11 @@ class WaitingClaims:
 
     def class_changed(self, name: str) -> None:
         """Try those again that name a class."""
-        self._forget_empty_host([group for group in self._groups.values() if name in group.classes])
+        self._invalidate_empty_host([group for group in self._groups.values() if name in group.classes])
 
     def devices_changed(self) -> None:
         """Try all again."""
-        self._forget_empty_host(list(self._groups.values()))
+        self._invalidate_empty_host(list(self._groups.values()))
 
     def refusal(self, uid: str) -> Refusal | None:
         """Return why a claim has no devices; None where it is to be tried."""
@@ -130,7 +130,7 @@ class WaitingClaims:
             for position in group.positions.values()
         )
 
-    def _forget_empty_host(self, groups: list[Group]) -> None:
+    def _invalidate_empty_host(self, groups: list[Group]) -> None:
         for group in groups:
             group.fits_empty_host = None
         self._again(groups)

@@ -68,9 +68,9 @@ class NvidiaGpu:
         """Return the current nodes of the GPU. They must exist for all three sources."""
         _check_instance(self._host, device)
         described = {
-            node.path: made
+            node.path: described_node
             for node in device.nodes
-            if node.role == "capability" and (made := _capability(self._host, node)) is not None
+            if node.role == "capability" and (described_node := _capability(self._host, node)) is not None
         }
         existing = [node for node in device.nodes if node.role != "control" and node.path not in described]
         edits = required_node_edits(existing, device=device.name)
@@ -83,8 +83,12 @@ def capability_edits(host: Host, minors: Sequence[int], *, device: str) -> Conta
     for minor in minors:
         path = f"/dev/nvidia-caps/nvidia-cap{minor}"
         node = HostNode(path, str(host.dev_path(path)), "capability")
-        made = _capability(host, node)
-        found = ContainerEdits(device_nodes=(made,)) if made is not None else required_node_edits([node], device=device)
+        described_node = _capability(host, node)
+        found = (
+            ContainerEdits(device_nodes=(described_node,))
+            if described_node is not None
+            else required_node_edits([node], device=device)
+        )
         edits = edits.merged(found)
     return edits
 

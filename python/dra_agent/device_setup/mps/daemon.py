@@ -139,7 +139,7 @@ class MpsDaemon:
             raise self._tool.error(f"{command}: {done.last_line} (exit status {done.status})")
 
     def _run(self, command: str) -> CompletedCommand:
-        return self._tool.run([], given=f"{command}\n".encode())
+        return self._tool.run([], stdin=f"{command}\n".encode())
 
     def _record(self, reported: bytes) -> None:
         """Record the process of the daemon, so that it can be killed if it does not quit."""
