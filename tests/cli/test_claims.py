@@ -111,7 +111,7 @@ def test_all_nodes_are_asked_for_in_one_list(run: Run, fake_api: FakeApi, tmp_pa
     code, shown, _ = run("--all-nodes", "--kubeconfig", kubeconfig)
     rows = [line.split() for line in shown.splitlines() if "gpu-0" in line]
     assert code == 0 and [row[0] for row in rows] == ["n1", "n2"]
-    assert "nobody" in rows[0] and "no: XID 79" in shown and "pending" not in shown
+    assert "none" in rows[0] and "no: XID 79" in shown and "pending" not in shown
     held = json.loads(run("--all-nodes", "--kubeconfig", kubeconfig, "-o", "json")[1])
     assert [(row["node"], row["claim"], row["used_by"], row["ready"]) for row in held] == [
         ("n1", "a", [], None),

@@ -33,7 +33,7 @@ class Mode(Protocol):
         """Start to serve claims."""
 
     def devices_changed(self) -> None:
-        """Take note that devices came, went or changed."""
+        """Notify the mode that devices were added, removed or changed."""
 
     @property
     def status(self) -> str:

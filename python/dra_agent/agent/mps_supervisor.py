@@ -15,7 +15,7 @@ POLL_INTERVAL_S = 5.0
 """Seconds between two checks of the daemons."""
 
 Report = Callable[[dict[str, str]], Awaitable[None]]
-"""Takes what does not work, by device."""
+"""Receives the failures, by device."""
 
 
 class MpsSupervisor:

@@ -57,7 +57,7 @@ class InstanceRegistry:
     """One agent among those on its state directory, from creation to `close`."""
 
     def __init__(self, state_dir: Path, uid: str) -> None:
-        """Take a place after all others, or the one that an agent of the same pod had.
+        """Register after all others, or in the place of an earlier agent of the same pod.
 
         UsageError where the uid cannot be a name, PermanentError where another agent with the same one lives,
         RetryableError where the disk refuses.

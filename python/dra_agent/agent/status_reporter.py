@@ -64,7 +64,7 @@ class StatusReporter:
         return self._status
 
     def devices_changed(self) -> None:
-        """Take note that devices, or their health, have changed."""
+        """Notify the reporter that devices or their health changed."""
         if self._watch is not None:
             self._watch.changed()
         if self._status is not None:

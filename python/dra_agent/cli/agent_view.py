@@ -68,7 +68,7 @@ def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory
 
 
 def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
-    """Take the inventory as it is published: with health, and without what others manage."""
+    """Return the inventory as it is published: with health, and without devices of other managers."""
     from dra_agent.conflicts import exclude, load_conflicts
     from dra_agent.inventory import collect
     from dra_agent.inventory.passthrough import VfioBindingStore

@@ -227,7 +227,7 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
             return [f"not known: {error.message}"]
         if claim["metadata"].get("uid") != entry.uid:
             return ["none: the API server has another claim of this name"]
-        return claim_state(claim)["reserved_for"] or ["nobody"]
+        return claim_state(claim)["reserved_for"] or ["none"]
 
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
 
@@ -256,7 +256,7 @@ def _print_cluster(args: argparse.Namespace) -> int:
                 row["driver"],
                 f"{row['namespace']}/{row['claim']}",
                 row["request"],
-                ", ".join(row["used_by"]) or "nobody",
+                ", ".join(row["used_by"]) or "none",
                 {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
             ]
             for row in rows

@@ -120,7 +120,7 @@ def _print_holders(holders: list[dict[str, Any]]) -> None:
     table(
         ("claim", "reserved for", "devices"),
         (
-            (holder["claim"], ", ".join(holder["reserved_for"]) or "nobody", ", ".join(_short(holder["devices"])))
+            (holder["claim"], ", ".join(holder["reserved_for"]) or "none", ", ".join(_short(holder["devices"])))
             for holder in holders
         ),
     )

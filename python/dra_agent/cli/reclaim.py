@@ -139,7 +139,7 @@ def _show(status: dict[str, Any]) -> None:
     if status["sources"]:
         print()
         table(
-            ["source", "heard", "seconds ago", "failures", "why"],
+            ["source", "reachable", "seconds ago", "failures", "why"],
             (
                 [s["source"], _reachable(s["up"]), s["seconds_since_good"], s["failures"], s["why"]]
                 for s in status["sources"]

@@ -255,7 +255,7 @@ class ApiClient:
 
 
 def connect(kubeconfig: Path | None = None) -> ApiClient:
-    """Take the kubeconfig, or else the pod's service account, or else $KUBECONFIG. Nothing is sent yet.
+    """Use the kubeconfig, or else the pod's service account, or else $KUBECONFIG. Nothing is sent yet.
 
     Raises UsageError if none can be used, UnavailableError if a referenced file does not exist (yet).
     """

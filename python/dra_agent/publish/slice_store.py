@@ -46,7 +46,7 @@ class CachedSlice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: Slice) -> CachedSlice:
-        """Take in a slice that is `sound`."""
+        """Store a slice that `is_well_formed`."""
         # The managed fields are large and not needed here.
         metadata = {key: value for key, value in entry["metadata"].items() if key != "managedFields"}
         encoded = msgspec.json.encode({**entry, "metadata": metadata})

@@ -217,6 +217,6 @@ class ProgressFile:
 
 
 def saved_claims(records: Iterable[ClaimReleaseStatus]) -> tuple[SavedClaim, ...]:
-    """Take from records what outlives the agent."""
+    """Return the part of records that is saved."""
     names = SavedClaim.__struct_fields__
     return tuple(SavedClaim(**{name: getattr(record, name) for name in names}) for record in records)

@@ -80,7 +80,7 @@ class ClaimWorkers:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Take note of the loop; before the first job."""
+        """Set the event loop; called before the first job."""
         self._loop = asyncio.get_running_loop()
 
     def run(self, uid: str, job: Job) -> None:

@@ -18,7 +18,7 @@ LINE_LIMIT = 8 * 1024 * 1024
 
 
 class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=True):
-    """Take in DeviceClasses and ResourceClaims, all or none."""
+    """Store DeviceClasses and ResourceClaims, all or none."""
 
     objects: list[dict[str, Any]]
 

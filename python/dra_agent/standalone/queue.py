@@ -83,7 +83,7 @@ class ClaimQueue:
         self._stopped = False
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
-        """Take in the claims that the ledger has and the store has not; the result names them."""
+        """Add the claims that only the ledger has to the store, and return their names."""
         with self._lock:
             restored = []
             for entry in entries:

@@ -89,9 +89,9 @@ class ClaimStatusWriter:
         """Why nothing can be written; empty where that is not known."""
         return self._permission.missing
 
-    def start(self, held: Iterable[PreparedClaim] = ()) -> None:
+    def start(self, prepared: Iterable[PreparedClaim] = ()) -> None:
         """Start, with the claims of an earlier run."""
-        for claim in held:
+        for claim in prepared:
             self._add(claim)
         self._task = asyncio.create_task(self._run(), name="claim status")
 
@@ -144,10 +144,10 @@ class ClaimStatusWriter:
             self._enqueue_if_changed(uid)
 
     def _enqueue_if_changed(self, uid: str) -> None:
-        told = self._written.get(uid)
-        if told is None:
+        entries = self._written.get(uid)
+        if entries is None:
             return  # still pending
-        conditions = {_key(one): _condition(one) for one in told}
+        conditions = {_key(one): _condition(one) for one in entries}
         keys = self._claims[uid].devices
         now = {key: self._condition_of(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
         if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
@@ -194,30 +194,30 @@ class ClaimStatusWriter:
                 self._due[uid] = self._loop.time() + pause
             await asyncio.sleep(pause)
 
-    async def _write(self, held: PreparedClaim) -> bool:
+    async def _write(self, prepared: PreparedClaim) -> bool:
         """Write what changed; return False if the claim was replaced."""
-        claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=REQUEST_TIMEOUT_S)
-        if (claim.get("metadata") or {}).get("uid") != held.uid:
+        claim = await self._api.get(RESOURCE_CLAIMS, prepared.name, prepared.namespace, timeout=REQUEST_TIMEOUT_S)
+        if (claim.get("metadata") or {}).get("uid") != prepared.uid:
             return False
         allocated_keys = allocated(claim, self._driver)
-        devices = [key for key in held.devices if key in allocated_keys]
+        devices = [key for key in prepared.devices if key in allocated_keys]
         if not devices:
             return False
         recorded = own_entries(claim, self._driver)
-        told = [keep_transition(one, recorded.get(_key(one))) for one in await self._entries(devices)]
-        last_written = self._written.get(held.uid)
-        if all(is_up_to_date(recorded.get(_key(one)), one) for one in told) and last_written in (None, told):
-            self._note(held, told)
+        entries = [keep_transition(one, recorded.get(_key(one))) for one in await self._entries(devices)]
+        last_written = self._written.get(prepared.uid)
+        if all(is_up_to_date(recorded.get(_key(one)), one) for one in entries) and last_written in (None, entries):
+            self._note(prepared, entries)
             return True
         stored = await self._api.apply(
             RESOURCE_CLAIMS,
-            held.name,
+            prepared.name,
             {
                 # The uid is a precondition: a claim of the same name is not this one.
-                "metadata": {"name": held.name, "namespace": held.namespace, "uid": held.uid},
-                "status": {"devices": told},
+                "metadata": {"name": prepared.name, "namespace": prepared.namespace, "uid": prepared.uid},
+                "status": {"devices": entries},
             },
-            held.namespace,
+            prepared.namespace,
             field_manager=self._driver,
             subresource="status",
         )
@@ -227,16 +227,16 @@ class ClaimStatusWriter:
         if any(key not in kept for key in devices):
             raise PermanentError(
                 "the API server dropped status.devices",
-                where=f"claim {held.namespace}/{held.name}",
+                where=f"claim {prepared.namespace}/{prepared.name}",
                 hint="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to off",
             )
-        self._note(held, told)
+        self._note(prepared, entries)
         return True
 
-    def _note(self, held: PreparedClaim, told: list[Object]) -> None:
-        if held.uid in self._claims:  # else released meanwhile
-            self._written[held.uid] = told
-            self._enqueue_if_changed(held.uid)  # while it was written
+    def _note(self, prepared: PreparedClaim, entries: list[Object]) -> None:
+        if prepared.uid in self._claims:  # else released meanwhile
+            self._written[prepared.uid] = entries
+            self._enqueue_if_changed(prepared.uid)  # while it was written
 
     async def _entries(self, keys: Sequence[DeviceKey]) -> list[Object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -83,7 +83,7 @@ def entry(
 
 
 def keep_transition(desired: Object, before: Object | None) -> Object:
-    """Take the time of the last transition over where the condition is in the state that it was in."""
+    """Keep the time of the last transition if the status of the condition is unchanged."""
     (own,) = desired["conditions"]
     for previous in (before or {}).get("conditions") or ():
         same = previous.get("type") == READY and previous.get("status") == own["status"]

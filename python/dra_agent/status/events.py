@@ -116,7 +116,7 @@ class EventSink(Protocol):
     """Receives Events; see EventRecorder."""
 
     def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        """Take note of something."""
+        """Record an event."""
 
 
 class EventRecorder:

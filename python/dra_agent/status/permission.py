@@ -46,7 +46,7 @@ class PermissionMonitor:
         return self._backoff.delay()
 
     def granted(self) -> None:
-        """Take note that it worked."""
+        """Record a success."""
         if self.missing:
             log.info("a right that was missing is there now", extra={"grant": self._grant})
         self.missing = ""

@@ -21,7 +21,7 @@ class StatusSink(Protocol):
     """Receives prepared claims; see ClaimStatusWriter."""
 
     def prepared(self, claim: PreparedClaim) -> None:
-        """Take note of a claim."""
+        """Record a claim."""
         ...
 
     def released(self, uid: str) -> None:

@@ -115,7 +115,7 @@ class Webhook:
         self._refresher = asyncio.create_task(self._refresh(), name="certificate")
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Take no more connections, let requests in work finish, and end."""
+        """Accept no more connections, finish the requests in flight, and end."""
         assert self._refresher is not None
         self._closing = True
         self._refresher.cancel()
