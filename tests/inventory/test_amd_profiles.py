@@ -118,3 +118,10 @@ def test_a_virtual_function_in_a_guest_is_one_gpu_that_is_not_divided(tmp_path: 
     renders = [device.nodes[-1].path for device in found.family("gpu")]
     assert renders == [f"/dev/dri/renderD{128 + number}" for number in range(8)]
     assert not (host.sysfs / "devices/platform").exists()
+
+
+def test_shares_can_be_held_to_their_memory_where_the_kernel_counts_it(standing: Callable[[str], Host]) -> None:
+    # amdgpu registers its memory with dmem since Linux 6.14 (amdgpu_vram_mgr_init); AMD's packages for older kernels
+    # cannot.
+    assert [device.memory_limits for device in gpus(standing("mi355x"))] == [{"dmem": ""}] * 8
+    assert all("6.14" in device.memory_limits["dmem"] for device in gpus(standing("mi308x")))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
 from dra_agent.simulate.parts.bridges import number, serial_number
 from dra_agent.simulate.roles.amd import LINUX_6_14, LINUX_6_18, XCP_NODES, AmdGpu, AmdgpuDriver
-from dra_agent.simulate.roles.drm import DrmNodes
+from dra_agent.simulate.roles.drm import DrmNodes, MemoryRegion
 
 _AMD = 0x1002
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -100,8 +100,13 @@ def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: s
         driver="amdgpu",
         link=LinkState(5, 16),
         bars=(Bar(256 * _GIB, prefetchable=True), *_DOORBELLS),
-        roles=(DrmNodes(card, own.render), own),
+        roles=(DrmNodes(card, own.render), own, *_memory_regions(own)),
     )
+
+
+def _memory_regions(role: AmdGpu) -> tuple[MemoryRegion, ...]:
+    """Memory that amdgpu registers with the cgroup controller (amdgpu_vram_mgr_init); an APU has none of its own."""
+    return (MemoryRegion("vram", role.memory_bytes),) if role.driver.counts_memory and not role.is_apu else ()
 
 
 def mi300x_vf(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:

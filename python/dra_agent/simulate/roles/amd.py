@@ -29,6 +29,8 @@ class AmdgpuDriver:
     describes_modes: bool
     """Whether there is `compute_partition_config`. These versions list in `available_compute_partition` only what the
     memory mode allows (avail_xcp_modes); older ones list what the number of dies allows."""
+    counts_memory: bool = False
+    """Whether the kernel has the cgroup controller dmem."""
 
 
 LINUX_6_8 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=False)
@@ -37,7 +39,7 @@ LINUX_6_14 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=True)
 """With `compute_partition_config`, before KFD has ids of partitions; assumed for AMD's packages of ROCm 6.4 too."""
 ROCM_7_1 = AmdgpuDriver("die", "amdgpu_xcp_{}", describes_modes=True)
 """Commit 3a75edf93aae without its fix, as amdgpu 6.16.13: a whole GPU too has the id of its first die."""
-LINUX_6_18 = AmdgpuDriver("die-unless-spx", "amdgpu_xcp_{}", describes_modes=True)
+LINUX_6_18 = AmdgpuDriver("die-unless-spx", "amdgpu_xcp_{}", describes_modes=True, counts_memory=True)
 """Commit 3a75edf93aae with its fix 089702632f1d."""
 
 
