@@ -141,7 +141,7 @@ def test_sighup_with_an_invalid_file_keeps_the_configuration(start: Start, tmp_p
     for text, reason in (("log_level = 7\n", r":1: .*log_level"), ("[", "not TOML"), (None, "No such file")):
         file.unlink() if text is None else file.write_text(text)
         agent.process.send_signal(signal.SIGHUP)
-        agent.wait_for(f"error configuration not reloaded, the present one stays reason=.*{reason}")
+        agent.wait_for(f"error configuration not reloaded, the current one stays reason=.*{reason}")
     file.write_text('log_level = "debug"\n')
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for("info configuration reloaded applied=log_level")
