@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from dra_agent.doctor.nvml_survey import survey
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.simulate import inject, nvml
 
 TIMEOUT_S = 300.0
 WITHOUT_SYS_ADMIN = ("--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
@@ -49,6 +52,20 @@ def run(prefix: tuple[str, ...], host: Host, addresses: list[str]) -> list[dict[
     return responses
 
 
+@contextmanager
+def permitted(host: Host, name: str) -> Iterator[None]:
+    """On a simulated host, let the library refuse what the driver refuses without the capability."""
+    if host.dev == Path("/dev") or name != "without CAP_SYS_ADMIN":
+        yield
+        return
+    root = host.sysfs.parent
+    inject.set_access(root, nvml.Access(admin=False, config=False, monitor=False))
+    try:
+        yield
+    finally:
+        inject.set_access(root, nvml.Access())
+
+
 def has_sys_admin() -> bool:
     """Whether this process has CAP_SYS_ADMIN (bit 21, capabilities(7))."""
     status = Path("/proc/self/status").read_text()
@@ -59,13 +76,13 @@ def has_sys_admin() -> bool:
 def main() -> None:
     """Print the responses as JSON."""
     library, *addresses = sys.argv[1:]
-    nvml = acquire(Path(library) if library else None, InventorySettings().nvml_timeout)
-    nvml.start()
+    client = acquire(Path(library) if library else None, InventorySettings().nvml_timeout)
+    client.start()
     found = [
         {"gpu": one.gpu, "call": one.call, "code": one.code, "value": one.value, "error": one.error, "ms": one.ms}
-        for one in survey(nvml, addresses, Deadline.of(TIMEOUT_S))
+        for one in survey(client, addresses, Deadline.of(TIMEOUT_S))
     ]
-    nvml.close()
+    client.close()
     found.append(
         {"gpu": "", "call": "CAP_SYS_ADMIN", "code": int(has_sys_admin()), "value": None, "error": "", "ms": 0}
     )

@@ -31,7 +31,10 @@ Responses = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def responses(host: Host, addresses: list[str], nvml: NvmlClient, journal: Journal) -> Responses:
     """The survey by privilege."""
-    found = {name: privileges.run(prefix, host, addresses) for name, prefix in privileges.modes().items()}
+    found = {}
+    for name, prefix in privileges.modes().items():
+        with privileges.permitted(host, name):
+            found[name] = privileges.run(prefix, host, addresses)
     for name, survey in found.items():
         journal.add(f"NVML as {name}", [{**one, "value": _short(one["value"])} for one in survey])
     names = list(found)
@@ -51,6 +54,14 @@ def test_the_second_survey_runs_without_the_capability(responses: Responses) -> 
     if "without CAP_SYS_ADMIN" not in held:
         pytest.skip("needs root and setpriv (util-linux) to compare privileges")
     assert held["without CAP_SYS_ADMIN"] == 0
+
+
+def test_the_fake_refuses_what_needs_the_capability(host: Host, responses: Responses, addresses: list[str]) -> None:
+    if REAL or "without CAP_SYS_ADMIN" not in responses:
+        pytest.skip("needs a simulated host, root and setpriv (util-linux)")
+    for name, code in (("root", 0), ("without CAP_SYS_ADMIN", 4)):
+        codes = {one["code"] for one in responses[name] if "PossiblePlacements" in one["call"]}
+        assert codes <= {code}, name
 
 
 def test_every_call_responds_within_the_shipped_deadline(responses: Responses, journal: Journal) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent import simulate
@@ -13,7 +14,7 @@ from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
 from dra_agent.recording import load_manifest
-from dra_agent.simulate import inject, tree
+from dra_agent.simulate import inject, nvml, tree
 from dra_agent.topology import scan
 
 from .compare import differences
@@ -162,3 +163,38 @@ def test_what_only_a_driver_reports_of_a_node_is_recorded(tmp_path: Path, monkey
     assert any(device["name"].startswith("accelerator") for device in expected["devices"])
     record(host, tmp_path / "recording", with_identity=True)
     assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
+
+
+def restricted(state: nvml.NvmlState) -> nvml.NvmlState:
+    return msgspec.structs.replace(state, access=nvml.Access(admin=False, config=False))
+
+
+def needs_mig(state: nvml.NvmlState) -> nvml.NvmlState:
+    assert state.driver is not None
+    return msgspec.structs.replace(state, driver=msgspec.structs.replace(state.driver, profiles_need_mig=True))
+
+
+def in_a_guest(state: nvml.NvmlState) -> nvml.NvmlState:
+    gpus = [msgspec.structs.replace(gpu, virtualization=2) for gpu in state.devices]
+    return msgspec.structs.replace(state, devices=tuple(gpus))
+
+
+def to_be_reset(state: nvml.NvmlState) -> nvml.NvmlState:
+    bad = nvml.Condition(recovery_action=1, remapped_rows=(1, 2, 1, 0), ecc_uncorrected=3, persistence_mode=False)
+    return msgspec.structs.replace(state, conditions={gpu.uuid: bad for gpu in state.devices})
+
+
+@pytest.mark.parametrize("change", [restricted, needs_mig, in_a_guest, to_be_reset])
+def test_the_state_of_a_driver_is_recorded(change: Callable[[nvml.NvmlState], nvml.NvmlState], tmp_path: Path) -> None:
+    host = simulate.build("mixed", tmp_path / "host")
+    before = conclusions(host, PARTITIONED)
+    nvml.write(tmp_path / "host/lib", change(nvml.read(tmp_path / "host/lib")))
+    expected = {name: conclusions(host, settings) for name, settings in SETTINGS.items()}
+    assert expected["partitioned"] != before or change is needs_mig
+    record(host, tmp_path / "recording", with_identity=True)
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
+    assert differences(tmp_path / "recording", again) == []
+    with replay(tmp_path / "recording") as misses:
+        assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
+    assert not misses

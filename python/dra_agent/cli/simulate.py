@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_flag(profiles)
 
     build = actions.add_parser("build", help="make a directory a simulated host; repairs an existing one")
-    build.add_argument("profile", metavar="PROFILE", help="the machine; `simulate profiles` lists them")
+    build.add_argument(
+        "profile",
+        metavar="PROFILE",
+        help="the machine; `simulate profiles` lists them; or the directory of a recording",
+    )
     build.add_argument("root", metavar="ROOT", type=Path, help="the directory")
 
     for name, what in (("unplug", "pull a device out"), ("replug", "put an unplugged device back")):

@@ -96,6 +96,7 @@ class _Subject:
         self._handle = handle
 
     def responses(self, calls: Iterable[tuple[str, tuple[Any, ...]]], deadline: Deadline) -> Iterator[Response]:
+        placed: set[int] = set()
         for name, arguments in calls:
             if not deadline.remaining():
                 yield Response(self._address, name, None, None, "the deadline of the survey has passed")
@@ -104,8 +105,11 @@ class _Subject:
             yield response
             if response.code is None and "time" in response.error:
                 return
-            if name == "nvmlDeviceGetGpuInstanceProfileInfo" and response.code == 0 and arguments[1] == 2:
-                yield from self._profile(response.value["id"])
+            if name == "nvmlDeviceGetGpuInstanceProfileInfo" and response.code == 0:
+                # Both versions: a driver may refuse the newer one while MIG mode is off.
+                if (profile := response.value["id"]) not in placed:
+                    yield from self._profile(profile)
+                placed.add(profile)
 
     def ask(self, name: str, arguments: tuple[Any, ...], *, shown: str = "") -> Response:
         handle = () if self._handle is None else (self._handle,)

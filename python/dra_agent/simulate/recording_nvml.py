@@ -13,10 +13,15 @@ from dra_agent.nvml.call_log import RecordedCall
 from dra_agent.nvml.values import Codec
 from dra_agent.recording import Entry
 from dra_agent.simulate.mig import ComputeInstance, GpuInstance, GpuPartitioning
-from dra_agent.simulate.nvml import Condition, Driver, Fault, Gpu, Link, MigProfile, NvmlState, Pci
+from dra_agent.simulate.nvml import Access, Condition, Driver, Fault, Gpu, Link, MigProfile, NvmlState, Pci
 
 _PROFILES = range(18)
-_FUNCTION_NOT_FOUND, _NOT_SUPPORTED = 13, 3
+_PROFILE_INFO = "nvmlDeviceGetGpuInstanceProfileInfo"
+_NOT_SUPPORTED = 3
+_NO_PERMISSION = 4
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+_NEED_CONFIG = ("nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetGpuInstances")
 _COMPLETED = 3
 """NVML_GPU_FABRIC_STATE_COMPLETED."""
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
@@ -57,12 +62,17 @@ class RecordedGpu:
                         return data
         return None
 
+    def code(self, name: str, *arguments: Any) -> int | None:
+        """Return the code of a call with these arguments; None where it was not made."""
+        call = self._calls.get(_key(name, [self._codec.encode(argument) for argument in arguments]))
+        return None if call is None else call.code
+
     def failures(self) -> dict[str, int]:
         """Return the functions that always failed, with their codes."""
         codes: dict[str, set[int]] = {}
         for call in self._calls.values():
-            if call.name in _FAILING and call.code is not None:
-                codes.setdefault(call.name, set()).add(call.code)
+            if call.name in _FAILING and call.code not in (None, _NO_PERMISSION):
+                codes.setdefault(call.name, set()).add(call.code or 0)
         return {name: found.pop() for name, found in codes.items() if 0 not in found and len(found) == 1}
 
 
@@ -76,19 +86,36 @@ def derive(calls: Sequence[RecordedCall], entries: Iterable[Entry]) -> tuple[Nvm
     faults: list[Fault] = []
     conditions: dict[str, Condition] = {}
     partitioning: dict[str, GpuPartitioning] = {}
+    profiles_need_mig = False
     for address, tokens in _handles(calls, codec).items():
         recorded = RecordedGpu(calls, codec, tokens)
         gpu = _gpu(recorded, address, tree)
         gpus.append(gpu)
+        profiles_need_mig |= _profiles_need_mig(recorded)
         conditions[gpu.uuid] = _condition(recorded)
         faults += [Fault(function=name, device=gpu.uuid, code=code) for name, code in recorded.failures().items()]
         mode = recorded.value("nvmlDeviceGetMigMode")
         if mode and any(mode):
             partitioning[gpu.uuid] = _partitioning(calls, codec, recorded, bool(mode[0]), bool(mode[1]), tokens)
-    return NvmlState(1, _driver(calls), tuple(gpus), faults=tuple(faults), conditions=conditions), partitioning
+    state = NvmlState(
+        1,
+        _driver(calls, profiles_need_mig=profiles_need_mig),
+        tuple(gpus),
+        faults=tuple(faults),
+        conditions=conditions,
+        access=_access(calls),
+    )
+    return state, partitioning
 
 
-def _driver(calls: Sequence[RecordedCall]) -> Driver | None:
+def _access(calls: Sequence[RecordedCall]) -> Access:
+    """Return what the driver permitted the process that recorded."""
+    refused = {call.name for call in calls if call.code == _NO_PERMISSION}
+    lists = any(name in _NEED_CONFIG for name in refused)
+    return Access(admin=not lists, config=not lists, monitor="nvmlDeviceGetMemoryInfo" not in refused)
+
+
+def _driver(calls: Sequence[RecordedCall], *, profiles_need_mig: bool) -> Driver | None:
     values = {call.name: call.value for call in calls if call.code == 0}
     version = values.get("nvmlSystemGetDriverVersion")
     if not isinstance(version, str):
@@ -96,7 +123,10 @@ def _driver(calls: Sequence[RecordedCall]) -> Driver | None:
     cuda = values.get("nvmlSystemGetCudaDriverVersion_v2")
     library = values.get("nvmlSystemGetNVMLVersion")
     return Driver(
-        version, library if isinstance(library, str) else f"12.{version}", cuda if isinstance(cuda, int) else 0
+        version,
+        library if isinstance(library, str) else f"12.{version}",
+        cuda if isinstance(cuda, int) else 0,
+        profiles_need_mig=profiles_need_mig,
     )
 
 
@@ -154,13 +184,20 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
         nvlinks=(),
         nvlink_slots=0,
         fabric=_fabric(fabric),
+        virtualization=recorded.value("nvmlDeviceGetVirtualizationMode") or 0,
         mig=tuple(profile for number in _PROFILES if (profile := _profile(recorded, number)) is not None),
     )
 
 
+def _profiles_need_mig(recorded: RecordedGpu) -> bool:
+    """Whether the driver has profiles and refuses the newer query of them, as nvml.h states for MIG mode off."""
+    codes = {(recorded.code(_PROFILE_INFO, number, 1), recorded.code(_PROFILE_INFO, number, 2)) for number in _PROFILES}
+    return (0, _NOT_SUPPORTED) in codes
+
+
 def _profile(recorded: RecordedGpu, number: int) -> MigProfile | None:
-    info = recorded.value("nvmlDeviceGetGpuInstanceProfileInfo", number)
-    info = info or recorded.value("nvmlDeviceGetGpuInstanceProfileInfo", number, 2)
+    info = recorded.value(_PROFILE_INFO, number) or recorded.value(_PROFILE_INFO, number, 2)
+    info = info or recorded.value(_PROFILE_INFO, number, 1)
     if info is None:
         return None
     places = recorded.filled("nvmlDeviceGetGpuInstancePossiblePlacements", 2, info.id)
@@ -168,7 +205,7 @@ def _profile(recorded: RecordedGpu, number: int) -> MigProfile | None:
     return MigProfile(
         profile=number,
         id=info.id,
-        name=_text(info.name),
+        name=_text(getattr(info, "name", f"{info.sliceCount}g")),
         slices=info.sliceCount,
         most=info.instanceCount,
         memory_mib=info.memorySizeMB,
@@ -191,9 +228,11 @@ def _fabric(info: Any) -> tuple[str, int] | None:
 
 def _condition(recorded: RecordedGpu) -> Condition:
     rows = recorded.value("nvmlDeviceGetRemappedRows")
+    fields = recorded.value("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION])
     return Condition(
         persistence_mode=bool(recorded.value("nvmlDeviceGetPersistenceMode")),
         compute_mode=recorded.value("nvmlDeviceGetComputeMode") or 0,
+        recovery_action=fields[0].value.uiVal if fields and fields[0].nvmlReturn == 0 else 0,
         ecc_corrected=recorded.value("nvmlDeviceGetTotalEccErrors", 0, 0) or 0,
         ecc_uncorrected=recorded.value("nvmlDeviceGetTotalEccErrors", 1, 0) or 0,
         remapped_rows=(rows[0], rows[1], rows[2], rows[3]) if rows and len(rows) == 4 else (0, 0, 0, 0),
