@@ -41,7 +41,7 @@ pub(crate) fn read(
     nodes
 }
 
-/// Whether a node that cannot be read is no problem.
+/// Whether a node that cannot be read is not a problem of the host.
 ///
 /// The kernel returns EPERM if the cgroup of this process has no access to the device. It removes and
 /// creates all nodes when one GPU changes its partition mode (`kfd_topology_update_sysfs`); a file that
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_hidden_or_removed_is_no_problem() {
+    fn a_node_that_is_hidden_or_removed_is_expected() {
         for errno in [Errno::PERM, Errno::NOENT, Errno::NODEV] {
             assert!(is_expected(errno), "{errno}");
         }
