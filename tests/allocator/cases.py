@@ -1,4 +1,4 @@
-"""Questions built for one purpose each: the situations that an allocator is most easily wrong about."""
+"""Allocator queries with one purpose each: the situations in which an allocator is most often wrong."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def slice_of(*devices: Json, name: str = "slice-0", pool: str = "p", count: int 
     }
 
 
-def ask(name: str = "main", count: int = 1, expression: str | None = None, **fields: Any) -> Json:
-    return {"name": name, "exactly": want(count, expression, **fields)}
+def make_request(name: str = "main", count: int = 1, expression: str | None = None, **fields: Any) -> Json:
+    return {"name": name, "exactly": make_exact(count, expression, **fields)}
 
 
-def want(count: int = 1, expression: str | None = None, **fields: Any) -> Json:
+def make_exact(count: int = 1, expression: str | None = None, **fields: Any) -> Json:
     selectors = {"selectors": [{"cel": {"expression": expression}}]} if expression else {}
     return {"deviceClassName": "any", "count": count, **selectors, **fields}
 
@@ -59,12 +59,12 @@ def claim(*requests: Json, name: str = "claim", **devices: Any) -> Json:
     }
 
 
-def held(name: str, *results: Json) -> Json:
+def allocated_claim(name: str, *results: Json) -> Json:
     results_ = [{"request": "main", "driver": DRIVER, "pool": "p", **result} for result in results]
     return {**claim(name=name), "status": {"allocation": {"devices": {"results": results_}}}}
 
 
-def question(slices: list[Json], claims: list[Json], allocated: list[Json] | None = None, **fields: Any) -> Json:
+def make_query(slices: list[Json], claims: list[Json], allocated: list[Json] | None = None, **fields: Any) -> Json:
     classes = [{"metadata": {"name": "any"}, "spec": {}}, *fields.pop("classes", [])]
     return {
         "node": NODE,
@@ -81,7 +81,7 @@ def model(name: str) -> str:
 
 
 def partitionable(slots: int = 2) -> list[Json]:
-    """One card of `slots` slots, that can be used whole, in halves and in single slots."""
+    """Return one card of `slots` slots, which can be used as a whole, as halves and as single slots."""
 
     def part(name: str, size: int) -> Json:
         return device(
@@ -112,14 +112,15 @@ def memory(amount: str) -> Json:
 @case
 def the_first_device_in_the_order_of_slices_is_taken() -> Json:
     slices = [slice_of(device("b"), name="z", count=2), slice_of(device("a"), name="y", count=2)]
-    return question(slices, [claim(ask())])
+    return make_query(slices, [claim(make_request())])
 
 
 @case
 def pools_with_binding_conditions_come_last() -> Json:
     bound = device("d", bindingConditions=["ready"], bindingFailureConditions=["failed"])
-    return question(
-        [slice_of(bound, pool="a"), slice_of(device("d"), pool="b", name="s1")], [claim(ask(), ask("other"))]
+    return make_query(
+        [slice_of(bound, pool="a"), slice_of(device("d"), pool="b", name="s1")],
+        [claim(make_request(), make_request("other"))],
     )
 
 
@@ -127,49 +128,55 @@ def pools_with_binding_conditions_come_last() -> Json:
 def a_constraint_leads_back_to_the_first_choice() -> Json:
     devices = [device(f"d{i}", {"numa": numa}) for i, numa in enumerate([0, 1, 1])]
     constraint = {"matchAttribute": f"{DRIVER}/numa"}
-    return question([slice_of(*devices)], [claim(ask(count=2), constraints=[constraint])])
+    return make_query([slice_of(*devices)], [claim(make_request(count=2), constraints=[constraint])])
 
 
 @case
 def a_second_claim_leads_back_into_the_first() -> Json:
     devices = [device("only", {"model": "A", "spare": True}), device("other", {"model": "B", "spare": True})]
-    claims = [claim(ask(), name="c1"), claim(ask(expression=model("A")), name="c2")]
-    return question([slice_of(*devices)], claims)
+    claims = [claim(make_request(), name="c1"), claim(make_request(expression=model("A")), name="c2")]
+    return make_query([slice_of(*devices)], claims)
 
 
 @case
 def distinct_attributes_spread_the_devices() -> Json:
     devices = [device(f"d{i}", {"root": root}) for i, root in enumerate(["a", "a", "b", "b"])]
     constraint = {"distinctAttribute": f"{DRIVER}/root", "requests": ["main"]}
-    return question([slice_of(*devices)], [claim(ask(count=2), ask("rest"), constraints=[constraint])])
+    return make_query(
+        [slice_of(*devices)], [claim(make_request(count=2), make_request("rest"), constraints=[constraint])]
+    )
 
 
 @case
 def the_whole_card_goes_where_nothing_of_it_is_used() -> Json:
-    return question(partitionable(4), [claim(ask(expression=f'device.attributes["{DRIVER}"].size == 4'))])
+    return make_query(partitionable(4), [claim(make_request(expression=f'device.attributes["{DRIVER}"].size == 4'))])
 
 
 @case
 def a_used_half_leaves_the_other() -> Json:
     size = f'device.attributes["{DRIVER}"].size >= 2'
-    return question(partitionable(4), [claim(ask(expression=size))], [held("h", {"device": "half-0"})])
+    return make_query(
+        partitionable(4), [claim(make_request(expression=size))], [allocated_claim("h", {"device": "half-0"})]
+    )
 
 
 @case
 def two_halves_and_a_single_slot_do_not_fit() -> Json:
-    requests = [ask("a", 2, f'device.attributes["{DRIVER}"].size == 2'), ask("b")]
-    return question(partitionable(4), [claim(*requests)])
+    requests = [make_request("a", 2, f'device.attributes["{DRIVER}"].size == 2'), make_request("b")]
+    return make_query(partitionable(4), [claim(*requests)])
 
 
 @case
 def a_card_that_is_overdrawn_gives_nothing() -> Json:
-    return question(partitionable(2), [claim(ask())], [held("h", {"device": "whole"}, {"device": "single-0"})])
+    return make_query(
+        partitionable(2), [claim(make_request())], [allocated_claim("h", {"device": "whole"}, {"device": "single-0"})]
+    )
 
 
 @case
 def shares_fill_a_device_until_it_is_full() -> Json:
-    requests = [ask(f"r{i}", capacity=memory("4Gi")) for i in range(3)]
-    return question([slice_of(shared(), device("own"))], [claim(*requests[:2]), claim(requests[2], name="c2")])
+    requests = [make_request(f"r{i}", capacity=memory("4Gi")) for i in range(3)]
+    return make_query([slice_of(shared(), device("own"))], [claim(*requests[:2]), claim(requests[2], name="c2")])
 
 
 @case
@@ -179,36 +186,42 @@ def shares_of_others_count() -> Json:
         "shareID": "00000000-0000-4000-8000-000000000001",
         "consumedCapacity": {"memory": "7Gi"},
     }
-    return question([slice_of(shared())], [claim(ask(capacity=memory("4Gi")))], [held("h", share)])
+    return make_query(
+        [slice_of(shared())], [claim(make_request(capacity=memory("4Gi")))], [allocated_claim("h", share)]
+    )
 
 
 @case
 def an_amount_is_rounded_up_to_the_next_step() -> Json:
     policy: Json = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
-    return question([slice_of(shared(**policy))], [claim(ask(capacity=memory("2500Mi")))])
+    return make_query([slice_of(shared(**policy))], [claim(make_request(capacity=memory("2500Mi")))])
 
 
 @case
 def an_amount_is_rounded_up_to_the_next_value() -> Json:
     policy: Json = {"default": "2Gi", "validValues": ["2Gi", "4Gi"]}
-    return question([slice_of(shared(**policy))], [claim(ask("a", capacity=memory("3Gi")), ask("b"))])
+    return make_query(
+        [slice_of(shared(**policy))], [claim(make_request("a", capacity=memory("3Gi")), make_request("b"))]
+    )
 
 
 @case
 def an_amount_between_thousandths_is_rounded_up() -> Json:
     policy: Json = {"default": "0.5", "validRange": {"min": "0.5", "step": "0.25"}}
-    return question([slice_of(shared("2", **policy))], [claim(ask("a", capacity=memory("0.6")), ask("b"))])
+    return make_query(
+        [slice_of(shared("2", **policy))], [claim(make_request("a", capacity=memory("0.6")), make_request("b"))]
+    )
 
 
 @case
 def more_than_the_range_allows_does_not_fit() -> Json:
     policy: Json = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
-    return question([slice_of(shared(**policy))], [claim(ask(capacity=memory("3Gi")))])
+    return make_query([slice_of(shared(**policy))], [claim(make_request(capacity=memory("3Gi")))])
 
 
 @case
 def a_share_without_an_amount_takes_everything() -> Json:
-    return question([slice_of(shared())], [claim(ask("a"), ask("b"))])
+    return make_query([slice_of(shared())], [claim(make_request("a"), make_request("b"))])
 
 
 @case
@@ -217,59 +230,66 @@ def the_counters_of_a_shared_device_are_paid_once() -> Json:
     free: Json = {"allowMultipleAllocations": True, "consumesCounters": consumes}
     counters = slice_of(name="c", count=2, sharedCounters=[{"name": "card", "counters": {"slots": {"value": "3"}}}])
     slices = [slice_of(device("shared", **free), device("single", consumesCounters=consumes), count=2), counters]
-    return question(slices, [claim(ask("a"), ask("b"), ask("c"))])
+    return make_query(slices, [claim(make_request("a"), make_request("b"), make_request("c"))])
 
 
 @case
 def the_first_alternative_that_fits_is_taken() -> Json:
-    alternatives = [{"name": "big", **want(3)}, {"name": "small", **want(2)}, {"name": "tiny", **want(1)}]
+    alternatives = [
+        {"name": "big", **make_exact(3)},
+        {"name": "small", **make_exact(2)},
+        {"name": "tiny", **make_exact(1)},
+    ]
     config = [{"requests": ["main/small"], "opaque": {"driver": DRIVER, "parameters": {"x": 1}}}]
     config += [{"requests": ["main/big"], "opaque": {"driver": DRIVER, "parameters": {"x": 2}}}]
     requests = [{"name": "main", "firstAvailable": alternatives}]
-    return question([slice_of(device("a"), device("b"))], [claim(*requests, config=config)])
+    return make_query([slice_of(device("a"), device("b"))], [claim(*requests, config=config)])
 
 
 @case
 def an_alternative_gives_way_to_a_later_claim() -> Json:
-    first = {"name": "main", "firstAvailable": [{"name": "two", **want(2)}, {"name": "one", **want(1)}]}
-    return question([slice_of(device("a"), device("b"))], [claim(first, name="c1"), claim(ask(), name="c2")])
+    first = {"name": "main", "firstAvailable": [{"name": "two", **make_exact(2)}, {"name": "one", **make_exact(1)}]}
+    return make_query([slice_of(device("a"), device("b"))], [claim(first, name="c1"), claim(make_request(), name="c2")])
 
 
 @case
 def alternatives_that_exceed_the_limit_are_an_error_of_the_first_claim() -> Json:
     devices = [device(f"d{i}") for i in range(40)]
-    alternatives = [{"name": "many", **want(20)}, {"name": "less", **want(15)}]
-    return question(
-        [slice_of(*devices)], [claim(ask("a", 14), {"name": "b", "firstAvailable": alternatives}, ask("c", 4))]
+    alternatives = [{"name": "many", **make_exact(20)}, {"name": "less", **make_exact(15)}]
+    return make_query(
+        [slice_of(*devices)],
+        [claim(make_request("a", 14), {"name": "b", "firstAvailable": alternatives}, make_request("c", 4))],
     )
 
 
 @case
 def all_devices_are_those_that_match() -> Json:
     devices = [device("a", {"model": "A"}), device("b", {"model": "B"}), device("c", {"model": "A"})]
-    return question([slice_of(*devices)], [claim(ask(expression=model("A"), allocationMode="All"))])
+    return make_query([slice_of(*devices)], [claim(make_request(expression=model("A"), allocationMode="All"))])
 
 
 @case
 def all_devices_cannot_be_had_while_one_is_used() -> Json:
-    requests = ask(allocationMode="All")
-    return question([slice_of(device("a"), device("b"))], [claim(requests)], [held("h", {"device": "b"})])
+    requests = make_request(allocationMode="All")
+    return make_query([slice_of(device("a"), device("b"))], [claim(requests)], [allocated_claim("h", {"device": "b"})])
 
 
 @case
 def all_devices_of_an_incomplete_pool_are_an_error() -> Json:
-    return question([slice_of(device("a"), count=2)], [claim(ask(allocationMode="All"))])
+    return make_query([slice_of(device("a"), count=2)], [claim(make_request(allocationMode="All"))])
 
 
 @case
 def one_device_of_another_pool_is_taken_while_one_pool_is_incomplete() -> Json:
-    return question([slice_of(device("a"), count=2), slice_of(device("a"), pool="q", name="s1")], [claim(ask())])
+    return make_query(
+        [slice_of(device("a"), count=2), slice_of(device("a"), pool="q", name="s1")], [claim(make_request())]
+    )
 
 
 @case
 def an_invalid_pool_is_an_error_only_where_its_devices_are_missed() -> Json:
     twice = slice_of(device("a"), device("a"), pool="q", name="s1")
-    return question([slice_of(device("a")), twice], [claim(ask(), ask("more"))])
+    return make_query([slice_of(device("a")), twice], [claim(make_request(), make_request("more"))])
 
 
 @case
@@ -277,17 +297,21 @@ def a_newer_generation_elsewhere_makes_a_pool_obsolete() -> Json:
     newer = slice_of(device("b"), name="s1", allNodes=True)
     newer["spec"] = {**newer["spec"], "nodeSelector": None, "allNodes": None, "nodeName": "n2"}
     newer["spec"]["pool"] = {"name": "p", "generation": 2, "resourceSliceCount": 1}
-    return question([slice_of(device("a"), count=2), newer], [claim(ask())])
+    return make_query([slice_of(device("a"), count=2), newer], [claim(make_request())])
 
 
 @case
 def admin_access_takes_a_device_that_is_used() -> Json:
-    return question([slice_of(device("a"))], [claim(ask(adminAccess=True))], [held("h", {"device": "a"})])
+    return make_query(
+        [slice_of(device("a"))], [claim(make_request(adminAccess=True))], [allocated_claim("h", {"device": "a"})]
+    )
 
 
 @case
 def admin_access_of_others_keeps_nobody_away() -> Json:
-    return question([slice_of(device("a"))], [claim(ask())], [held("h", {"device": "a", "adminAccess": True})])
+    return make_query(
+        [slice_of(device("a"))], [claim(make_request())], [allocated_claim("h", {"device": "a", "adminAccess": True})]
+    )
 
 
 @case
@@ -295,25 +319,25 @@ def a_taint_is_tolerated_by_its_key() -> Json:
     taint = {"key": "k", "value": "v", "effect": "NoExecute"}
     toleration = {"key": "k", "operator": "Exists", "tolerationSeconds": 30}
     devices = [device("a", taints=[taint]), device("b", taints=[{**taint, "effect": "None"}])]
-    return question([slice_of(*devices)], [claim(ask("x"), ask("y", tolerations=[toleration]))])
+    return make_query([slice_of(*devices)], [claim(make_request("x"), make_request("y", tolerations=[toleration]))])
 
 
 @case
 def an_attribute_that_is_missing_is_an_error_of_everything() -> Json:
     devices = [device("a"), device("b", {"model": "A"})]
-    return question([slice_of(*devices)], [claim(ask(expression=model("A")))])
+    return make_query([slice_of(*devices)], [claim(make_request(expression=model("A")))])
 
 
 @case
 def a_selector_that_is_never_asked_is_no_error() -> Json:
     devices = [device("b", {"model": "A"}), device("c")]
-    return question([slice_of(*devices)], [claim(ask(expression=model("A")))])
+    return make_query([slice_of(*devices)], [claim(make_request(expression=model("A")))])
 
 
 @case
 def devices_for_other_nodes_are_asked_too() -> Json:
     devices = [device("a", nodeName="n2"), device("b", {"model": "A"}, nodeName=NODE)]
-    return question([slice_of(*devices, perDeviceNodeSelection=True)], [claim(ask(expression=model("A")))])
+    return make_query([slice_of(*devices, perDeviceNodeSelection=True)], [claim(make_request(expression=model("A")))])
 
 
 @case
@@ -328,25 +352,27 @@ def the_selectors_of_all_devices_bound_the_claim() -> Json:
         slice_of(device("c"), pool="r", name="s2", nodeSelector=zone("x")),
     ]
     node = {"metadata": {"name": NODE, "labels": {"zone": "x"}}}
-    return {**question(slices, [claim(ask(count=3))]), "node": node}
+    return {**make_query(slices, [claim(make_request(count=3))]), "node": node}
 
 
 @case
 def the_configuration_of_a_class_names_its_requests_once() -> Json:
     config = [{"opaque": {"driver": DRIVER, "parameters": {"from": "class"}}}]
     classes = [{"metadata": {"name": "set"}, "spec": {"config": config}}]
-    requests = [ask("a"), ask("b", deviceClassName="set"), ask("c", deviceClassName="set")]
-    return question([slice_of(*(device(f"d{i}") for i in range(3)))], [claim(*requests)], classes=classes)
+    requests = [make_request("a"), make_request("b", deviceClassName="set"), make_request("c", deviceClassName="set")]
+    return make_query([slice_of(*(device(f"d{i}") for i in range(3)))], [claim(*requests)], classes=classes)
 
 
 @case
 def a_claim_that_is_allocated_keeps_its_devices() -> Json:
-    return question([slice_of(device("a"), device("b"))], [held("h", {"device": "a"}), claim(ask())])
+    return make_query(
+        [slice_of(device("a"), device("b"))], [allocated_claim("h", {"device": "a"}), claim(make_request())]
+    )
 
 
 @case
 def a_claim_that_is_allocated_elsewhere_does_not_fit() -> Json:
-    elsewhere = held("h", {"device": "a", "pool": "far"})
+    elsewhere = allocated_claim("h", {"device": "a", "pool": "far"})
     field = {"key": "metadata.name", "operator": "In", "values": ["n2"]}
     elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-    return question([slice_of(device("b"))], [elsewhere, claim(ask())])
+    return make_query([slice_of(device("b"))], [elsewhere, claim(make_request())])

@@ -12,5 +12,5 @@ from oracle import go
 
 @pytest.fixture(scope="session")
 def go_allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The oracle's binary; the test is skipped where it cannot be built."""
+    """The oracle's binary; the test is skipped if it cannot be built."""
     return go.build(oracle.SOURCE, tmp_path_factory.mktemp("oracle") / "allocator")

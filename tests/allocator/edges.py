@@ -1,4 +1,4 @@
-"""More questions built for one purpose each: rules of the scheduler that random questions seldom reach."""
+"""More allocator queries with one purpose each: rules of the scheduler that random queries rarely reach."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from allocator.cases import (
     DRIVER,
     NODE,
     Json,
-    ask,
+    allocated_claim,
     case,
     claim,
     device,
-    held,
+    make_exact,
+    make_query,
+    make_request,
     memory,
-    question,
     shared,
     slice_of,
-    want,
 )
 
 __all__ = ["CASES"]
@@ -51,7 +51,7 @@ GOOD_TERMS: dict[str, Json] = {
 def with_term(term: Json) -> Json:
     slices = [slice_of(device("a"), nodeSelector={"nodeSelectorTerms": [term]})]
     node = {"metadata": {"name": NODE, "labels": {"zone": "x", "tier": "2", "name": "word"}}}
-    return {**question(slices, [claim(ask())]), "node": node}
+    return {**make_query(slices, [claim(make_request())]), "node": node}
 
 
 for name, term in {**BROKEN_TERMS, **GOOD_TERMS}.items():
@@ -60,7 +60,7 @@ for name, term in {**BROKEN_TERMS, **GOOD_TERMS}.items():
 
 def with_amount(amount: str | None, value: str = "10Gi", **policy: Any) -> Json:
     fields: Json = {} if amount is None else {"capacity": memory(amount)}
-    return question([slice_of(shared(value, **policy))], [claim(ask(**fields))])
+    return make_query([slice_of(shared(value, **policy))], [claim(make_request(**fields))])
 
 
 AMOUNTS: dict[str, tuple[str | None, Json]] = {
@@ -108,7 +108,7 @@ def an_obsolete_pool_is_not_counted_to_all() -> Json:
     newer = slice_of(device("b"), name="s1", nodeName="n2")
     newer["spec"]["pool"] = {"name": "p", "generation": 2, "resourceSliceCount": 1}
     slices = [slice_of(device("a"), count=2), newer, slice_of(device("c"), pool="q", name="s2")]
-    return question(slices, [claim(ask(allocationMode="All"))])
+    return make_query(slices, [claim(make_request(allocationMode="All"))])
 
 
 @case
@@ -116,7 +116,7 @@ def compatibility_groups_make_a_pool_incomplete() -> Json:
     grouped = counted("g", 1)
     grouped["consumesCounters"][0]["compatibilityGroups"] = ["x"]
     slices = [slice_of(counted("a", 1), count=3), slice_of(grouped, name="s1", count=3), card(2, 3)]
-    return question(slices, [claim(ask())])
+    return make_query(slices, [claim(make_request())])
 
 
 @case
@@ -126,57 +126,70 @@ def what_other_nodes_hold_consumes_counters() -> Json:
         slice_of(counted("b", 1), name="s1", count=3, nodeName="n2"),
         card(1, 3),
     ]
-    return question(slices, [claim(ask())], [held("h", {"device": "b"})])
+    return make_query(slices, [claim(make_request())], [allocated_claim("h", {"device": "b"})])
 
 
 @case
 def counters_may_be_published_for_other_nodes() -> Json:
     slices = [slice_of(counted("a", 1), count=2), card(1, 2, nodeName="n2")]
-    return question(slices, [claim(ask())])
+    return make_query(slices, [claim(make_request())])
 
 
 @case
 def lists_are_never_distinct() -> Json:
     devices = [{"name": name, "attributes": {"links": {"ints": [i]}}} for i, name in enumerate("ab")]
-    return question([slice_of(*devices)], [claim(ask(count=2), constraints=[{"distinctAttribute": f"{DRIVER}/links"}])])
+    return make_query(
+        [slice_of(*devices)], [claim(make_request(count=2), constraints=[{"distinctAttribute": f"{DRIVER}/links"}])]
+    )
 
 
 @case
 def one_list_matches_itself_alone() -> Json:
     devices = [{"name": "a", "attributes": {"links": {"ints": [1]}}}]
-    return question([slice_of(*devices)], [claim(ask(), constraints=[{"matchAttribute": f"{DRIVER}/links"}])])
+    return make_query(
+        [slice_of(*devices)], [claim(make_request(), constraints=[{"matchAttribute": f"{DRIVER}/links"}])]
+    )
 
 
 @case
 def a_share_without_capacity_has_paid_the_counters() -> Json:
     slices = [slice_of(counted("a", 2, allowMultipleAllocations=True), count=2), card(2, 2)]
     share = {"device": "a", "shareID": "00000000-0000-4000-8000-000000000001"}
-    return question(slices, [claim(ask())], [held("h", share)])
+    return make_query(slices, [claim(make_request())], [allocated_claim("h", share)])
 
 
 @case
 def a_claim_may_have_32_devices() -> Json:
-    return question([slice_of(*(device(f"d{i}") for i in range(40)))], [claim(ask("a", 20), ask("b", 12))])
+    return make_query(
+        [slice_of(*(device(f"d{i}") for i in range(40)))], [claim(make_request("a", 20), make_request("b", 12))]
+    )
 
 
 @case
 def a_claim_may_not_have_33_devices() -> Json:
-    return question([slice_of(*(device(f"d{i}") for i in range(40)))], [claim(ask("a", 20), ask("b", 13))])
+    return make_query(
+        [slice_of(*(device(f"d{i}") for i in range(40)))], [claim(make_request("a", 20), make_request("b", 13))]
+    )
 
 
 @case
 def a_second_claim_that_is_too_large_does_not_fit() -> Json:
     devices = [device(f"d{i}") for i in range(64)]
-    alternatives = [{"name": "many", **want(20)}, {"name": "less", **want(15)}]
-    second = claim(ask("a", 14), {"name": "b", "firstAvailable": alternatives}, ask("c", 4), name="c2")
-    return question([slice_of(*devices)], [claim(ask()), second])
+    alternatives = [{"name": "many", **make_exact(20)}, {"name": "less", **make_exact(15)}]
+    second = claim(
+        make_request("a", 14), {"name": "b", "firstAvailable": alternatives}, make_request("c", 4), name="c2"
+    )
+    return make_query([slice_of(*devices)], [claim(make_request()), second])
 
 
 @case
 def a_toleration_without_an_operator_compares_values() -> Json:
     taint = {"key": "k", "value": "v", "effect": "NoSchedule"}
-    requests = [ask("a", tolerations=[{"key": "k"}]), ask("b", tolerations=[{"key": "k", "value": "v"}])]
-    return question([slice_of(device("x", taints=[taint]))], [claim(requests[1])])
+    requests = [
+        make_request("a", tolerations=[{"key": "k"}]),
+        make_request("b", tolerations=[{"key": "k", "value": "v"}]),
+    ]
+    return make_query([slice_of(device("x", taints=[taint]))], [claim(requests[1])])
 
 
 @case
@@ -186,74 +199,78 @@ def a_claim_that_is_named_twice_counts_once() -> Json:
         "shareID": "00000000-0000-4000-8000-000000000001",
         "consumedCapacity": {"memory": "4Gi"},
     }
-    holder = held("h", share)
-    return question([slice_of(shared())], [claim(ask(capacity=memory("4Gi")))], [holder, holder])
+    holder = allocated_claim("h", share)
+    return make_query([slice_of(shared())], [claim(make_request(capacity=memory("4Gi")))], [holder, holder])
 
 
 @case
 def slices_that_disagree_about_their_number_go_by_the_first() -> Json:
     slices = [slice_of(device("a"), name="z", count=2), slice_of(device("b"), name="a", count=5)]
-    return question(slices, [claim(ask())])
+    return make_query(slices, [claim(make_request())])
 
 
 @case
 def one_selector_with_two_terms_cannot_be_written_down() -> Json:
     terms = [{"matchExpressions": [{"key": "zone", "operator": operator}]} for operator in ("Exists", "DoesNotExist")]
-    return question([slice_of(device("a"), nodeSelector={"nodeSelectorTerms": terms})], [claim(ask())])
+    return make_query([slice_of(device("a"), nodeSelector={"nodeSelectorTerms": terms})], [claim(make_request())])
 
 
 @case
 def admin_access_pays_counters_again() -> Json:
     slices = [slice_of(counted("a", 1), count=2), card(1, 2)]
-    return question(slices, [claim(ask(adminAccess=True))], [held("h", {"device": "a"})])
+    return make_query(slices, [claim(make_request(adminAccess=True))], [allocated_claim("h", {"device": "a"})])
 
 
 @case
 def admin_access_does_not_give_one_claim_a_device_twice() -> Json:
-    requests = [ask("a", adminAccess=True), ask("b", adminAccess=True)]
-    return question([slice_of(device("x"))], [claim(*requests)])
+    requests = [make_request("a", adminAccess=True), make_request("b", adminAccess=True)]
+    return make_query([slice_of(device("x"))], [claim(*requests)])
 
 
 @case
 def admin_access_gives_two_claims_one_device() -> Json:
-    claims = [claim(ask(adminAccess=True), name=f"c{i}") for i in range(2)]
-    return question([slice_of(device("x"))], claims)
+    claims = [claim(make_request(adminAccess=True), name=f"c{i}") for i in range(2)]
+    return make_query([slice_of(device("x"))], claims)
 
 
 @case
 def a_device_that_is_watched_in_the_same_question_is_not_free() -> Json:
-    claims = [claim(ask(adminAccess=True), name="c0"), claim(ask(), name="c1")]
-    return question([slice_of(device("x"))], claims)
+    claims = [claim(make_request(adminAccess=True), name="c0"), claim(make_request(), name="c1")]
+    return make_query([slice_of(device("x"))], claims)
 
 
 @case
 def the_attribute_of_another_driver_is_not_found_by_its_short_name() -> Json:
     devices = [device("a", {"model": "A"}), device("b", {"model": "A"})]
-    return question([slice_of(*devices)], [claim(ask(count=2), constraints=[{"matchAttribute": "other.com/model"}])])
+    return make_query(
+        [slice_of(*devices)], [claim(make_request(count=2), constraints=[{"matchAttribute": "other.com/model"}])]
+    )
 
 
 @case
 def an_attribute_without_a_domain_is_found_as_it_is_published() -> Json:
     devices = [device("a", {"model": "A"}), device("b", {"model": "A"})]
-    return question([slice_of(*devices)], [claim(ask(count=2), constraints=[{"matchAttribute": "model"}])])
+    return make_query([slice_of(*devices)], [claim(make_request(count=2), constraints=[{"matchAttribute": "model"}])])
 
 
 @case
 def a_request_may_ask_for_no_capacity_that_a_device_lacks() -> Json:
     devices = [device("a"), device("b", capacity={"memory": {"value": "2Gi"}})]
-    return question([slice_of(*devices)], [claim(ask(capacity=memory("1Gi")))])
+    return make_query([slice_of(*devices)], [claim(make_request(capacity=memory("1Gi")))])
 
 
-def beyond_the_limit(name: str) -> Json:
-    """A negative count hides from the first check that the claim asks for 40 devices."""
-    return claim(ask("a", 20), ask("b", -8), ask("c", 20), name=name)
+def claim_beyond_the_limit(name: str) -> Json:
+    """Return a claim whose negative count hides from the first check that it requests 40 devices."""
+    return claim(make_request("a", 20), make_request("b", -8), make_request("c", 20), name=name)
 
 
 @case
 def a_first_claim_that_turns_out_too_large_is_an_error() -> Json:
-    return question([slice_of(*(device(f"d{i}") for i in range(64)))], [beyond_the_limit("c1")])
+    return make_query([slice_of(*(device(f"d{i}") for i in range(64)))], [claim_beyond_the_limit("c1")])
 
 
 @case
 def a_later_claim_that_turns_out_too_large_does_not_fit() -> Json:
-    return question([slice_of(*(device(f"d{i}") for i in range(64)))], [claim(ask()), beyond_the_limit("c2")])
+    return make_query(
+        [slice_of(*(device(f"d{i}") for i in range(64)))], [claim(make_request()), claim_beyond_the_limit("c2")]
+    )

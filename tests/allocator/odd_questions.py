@@ -1,6 +1,6 @@
-"""Questions of odd shape: names that are not unique, lists for objects, nulls where something is expected.
+"""Malformed queries: duplicate names, lists instead of objects, nulls in place of values.
 
-`python tests/allocator/odd_questions.py ORACLE` asks the binary of tests/oracle/allocator and writes odd.jsonl.
+`python tests/allocator/odd_questions.py ORACLE` runs the binary of tests/oracle/allocator and writes odd.jsonl.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PATHS: list[list[str | int]] = [
 ]
 
 
-def question(requests: list[Json]) -> Json:
-    """One slice with three devices, one class, one claim."""
+def make_query(requests: list[Json]) -> Json:
+    """Return a query with one slice of three devices, one class, one claim."""
     opaque = {"opaque": {"driver": GPU, "parameters": {"kind": "whole"}}}
     device: Json = {"attributes": {"model": {"string": "A"}}, "capacity": {"memory": {"value": "4Gi"}}}
     devices = [{"name": f"d{index}", **copy.deepcopy(device)} for index in range(3)]
@@ -80,8 +80,8 @@ def choice(name: str, *subs: tuple[str, int]) -> Json:
     return {"name": name, "firstAvailable": alternatives}
 
 
-def questions() -> dict[str, Json]:
-    """Each question by its name."""
+def malformed_queries() -> dict[str, Json]:
+    """Return each query by its name."""
     named = {
         "two requests of one name": [exact("r", 0), exact("r", 1)],
         "a choice, then a request of its name": [choice("r", ("s", 0)), exact("r", 1)],
@@ -93,24 +93,24 @@ def questions() -> dict[str, Json]:
         "a request without a name": [exact("", 0)],
         "an alternative without a name": [choice("r", ("", 0))],
     }
-    asked = {name: question(requests) for name, requests in named.items()}
+    queries = {name: make_query(requests) for name, requests in named.items()}
     for path in PATHS:
-        for what, value in (("a list", []), ("null", None), ("a text", "x"), ("a number", 1)):
-            changed = question([exact("r", 0)])
-            place: Any = changed
+        for kind, value in (("a list", []), ("null", None), ("a text", "x"), ("a number", 1)):
+            changed = make_query([exact("r", 0)])
+            container: Any = changed
             for step in path[:-1]:
-                place = place[step]
-            place[path[-1]] = value
-            asked[f"{what} at {'.'.join(map(str, path))}"] = changed
-    return asked
+                container = container[step]
+            container[path[-1]] = value
+            queries[f"{kind} at {'.'.join(map(str, path))}"] = changed
+    return queries
 
 
 def main(binary: Path) -> None:
-    asked = questions()
-    answers = oracle.ask(binary, asked.values())
+    queries = malformed_queries()
+    answers = oracle.run(binary, queries.values())
     lines = [
-        {"name": name, "question": asked[name], "answer": oracle.comparable(answer)}
-        for name, answer in zip(asked, answers, strict=True)
+        {"name": name, "question": queries[name], "answer": oracle.comparable(answer)}
+        for name, answer in zip(queries, answers, strict=True)
     ]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     (Path(__file__).parent / "odd.jsonl").write_text(text)

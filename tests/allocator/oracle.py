@@ -1,4 +1,4 @@
-"""The Go allocator of kube-scheduler as an oracle, and answers in a form in which two of them can be compared."""
+"""The Go allocator of kube-scheduler as an oracle, and results in a comparable form."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[1] / "oracle" / "allocator"
 
 
-def ask(binary: Path, questions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The oracle's answers, in the order of the questions."""
-    text = "".join(json.dumps(question) + "\n" for question in questions)
+def run(binary: Path, queries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run the oracle; return its results in the order of the queries."""
+    text = "".join(json.dumps(query) + "\n" for query in queries)
     command = [str(binary), "-deadline", "2s"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    completed = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def comparable(answer: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal: texts of errors and random share IDs need not be, that there is one must."""
-    results = [_bare(result) for result in answer["results"]]
+    """Return the parts that must be equal: error texts and random share IDs may differ, their presence may not."""
+    results = [_without_empty(result) for result in answer["results"]]
     for result in results:
         for device in result.get("devices", {}).get("results", []):
             if "shareID" in device and not device["shareID"].startswith("00000000-0000-4000-8000"):
@@ -30,15 +30,15 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed_out(answer: dict[str, Any]) -> bool:
-    """Whether the oracle gave up: its answer is then one about its machine."""
+    """Return whether the oracle ran into its deadline: its result then depends on its machine."""
     return answer["error"] is not None and "deadline" in answer["error"]
 
 
-def _bare(value: Any) -> Any:
-    """Without empty members: Go and Rust leave out different ones."""
+def _without_empty(value: Any) -> Any:
+    """Return the value without empty members: Go and Rust omit different ones."""
     if isinstance(value, dict):
-        bare = {key: item if key == "parameters" else _bare(item) for key, item in value.items()}
-        return {key: item for key, item in bare.items() if item not in (None, "", [], {})}
+        stripped = {key: item if key == "parameters" else _without_empty(item) for key, item in value.items()}
+        return {key: item for key, item in stripped.items() if item not in (None, "", [], {})}
     if isinstance(value, list):
-        return [_bare(item) for item in value]
+        return [_without_empty(item) for item in value]
     return value

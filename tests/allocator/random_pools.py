@@ -1,4 +1,4 @@
-"""Random pools of devices: complete, incomplete, inconsistent, out of date, of this node and of others."""
+"""Random pools of devices: complete, incomplete, inconsistent, obsolete, of this node and of others."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ POLICIES: list[Json] = [
 ]
 
 
-class World:
-    """Builds the slices of one question."""
+class PoolGenerator:
+    """Builds the slices of one query."""
 
     def __init__(self, rng: random.Random, crowded: bool, broken: bool) -> None:
         self.rng = rng
         self.crowded = crowded
         self.broken = broken
-        self.flavour = rng.choice(["plain", "plain", "shared", "counters", "taints", "mixed"])
+        self.flavor = rng.choice(["plain", "plain", "shared", "counters", "taints", "mixed"])
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def odd(self, probability: float) -> bool:
+    def mistake(self, probability: float) -> bool:
         return self.broken and self.chance(probability)
 
-    def has(self, flavour: str, otherwise: float = 0.08) -> bool:
-        return self.flavour in (flavour, "mixed") or self.chance(otherwise)
+    def has_flavor(self, flavor: str, otherwise: float = 0.08) -> bool:
+        return self.flavor in (flavor, "mixed") or self.chance(otherwise)
 
     def slices(self) -> list[Json]:
         slices: list[Json] = []
@@ -58,7 +58,7 @@ class World:
 
     def pool(self, driver: str, pool: str) -> list[Json]:
         generation = self.rng.randint(1, 3)
-        sets = self.counter_sets() if self.has("counters") else []
+        sets = self.counter_sets() if self.has_flavor("counters") else []
         reach = self.reach()
         slices = [
             self.slice(driver, pool, generation, self.reach() if self.chance(0.15) else reach, sets)
@@ -69,7 +69,7 @@ class World:
             for device in entry["spec"]["devices"]:
                 device["name"] = f"d{count}"
                 count += 1
-        if self.odd(0.03) and count > 1:
+        if self.mistake(0.03) and count > 1:
             entry = self.rng.choice([entry for entry in slices if entry["spec"]["devices"]])
             entry["spec"]["devices"][0]["name"] = "d0" if self.chance(0.5) else f"d{count - 1}"
         if sets:
@@ -81,15 +81,15 @@ class World:
             entry["spec"]["pool"]["resourceSliceCount"] = len(slices)
         if self.chance(0.1 if self.broken else 0.02) and len(slices) > 1:
             slices.pop(self.rng.randrange(len(slices)))
-        if self.odd(0.04):
+        if self.mistake(0.04):
             self.rng.choice(slices)["spec"]["pool"]["generation"] += self.rng.choice([-1, 1])
-        if self.odd(0.02):
+        if self.mistake(0.02):
             self.rng.choice(slices)["spec"]["pool"]["resourceSliceCount"] += 1
         if self.chance(0.08):
-            slices.append(self.old(slices[0], names))
+            slices.append(self.obsolete_slice(slices[0], names))
         return slices
 
-    def old(self, entry: Json, names: list[str]) -> Json:
+    def obsolete_slice(self, entry: Json, names: list[str]) -> Json:
         spec = {**entry["spec"], "pool": {**entry["spec"]["pool"]}}
         spec["pool"]["generation"] += self.rng.choice([-1, 1])
         spec["pool"]["resourceSliceCount"] = self.rng.choice([1, len(names)])
@@ -136,8 +136,8 @@ class World:
             {"key": "zone", "operator": "Like", "values": ["a"]},
         ]
         terms: list[Json] = []
-        for _ in range(2 if self.odd(0.06) else 1):
-            source = broken if self.odd(0.02) else expressions
+        for _ in range(2 if self.mistake(0.06) else 1):
+            source = broken if self.mistake(0.02) else expressions
             term: Json = {"matchExpressions": self.rng.sample(source, self.rng.randint(0, 2))}
             if self.chance(0.2):
                 operator = self.rng.choice(["In", "In", "NotIn"])
@@ -149,14 +149,14 @@ class World:
 
     def device(self, driver: str, sets: list[Json]) -> Json:
         device: Json = {"name": "", "attributes": self.attributes(driver)}
-        shared = self.has("shared", 0.04) and self.chance(0.75)
+        shared = self.has_flavor("shared", 0.04) and self.chance(0.75)
         if shared:
             device["allowMultipleAllocations"] = True
         if self.chance(0.8 if shared else 0.4):
             device["capacity"] = self.capacity(shared or self.chance(0.05))
         if sets and self.chance(0.75):
             device["consumesCounters"] = self.consumption(sets)
-        if self.has("taints", 0.03) and self.chance(0.5):
+        if self.has_flavor("taints", 0.03) and self.chance(0.5):
             device["taints"] = [self.taint() for _ in range(self.rng.randint(1, 2))]
         if self.chance(0.06):
             device["bindingConditions"] = ["ready"]
@@ -178,7 +178,7 @@ class World:
         if self.chance(0.4):
             attributes["healthy"] = {"bool": self.chance(0.7)}
         if self.chance(0.03):
-            # Never beside the short name: which of the two Kubernetes then sees is left to a hash.
+            # Never together with the short name: which of the two Kubernetes uses then depends on a hash.
             attributes.pop("model", None)
             attributes[f"{driver}/model"] = {"string": "A"}
         if self.chance(0.03):
@@ -190,12 +190,12 @@ class World:
     def capacity(self, policies: bool) -> Json:
         capacity: Json = {"memory": {"value": self.rng.choice(["4Gi", "8Gi", "10Gi", "2", "9E", "8192Mi", "1500m"])}}
         if policies and self.chance(0.7):
-            capacity["memory"]["requestPolicy"] = self.rng.choice(POLICIES if self.odd(0.3) else POLICIES[:7])
+            capacity["memory"]["requestPolicy"] = self.rng.choice(POLICIES if self.mistake(0.3) else POLICIES[:7])
         if self.chance(0.2):
             capacity["bandwidth"] = {"value": "10"}
             if policies:
                 capacity["bandwidth"]["requestPolicy"] = {"default": "1", "validRange": {"min": "1", "step": "500m"}}
-        if self.odd(0.005):
+        if self.mistake(0.005):
             capacity["bandwidth"] = {"value": "-1"}
         return capacity
 
@@ -221,7 +221,7 @@ class World:
 
     def counter_slices(self, driver: str, pool: str, generation: int, sets: list[Json], reach: Json) -> list[Json]:
         parts = [sets] if self.chance(0.7) else [[entry] for entry in sets]
-        if self.odd(0.02):
+        if self.mistake(0.02):
             parts = [sets, sets]
         return [
             {
@@ -241,18 +241,18 @@ class World:
             counters: Json = {"slots": {"value": str(self.rng.choice([0, 1, 1, 2]))}}
             if "memory" in entry["counters"] and self.chance(0.7):
                 counters["memory"] = {"value": self.rng.choice(["1Gi", "2Gi", "500m", "1"])}
-            if self.odd(0.01):
+            if self.mistake(0.01):
                 counters["absent"] = {"value": "1"}
             consumption.append({"counterSet": entry["name"], "counters": counters})
-        if self.odd(0.01):
+        if self.mistake(0.01):
             consumption.append({"counterSet": "absent", "counters": {"slots": {"value": "1"}}})
         if self.chance(0.02):
             consumption.append(dict(consumption[0]))
-        if self.odd(0.01):
+        if self.mistake(0.01):
             consumption[0]["compatibilityGroups"] = ["g"]
         return consumption
 
 
 def make_slices(rng: random.Random, *, crowded: bool, broken: bool) -> list[Json]:
-    """The ResourceSlices of one question; `crowded` has more devices than one claim may get."""
-    return World(rng, crowded, broken).slices()
+    """Return the ResourceSlices of one query; `crowded` has more devices than one claim may get."""
+    return PoolGenerator(rng, crowded, broken).slices()

@@ -1,4 +1,4 @@
-"""Random questions for the allocator, from a seed: small worlds in which everything that can go wrong does so often."""
+"""Random allocator queries from a seed: small pools in which every kind of error is frequent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GENEROUS = [
     f'device.attributes["{GPU}"].?numa.orValue(1) >= 0',
     'device.attributes["resource.kubernetes.io"].?pcieRoot.orValue("pci0") != "pci1"',
 ]
-# Those that fail on some devices, on all, or do not compile at all.
+# Expressions that fail on some devices, on all, or do not compile.
 BAD_SELECTORS = [
     f'device.attributes["{GPU}"].model == "A"',
     'device.attributes["other.example.com"].model == "A"',
@@ -57,29 +57,29 @@ KEYS = ["maintenance", "example.com/slow"]
 
 
 class Generator:
-    """Builds one question; each part of it is left out, common or broken by chance."""
+    """Builds one query; each part is absent, common or broken at random."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.uids = 0
-        # Most questions have nothing wrong with them: a mistake ends an allocation before anything else shows.
+        # Most queries are valid: an error ends an allocation before anything else is compared.
         self.broken = self.rng.random() < 0.3
 
-    def odd(self, probability: float) -> bool:
-        """Like chance, for what is a mistake."""
+    def mistake(self, probability: float) -> bool:
+        """Return a random decision for an error; always false in a valid query."""
         return self.broken and self.chance(probability)
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def some(self, values: list[Any], most: int) -> list[Any]:
-        return self.rng.sample(values, self.rng.randint(0, min(most, len(values))))
+    def sample(self, values: list[Any], max_count: int) -> list[Any]:
+        return self.rng.sample(values, self.rng.randint(0, min(max_count, len(values))))
 
-    def question(self) -> Json:
+    def query(self) -> Json:
         crowded = self.chance(0.04)
         slices = make_slices(self.rng, crowded=crowded, broken=self.broken)
         classes = self.classes()
-        question: Json = {
+        query: Json = {
             "node": self.node(),
             "classes": classes,
             "slices": slices,
@@ -90,12 +90,12 @@ class Generator:
             (s["spec"]["driver"], s["spec"]["pool"]["name"], d) for s in slices for d in s["spec"].get("devices", [])
         ]
         if devices and self.chance(0.5):
-            question["allocated"] = [self.allocated(f"held-{i}", devices) for i in range(self.rng.randint(1, 3))]
+            query["allocated"] = [self.allocated(f"held-{i}", devices) for i in range(self.rng.randint(1, 3))]
         if devices and self.chance(0.08):
-            question["claims"].insert(self.rng.randint(0, 1), self.allocated("own", devices))
-        if self.chance(0.03) and question["allocated"]:
-            question["claims"].append(question["allocated"][0])
-        return question
+            query["claims"].insert(self.rng.randint(0, 1), self.allocated("own", devices))
+        if self.chance(0.03) and query["allocated"]:
+            query["claims"].append(query["allocated"][0])
+        return query
 
     def node(self) -> str | Json:
         if self.chance(0.4):
@@ -117,9 +117,9 @@ class Generator:
         return {"opaque": {"driver": GPU, "parameters": {"kind": name, "index": index}}}
 
     def selector(self, bad: float) -> Json:
-        if self.odd(0.01):
+        if self.mistake(0.01):
             return {}
-        if self.odd(bad):
+        if self.mistake(bad):
             return {"cel": {"expression": self.rng.choice(BAD_SELECTORS)}}
         return {"cel": {"expression": self.rng.choice(SELECTORS if self.chance(0.5) else GENEROUS)}}
 
@@ -134,7 +134,7 @@ class Generator:
             devices["constraints"] = [self.constraint(parts) for _ in range(self.rng.randint(1, 2))]
         if self.chance(0.4):
             devices["config"] = [
-                {"requests": self.some(parts, 2), **self.opaque("claim", i)} for i in range(self.rng.randint(1, 3))
+                {"requests": self.sample(parts, 2), **self.opaque("claim", i)} for i in range(self.rng.randint(1, 3))
             ]
         return {
             "metadata": {"name": name, "namespace": "default", "uid": f"uid-{self.uids}"},
@@ -142,7 +142,7 @@ class Generator:
         }
 
     def constraint(self, parts: list[str]) -> Json:
-        constraint: Json = {"requests": self.some(parts, 3)} if self.chance(0.5) else {}
+        constraint: Json = {"requests": self.sample(parts, 3)} if self.chance(0.5) else {}
         roll = self.rng.random()
         attribute = self.rng.choice(ATTRIBUTES[:3] if self.chance(0.7) else ATTRIBUTES)
         if roll < 0.6:
@@ -152,45 +152,45 @@ class Generator:
         return constraint
 
     def request(self, name: str, crowded: bool) -> Json:
-        if self.odd(0.03):
+        if self.mistake(0.03):
             return {"name": name}
         if self.chance(0.3):
-            subs = [{"name": f"s{i}", **self.ask(crowded)} for i in range(self.rng.randint(1, 3))]
-            return {"name": name, "firstAvailable": subs}
-        ask = self.ask(crowded)
+            alternatives = [{"name": f"s{i}", **self.exactly(crowded)} for i in range(self.rng.randint(1, 3))]
+            return {"name": name, "firstAvailable": alternatives}
+        exactly = self.exactly(crowded)
         if self.chance(0.12):
-            ask["adminAccess"] = self.chance(0.8)
-        return {"name": name, "exactly": ask}
+            exactly["adminAccess"] = self.chance(0.8)
+        return {"name": name, "exactly": exactly}
 
-    def ask(self, crowded: bool) -> Json:
+    def exactly(self, crowded: bool) -> Json:
         unknown = "missing" if self.chance(0.5) else ""
-        ask: Json = {
-            "deviceClassName": unknown if self.odd(0.05) else self.rng.choice(["any", "gpu", "narrow", "wide"])
+        exactly: Json = {
+            "deviceClassName": unknown if self.mistake(0.05) else self.rng.choice(["any", "gpu", "narrow", "wide"])
         }
         if self.chance(0.45):
-            ask["selectors"] = [self.selector(0.06) for _ in range(self.rng.randint(1, 2))]
+            exactly["selectors"] = [self.selector(0.06) for _ in range(self.rng.randint(1, 2))]
         roll = self.rng.random()
         if roll < 0.12:
-            ask["allocationMode"] = "All"
+            exactly["allocationMode"] = "All"
         elif roll < 0.6:
-            ask["allocationMode"] = "ExactCount"
-            ask["count"] = self.rng.choice([7, 12, 20, 31, 32, 33] if crowded else [1, 1, 1, 2, 2, 3, 0])
+            exactly["allocationMode"] = "ExactCount"
+            exactly["count"] = self.rng.choice([7, 12, 20, 31, 32, 33] if crowded else [1, 1, 1, 2, 2, 3, 0])
         elif roll < 0.61 and self.broken:
-            ask["allocationMode"] = "Some"
-        if self.odd(0.02):
-            ask["count"] = self.rng.choice([-1, 2**62, 2**63 - 1])
+            exactly["allocationMode"] = "Some"
+        if self.mistake(0.02):
+            exactly["count"] = self.rng.choice([-1, 2**62, 2**63 - 1])
         if self.chance(0.4):
-            ask["tolerations"] = [self.toleration() for _ in range(self.rng.randint(1, 2))]
+            exactly["tolerations"] = [self.toleration() for _ in range(self.rng.randint(1, 2))]
         if self.chance(0.2):
-            ask["capacity"] = {"requests": self.capacity()}
-        if self.odd(0.01):
-            ask["derivedAttributes"] = [{"name": "x", "expression": "1"}]
-        return ask
+            exactly["capacity"] = {"requests": self.capacity()}
+        if self.mistake(0.01):
+            exactly["derivedAttributes"] = [{"name": "x", "expression": "1"}]
+        return exactly
 
     def capacity(self) -> Json:
         requests: Json = {}
         if self.chance(0.85):
-            requests["memory"] = self.rng.choice(BAD_AMOUNTS if self.odd(0.3) else AMOUNTS)
+            requests["memory"] = self.rng.choice(BAD_AMOUNTS if self.mistake(0.3) else AMOUNTS)
         if self.chance(0.2):
             requests["bandwidth"] = self.rng.choice(["1", "10", "2500m", "4", "3.1"])
         if self.chance(0.03):
@@ -217,7 +217,7 @@ class Generator:
     def allocated(self, name: str, devices: list[tuple[str, str, Json]]) -> Json:
         self.uids += 1
         results = []
-        for driver, pool, device in self.some(devices, 3):
+        for driver, pool, device in self.sample(devices, 3):
             result: Json = {"request": "r0", "driver": driver, "pool": pool, "device": device["name"]}
             shared = device.get("allowMultipleAllocations", False)
             if shared != self.chance(0.05):
@@ -244,5 +244,5 @@ class Generator:
 
 
 def scenario(seed: int) -> Json:
-    """The question of this seed."""
-    return Generator(seed).question()
+    """Return the query of this seed."""
+    return Generator(seed).query()

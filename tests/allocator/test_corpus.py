@@ -1,4 +1,4 @@
-"""Questions with the answers that kube-scheduler's allocator gave; needs no Go."""
+"""Queries with the recorded results of kube-scheduler's allocator; Go is not needed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def corpus() -> list[dict[str, Any]]:
     return [json.loads(line) for line in CORPUS.read_text().splitlines()]
 
 
-def test_every_recorded_answer_is_ours() -> None:
+def test_results_match_the_recorded_ones() -> None:
     differing = []
     for line in corpus():
-        got = oracle.comparable(dict(allocate(**line["question"])))
-        if got != line["answer"]:
-            differing.append((line["name"], got, line["answer"]))
+        result = oracle.comparable(dict(allocate(**line["question"])))
+        if result != line["answer"]:
+            differing.append((line["name"], result, line["answer"]))
     assert differing == []
 
 
-def test_the_corpus_covers_every_kind_of_answer() -> None:
-    answers = [line["answer"] for line in corpus()]
-    assert len(answers) >= 300
+def test_corpus_covers_every_kind_of_result() -> None:
+    results = [line["answer"] for line in corpus()]
+    assert len(results) >= 300
     devices = [
         device
-        for answer in answers
-        for result in answer["results"]
+        for entry in results
+        for result in entry["results"]
         for device in result.get("devices", {}).get("results", [])
     ]
-    assert sum(answer["allocated"] for answer in answers) >= 150
-    assert sum(answer["error"] for answer in answers) >= 60
-    assert sum(not answer["allocated"] and not answer["error"] for answer in answers) >= 60
+    assert sum(entry["allocated"] for entry in results) >= 150
+    assert sum(entry["error"] for entry in results) >= 60
+    assert sum(not entry["allocated"] and not entry["error"] for entry in results) >= 60
     for member in ("shareID", "consumedCapacity", "adminAccess", "tolerations", "bindingConditions"):
         assert sum(member in device for device in devices) >= 10, member
     assert sum("/" in device["request"] for device in devices) >= 20

@@ -1,4 +1,4 @@
-"""kube-scheduler's own allocator and ours, asked the same random questions."""
+"""kube-scheduler's own allocator and the agent's on the same random queries."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ BATCH = 250
 
 
 @pytest.mark.parametrize("first", range(1_000_000, 1_001_000, BATCH))
-def test_random_questions_have_the_scheduler_s_answers(first: int, go_allocator: Path) -> None:
+def test_random_queries_match_the_scheduler(first: int, go_allocator: Path) -> None:
     seeds = range(first, first + BATCH)
-    questions = [scenario(seed) for seed in seeds]
-    wanted = oracle.ask(go_allocator, questions)
-    assert len(wanted) == BATCH
-    for seed, asked, want in zip(seeds, questions, wanted, strict=True):
-        if oracle.timed_out(want):
+    queries = [scenario(seed) for seed in seeds]
+    expected_results = oracle.run(go_allocator, queries)
+    assert len(expected_results) == BATCH
+    for seed, query, expected in zip(seeds, queries, expected_results, strict=True):
+        if oracle.timed_out(expected):
             continue
-        got = allocate(**asked)
-        assert oracle.comparable(dict(got)) == oracle.comparable(want), (
-            f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(asked)}"
+        result = allocate(**query)
+        assert oracle.comparable(dict(result)) == oracle.comparable(expected), (
+            f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
         )
 
 
-def test_a_search_that_prunes_from_the_start_has_the_scheduler_s_answers(go_allocator: Path) -> None:
+def test_a_search_with_early_pruning_matches_the_scheduler(go_allocator: Path) -> None:
     seeds = range(1_500_000, 1_500_000 + BATCH)
-    questions = [scenario(seed) for seed in seeds]
-    for seed, asked, want in zip(seeds, questions, oracle.ask(go_allocator, questions), strict=True):
-        if oracle.timed_out(want):
+    queries = [scenario(seed) for seed in seeds]
+    for seed, query, expected in zip(seeds, queries, oracle.run(go_allocator, queries), strict=True):
+        if oracle.timed_out(expected):
             continue
-        pruning = {**json.loads(encode_query(**asked)), "attempts_before_pruning": 0}
-        got = json.loads(_native.allocate(json.dumps(pruning).encode()))
-        assert oracle.comparable(got) == oracle.comparable(want), (
-            f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(asked)}"
+        pruning = {**json.loads(encode_query(**query)), "attempts_before_pruning": 0}
+        result = json.loads(_native.allocate(json.dumps(pruning).encode()))
+        assert oracle.comparable(result) == oracle.comparable(expected), (
+            f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
         )
 
 
-def test_the_corpus_is_still_the_scheduler_s(go_allocator: Path) -> None:
+def test_corpus_still_matches_the_scheduler(go_allocator: Path) -> None:
     lines = [json.loads(line) for line in (Path(__file__).parent / "corpus.jsonl").read_text().splitlines()]
-    answers = oracle.ask(go_allocator, [line["question"] for line in lines])
-    for line, answer in zip(lines, answers, strict=True):
-        assert oracle.comparable(answer) == line["answer"], line["name"]
+    results = oracle.run(go_allocator, [line["question"] for line in lines])
+    for line, result in zip(lines, results, strict=True):
+        assert oracle.comparable(result) == line["answer"], line["name"]
