@@ -1,4 +1,4 @@
-"""`dra-agent explain claim|pod` against an API server: each reason for which a claim waits, by its name."""
+"""`dra-agent explain claim|pod` with an API server: each reason for which a claim is pending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allocator.cases import DRIVER, ask, claim, device, held, model, slice_of
+from allocator.cases import DRIVER, allocated_claim, claim, device, make_request, model, slice_of
 from dra_agent.cli.main import main
 from fake_apiserver.fake import FakeApi
 
@@ -21,7 +21,7 @@ Explain = Callable[..., tuple[int, dict[str, Any]]]
 def command(
     fake_api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Run the command; gives its exit code, output and errors."""
+    """Run the command; return its exit code, output and errors."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -34,13 +34,13 @@ def command(
 
 @pytest.fixture
 def explain(command: Run) -> Explain:
-    """Run the command twice: for people, which must not fail, and for programs."""
+    """Run the command twice, as text and as JSON; both must agree."""
 
     def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-        code, shown, _ = command(*arguments)
-        again, printed, _ = command(*arguments, "-o", "json")
+        code, text, _ = command(*arguments)
+        json_code, printed, _ = command(*arguments, "-o", "json")
         answer: dict[str, Any] = json.loads(printed)
-        assert code == again and answer["summary"] in shown
+        assert code == json_code and answer["summary"] in text
         return code, answer
 
     return run
@@ -59,29 +59,29 @@ def cluster(fake_api: FakeApi) -> FakeApi:
 
 
 def pod(name: str = "job", *, claims: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pending pod; `claims` are names of claims by the pod's names for them."""
-    wanted = [{"name": key, "resourceClaimName": value} for key, value in (claims or {"gpu": "claim"}).items()]
+    """Return a pending pod; `claims` maps the pod's names of claims to claim names."""
+    pod_claims = [{"name": key, "resourceClaimName": value} for key, value in (claims or {"gpu": "claim"}).items()]
     return {
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
-        "spec": {"containers": [{"name": "c"}], "resourceClaims": wanted, **spec},
+        "spec": {"containers": [{"name": "c"}], "resourceClaims": pod_claims, **spec},
         "status": {"phase": "Pending"},
     }
 
 
-def holding(name: str, node: str, *devices: str, pods: tuple[str, ...] = ()) -> dict[str, Any]:
-    made = held(name, *({"device": one, "pool": node} for one in devices))
-    made["status"]["reservedFor"] = [{"resource": "pods", "name": one, "uid": f"uid-{one}"} for one in pods]
+def allocated_on(name: str, node: str, *devices: str, pods: tuple[str, ...] = ()) -> dict[str, Any]:
+    created = allocated_claim(name, *({"device": one, "pool": node} for one in devices))
+    created["status"]["reservedFor"] = [{"resource": "pods", "name": one, "uid": f"uid-{one}"} for one in pods]
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    made["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
-    return made
+    created["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    return created
 
 
 def by_node(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {entry["node"]: entry for entry in answer["nodes"]}
 
 
-def test_a_selector_that_matches_nothing(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("C"))))
+def test_selector_that_matches_nothing_is_named(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("C"))))
     cluster.put("pods", pod())
     code, answer = explain("claim", "claim")
     assert code == 1
@@ -90,10 +90,10 @@ def test_a_selector_that_matches_nothing(cluster: FakeApi, explain: Explain) -> 
     assert [one["rejections"][0]["kind"] for one in devices] == ["selector", "selector"]
 
 
-def test_all_devices_held_and_by_whom(cluster: FakeApi, explain: Explain, command: Run) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
-    cluster.put("resourceclaims", holding("train", "n1", "gpu-a", pods=("train-0", "train-1")))
-    other = holding("serve", "n2", "gpu-a", pods=("serve-0",))
+def test_holders_of_all_devices_are_named(cluster: FakeApi, explain: Explain, command: Run) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    cluster.put("resourceclaims", allocated_on("train", "n1", "gpu-a", pods=("train-0", "train-1")))
+    other = allocated_on("serve", "n2", "gpu-a", pods=("serve-0",))
     cluster.put("resourceclaims", {**other, "metadata": {**other["metadata"], "namespace": "team-b"}})
     cluster.put("pods", pod())
     code, answer = explain("pod", "job", "-n", "default")
@@ -103,16 +103,16 @@ def test_all_devices_held_and_by_whom(cluster: FakeApi, explain: Explain, comman
         {"claim": "team-b/serve", "devices": ["n2: gpu-a"], "reserved_for": ["pod serve-0"]},
     ]
     assert "it is held by claim default/train" in by_node(answer)["n1"]["devices"]
-    shown = command("pod", "job")[1]
-    assert "pod train-0, pod train-1" in shown and "team-b/serve" in shown
+    text = command("pod", "job")[1]
+    assert "pod train-0, pod train-1" in text and "team-b/serve" in text
 
 
-def test_a_taint_that_is_not_tolerated(cluster: FakeApi, explain: Explain) -> None:
+def test_untolerated_taint_is_named(cluster: FakeApi, explain: Explain) -> None:
     taints = [{"key": "dra-agent.internal/xid", "effect": "NoExecute"}]
     cluster.put(
         "resourceslices", slice_of(device("gpu-a", {"model": "T"}, taints=taints), name="n1-t", pool="t", nodeName="n1")
     )
-    cluster.put("resourceclaims", claim(ask(expression=model("T"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("T"))))
     cluster.put("pods", pod())
     code, answer = explain("claim", "claim")
     assert code == 1 and "it is tainted with dra-agent.internal/xid:NoExecute" in by_node(answer)["n1"]["devices"]
@@ -128,29 +128,29 @@ def test_a_taint_that_is_not_tolerated(cluster: FakeApi, explain: Explain) -> No
         (None, set()),
     ],
 )
-def test_a_taint_of_a_device_taint_rule(
+def test_taint_of_a_device_taint_rule_is_named(
     cluster: FakeApi, explain: Explain, selector: dict[str, str] | None, tainted: set[str]
 ) -> None:
     spec: dict[str, Any] = {"taint": {"key": "drain", "effect": "NoSchedule"}}
     if selector is not None:
         spec["deviceSelector"] = selector
     cluster.put("devicetaintrules", {"metadata": {"name": "drain"}, "spec": spec})
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
     cluster.put("pods", pod())
     _, answer = explain("claim", "claim")
     assert {name for name, entry in by_node(answer).items() if "tainted with drain" in entry["devices"]} == tainted
     assert answer["fits"] == (tainted != {"n1", "n2"})
 
 
-def test_a_constraint_that_cannot_hold(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(count=2), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]))
+def test_unsatisfiable_constraint_is_named(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(count=2), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]))
     cluster.put("pods", pod())
     code, answer = explain("claim", "claim")
     assert code == 1 and f"no value of {DRIVER}/numa is shared by enough available devices" in answer["summary"]
 
 
-def test_a_class_that_is_not_there(cluster: FakeApi, explain: Explain) -> None:
-    wrong = ask()
+def test_missing_class_is_named(cluster: FakeApi, explain: Explain) -> None:
+    wrong = make_request()
     wrong["exactly"]["deviceClassName"] = "gpus"
     cluster.put("resourceclaims", claim(wrong))
     cluster.put("pods", pod())
@@ -158,9 +158,9 @@ def test_a_class_that_is_not_there(cluster: FakeApi, explain: Explain) -> None:
     assert (code, answer["summary"]) == (1, "there is no DeviceClass gpus")
 
 
-def test_a_node_selector_keeps_the_pod_from_the_devices(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
-    cluster.put("resourceclaims", holding("train", "n1", "gpu-a"))
+def test_node_selector_that_excludes_free_devices_is_named(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    cluster.put("resourceclaims", allocated_on("train", "n1", "gpu-a"))
     cluster.put("pods", pod(nodeSelector={"zone": "zone-n1"}))
     code, answer = explain("claim", "claim")
     assert code == 1
@@ -171,14 +171,14 @@ def test_a_node_selector_keeps_the_pod_from_the_devices(cluster: FakeApi, explai
     assert by_node(answer)["n1"]["obstacles"] == []
 
 
-def test_what_is_not_about_devices_is_told_apart(cluster: FakeApi, explain: Explain, command: Run) -> None:
+def test_obstacles_other_than_devices_are_separate(cluster: FakeApi, explain: Explain, command: Run) -> None:
     for name in ("n1", "n2"):
         node = cluster.store.get("nodes", "", name)
         node["spec"] = {"taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}
         if name == "n2":
             node["spec"]["unschedulable"] = True
         cluster.put("nodes", node)
-    cluster.put("resourceclaims", claim(ask()))
+    cluster.put("resourceclaims", claim(make_request()))
     waiting = pod()
     message = "0/2 nodes are available: 2 Insufficient cpu."
     waiting["status"]["conditions"] = [
@@ -191,12 +191,12 @@ def test_what_is_not_about_devices_is_told_apart(cluster: FakeApi, explain: Expl
         "the pod does not tolerate the node's taint team=b:NoSchedule"
     ]
     assert "the node is cordoned" in by_node(answer)["n2"]["obstacles"]
-    shown = command("pod", "job")[1]
-    assert "NOT ABOUT DEVICES" in shown and "Insufficient cpu" in shown
+    text = command("pod", "job")[1]
+    assert "NOT ABOUT DEVICES" in text and "Insufficient cpu" in text
 
 
-def test_a_pod_for_which_there_are_devices(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
+def test_free_devices_exclude_devices_as_the_reason(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
     cluster.put("pods", pod(tolerations=[{"operator": "Exists"}]))
     code, answer = explain("pod", "job")
     assert code == 0
@@ -204,14 +204,14 @@ def test_a_pod_for_which_there_are_devices(cluster: FakeApi, explain: Explain) -
     assert answer["pods"][0]["scheduler"] == "default-scheduler has not evaluated it yet"
 
 
-def test_a_claim_that_no_pod_uses(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask()))
+def test_claim_without_a_pod_is_explained(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request()))
     code, answer = explain("claim", "claim")
     assert code == 1 and answer["summary"].startswith("no pod of namespace default uses it, so it is not allocated; ")
 
 
-def test_pods_that_have_ended_use_nothing(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask()))
+def test_completed_pods_are_ignored(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request()))
     ended = pod(nodeName="n1")
     ended["status"]["phase"] = "Succeeded"
     cluster.put("pods", ended)
@@ -221,18 +221,18 @@ def test_pods_that_have_ended_use_nothing(cluster: FakeApi, explain: Explain) ->
     assert code == 0 and [one["pod"] for one in answer["pods"]] == ["default/fresh"]
 
 
-def test_a_pod_that_went_round_the_scheduler(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask()))
+def test_pod_bound_without_a_scheduler_is_explained(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request()))
     cluster.put("pods", pod(nodeName="n1"))
     code, answer = explain("claim", "claim")
     assert code == 1 and "no scheduler chose its devices" in answer["summary"]
 
 
-def test_the_namespace_is_that_of_the_context(
+def test_namespace_defaults_to_that_of_the_context(
     cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = claim(ask())
-    cluster.put("resourceclaims", {**made, "metadata": {"name": "mine", "namespace": "team-b"}})
+    created = claim(make_request())
+    cluster.put("resourceclaims", {**created, "metadata": {"name": "mine", "namespace": "team-b"}})
     path = cluster.kubeconfig(tmp_path / "own")
     config = json.loads(path.read_text())
     config["contexts"][0]["context"]["namespace"] = "team-b"
@@ -241,18 +241,18 @@ def test_the_namespace_is_that_of_the_context(
     assert "claim team-b/mine: no pod" in capsys.readouterr().out
 
 
-def test_scheduling_gates(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask()))
+def test_scheduling_gates_are_named(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request()))
     cluster.put("pods", pod(schedulingGates=[{"name": "example.com/quota"}]))
     _, answer = explain("pod", "job")
     assert answer["pods"][0]["scheduler"] == "waits for its scheduling gates to go: example.com/quota"
 
 
-def test_an_allocated_claim_says_where_and_for_whom(cluster: FakeApi, explain: Explain) -> None:
-    made = holding("claim", "n1", "gpu-a", pods=("job",))
+def test_allocated_claim_shows_devices_node_and_pods(cluster: FakeApi, explain: Explain) -> None:
+    created = allocated_on("claim", "n1", "gpu-a", pods=("job",))
     condition = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 79"}
-    made["status"]["devices"] = [{"driver": DRIVER, "pool": "n1", "device": "gpu-a", "conditions": [condition]}]
-    cluster.put("resourceclaims", made)
+    created["status"]["devices"] = [{"driver": DRIVER, "pool": "n1", "device": "gpu-a", "conditions": [condition]}]
+    cluster.put("resourceclaims", created)
     cluster.put("pods", pod(nodeName="n1"))
     code, answer = explain("claim", "claim")
     assert (code, answer["claims"][0]["state"]) == (0, "allocated")
@@ -261,30 +261,30 @@ def test_an_allocated_claim_says_where_and_for_whom(cluster: FakeApi, explain: E
     assert (code, answer["summary"]) == (0, "its claims are allocated, and it is on node n1")
 
 
-def test_a_claim_that_waits_to_be_deleted(cluster: FakeApi, explain: Explain) -> None:
-    made = holding("claim", "n1", "gpu-a", pods=("job",))
-    made["metadata"] |= {
+def test_terminating_claim_is_explained(cluster: FakeApi, explain: Explain) -> None:
+    created = allocated_on("claim", "n1", "gpu-a", pods=("job",))
+    created["metadata"] |= {
         "deletionTimestamp": "2026-11-21T20:00:00Z",
         "finalizers": ["resource.kubernetes.io/delete-protection"],
     }
-    cluster.put("resourceclaims", made)
+    cluster.put("resourceclaims", created)
     code, answer = explain("claim", "claim")
     assert code == 1
     assert answer["summary"] == "is being deleted since 2026-11-21T20:00:00Z, and waits until pod job ended"
 
 
-def test_a_claim_that_is_allocated_binds_the_others_of_its_pod_to_its_node(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
-    cluster.put("resourceclaims", holding("first", "n1", "gpu-b"))
-    cluster.put("resourceclaims", holding("other", "n1", "gpu-a"))
+def test_allocated_claim_restricts_its_pod_to_one_node(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    cluster.put("resourceclaims", allocated_on("first", "n1", "gpu-b"))
+    cluster.put("resourceclaims", allocated_on("other", "n1", "gpu-a"))
     cluster.put("pods", pod(claims={"gpu": "claim", "first": "first"}))
     code, answer = explain("pod", "job")
     assert code == 1 and "n2: claim first is allocated elsewhere" in answer["summary"]
 
 
-def test_claims_of_one_pod_are_judged_together(cluster: FakeApi, explain: Explain) -> None:
+def test_claims_of_one_pod_are_evaluated_together(cluster: FakeApi, explain: Explain) -> None:
     for name in ("one", "two"):
-        cluster.put("resourceclaims", claim(ask(expression=model("A")), name=name))
+        cluster.put("resourceclaims", claim(make_request(expression=model("A")), name=name))
     cluster.put("pods", pod(claims={"one": "one", "two": "two"}))
     code, answer = explain("pod", "job")
     assert code == 1 and "fits on none of 2 nodes" in answer["summary"]
@@ -292,21 +292,21 @@ def test_claims_of_one_pod_are_judged_together(cluster: FakeApi, explain: Explai
     assert code == 1, "it is allocated together with the other one, or not at all"
 
 
-def test_a_node_without_slices(cluster: FakeApi, explain: Explain) -> None:
+def test_node_without_slices_is_explained(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("nodes", {"metadata": {"name": "n3"}, "spec": {}})
-    cluster.put("resourceclaims", claim(ask()))
+    cluster.put("resourceclaims", claim(make_request()))
     cluster.put("pods", pod(nodeSelector={"kubernetes.io/hostname": "n3"}))
     _, answer = explain("pod", "job")
     assert by_node(answer)["n3"]["devices"] == "no driver has published devices for it"
 
 
-def test_an_incomplete_and_an_invalid_pool(cluster: FakeApi, explain: Explain) -> None:
+def test_incomplete_and_invalid_pools_are_named(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("resourceslices", slice_of(device("x", {"model": "X"}), name="s1", pool="torn", count=2, nodeName="n1"))
     for name in ("s2", "s3"):
         cluster.put(
             "resourceslices", slice_of(device("y", {"model": "Y"}), name=name, pool="double", count=2, nodeName="n2")
         )
-    cluster.put("resourceclaims", claim(ask(expression=model("X"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("X"))))
     cluster.put("pods", pod())
     _, answer = explain("claim", "claim")
     problems = {pool["pool"]: pool["problem"] for entry in answer["nodes"] for pool in entry["explanation"]["pools"]}
@@ -315,41 +315,41 @@ def test_an_incomplete_and_an_invalid_pool(cluster: FakeApi, explain: Explain) -
     assert problems["torn"] in by_node(answer)["n1"]["devices"]
 
 
-def test_a_pool_of_all_nodes_and_who_holds_it_is_seen_from_each(cluster: FakeApi, explain: Explain) -> None:
+def test_pool_of_all_nodes_and_its_holder_appear_on_each_node(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("resourceslices", slice_of(device("net", {"model": "N"}), name="all", pool="shared", allNodes=True))
-    cluster.put("resourceclaims", claim(ask(expression=model("N"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("N"))))
     cluster.put("pods", pod())
     assert explain("claim", "claim")[0] == 0
-    cluster.put("resourceclaims", held("far", {"device": "net", "pool": "shared"}))
+    cluster.put("resourceclaims", allocated_claim("far", {"device": "net", "pool": "shared"}))
     code, answer = explain("claim", "claim")
     assert code == 1
     assert all("it is held by claim default/far" in entry["devices"] for entry in answer["nodes"])
 
 
-def test_a_pool_with_slices_of_two_nodes_is_judged_whole(cluster: FakeApi, explain: Explain) -> None:
+def test_pool_with_slices_of_two_nodes_is_evaluated_as_a_whole(cluster: FakeApi, explain: Explain) -> None:
     for node in ("n1", "n2"):
         cluster.put(
             "resourceslices",
             slice_of(device(f"d-{node}", {"model": "W"}), name=f"w-{node}", pool="wide", count=2, nodeName=node),
         )
-    cluster.put("resourceclaims", claim(ask(expression=model("W"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("W"))))
     cluster.put("pods", pod())
-    assert explain("claim", "claim")[0] == 0, "complete only when the other node's slice is counted"
+    assert explain("claim", "claim")[0] == 0, "complete only with the other node's slice"
 
 
 def template(**more: Any) -> dict[str, Any]:
-    spec = claim(ask(**more))["spec"]
+    spec = claim(make_request(**more))["spec"]
     return {"metadata": {"name": "one-gpu", "namespace": "default"}, "spec": {"spec": spec}}
 
 
-def of_template() -> dict[str, Any]:
-    made = pod()
-    made["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
-    return made
+def pod_with_template() -> dict[str, Any]:
+    created = pod()
+    created["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    return created
 
 
-def test_a_template_that_is_not_there_and_one_that_is(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("pods", of_template())
+def test_missing_and_existing_template_are_explained(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("pods", pod_with_template())
     code, answer = explain("pod", "job")
     assert code == 1 and "there is no ResourceClaimTemplate default/one-gpu" in answer["summary"]
     cluster.put("resourceclaimtemplates", template(expression=model("C")))
@@ -358,48 +358,48 @@ def test_a_template_that_is_not_there_and_one_that_is(cluster: FakeApi, explain:
     assert "none of 2 devices matches" in answer["summary"]
 
 
-def test_the_claim_of_a_pod_group_is_the_pods(cluster: FakeApi, explain: Explain) -> None:
-    """KEP-5729: a claim that pod and group call by the same names is the group's, and reserved for the group."""
+def test_claim_of_a_pod_group_belongs_to_its_pods(cluster: FakeApi, explain: Explain) -> None:
+    """KEP-5729: a claim with the same name in pod and group is the group's, and reserved for the group."""
     entry = {"name": "gpu", "resourceClaimTemplateName": "template"}
-    made = holding("ring-gpu-x7", "n1", "gpu-a")
-    made["status"]["reservedFor"] = [
+    created = allocated_on("ring-gpu-x7", "n1", "gpu-a")
+    created["status"]["reservedFor"] = [
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "ring", "uid": "uid-ring"}
     ]
-    cluster.put("resourceclaims", made)
+    cluster.put("resourceclaims", created)
     group = {"metadata": {"name": "ring", "namespace": "default"}, "spec": {"resourceClaims": [entry]}}
     group["status"] = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "ring-gpu-x7"}]}
     cluster.put("podgroups", group)
     member = pod(resourceClaims=[entry], schedulingGroup={"podGroupName": "ring"})
     cluster.put("pods", member)
     code, answer = explain("pod", "job")
-    (told,) = answer["claims"]
-    assert (code, told["claim"], told["state"]) == (0, "default/ring-gpu-x7", "allocated")
-    assert told["reserved_for"] == ["pod group ring"]
+    (claim_result,) = answer["claims"]
+    assert (code, claim_result["claim"], claim_result["state"]) == (0, "default/ring-gpu-x7", "allocated")
+    assert claim_result["reserved_for"] == ["pod group ring"]
     assert answer["notes"] == ["pod group ring is placed as a whole; this evaluates pod job only"]
 
 
-def test_a_pod_group_that_is_not_there_is_said(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask()))
+def test_missing_pod_group_is_noted(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request()))
     cluster.put("pods", pod(schedulingGroup={"podGroupName": "ring"}))
     _, answer = explain("pod", "job")
     assert "there is no pod group default/ring, which pod job waits for" in answer["notes"]
 
 
-def test_a_quota_that_keeps_a_claim_from_being_made(cluster: FakeApi, explain: Explain) -> None:
+def test_quota_that_blocks_a_claim_is_named(cluster: FakeApi, explain: Explain) -> None:
     key = "any.deviceclass.resource.k8s.io/devices"
     quota = {"metadata": {"name": "gpus", "namespace": "default"}, "spec": {"hard": {key: "2"}}}
     cluster.put("resourcequotas", quota)
     cluster.set_status("resourcequotas", "default", "gpus", {"hard": {key: "2"}, "used": {key: "1"}})
     cluster.put("resourceclaimtemplates", template(count=2))
-    cluster.put("pods", of_template())
+    cluster.put("pods", pod_with_template())
     code, answer = explain("pod", "job")
     assert code == 1
     assert answer["summary"] == f"claim gpu: quota gpus allows 2 of {key}, 1 are used, and it needs 2"
 
 
-def test_admin_access_needs_a_label_on_the_namespace(cluster: FakeApi, explain: Explain) -> None:
+def test_missing_admin_access_label_is_named(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("resourceclaimtemplates", template(adminAccess=True))
-    cluster.put("pods", of_template())
+    cluster.put("pods", pod_with_template())
     code, answer = explain("pod", "job")
     assert code == 1 and "has no label resource.kubernetes.io/admin-access=true" in answer["summary"]
     labels = {"resource.kubernetes.io/admin-access": "true"}
@@ -407,34 +407,34 @@ def test_admin_access_needs_a_label_on_the_namespace(cluster: FakeApi, explain: 
     assert explain("pod", "job")[0] == 0
 
 
-def test_an_extended_resource_is_a_claim_too(cluster: FakeApi, explain: Explain) -> None:
+def test_extended_resource_is_explained_like_a_claim(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("deviceclasses", {"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}})
-    made = pod()
-    made["spec"]["resourceClaims"] = []
-    made["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"example.com/gpu": "3", "cpu": "1"}}}]
-    cluster.put("pods", made)
+    created = pod()
+    created["spec"]["resourceClaims"] = []
+    created["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"example.com/gpu": "3", "cpu": "1"}}}]
+    cluster.put("pods", created)
     code, answer = explain("pod", "job")
     assert code == 1 and "3 are needed" in answer["summary"]
 
 
-def test_a_pod_without_claims(cluster: FakeApi, explain: Explain) -> None:
-    made = pod()
-    made["spec"]["resourceClaims"] = []
-    cluster.put("pods", made)
+def test_pod_without_claims_is_explained(cluster: FakeApi, explain: Explain) -> None:
+    created = pod()
+    created["spec"]["resourceClaims"] = []
+    cluster.put("pods", created)
     code, answer = explain("pod", "job")
     assert code == 0 and "uses no claim" in answer["summary"]
 
 
-def test_one_node_is_chosen_and_its_devices_shown(cluster: FakeApi, command: Run) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
+def test_node_option_shows_the_devices_of_one_node(cluster: FakeApi, command: Run) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
     cluster.put("pods", pod())
-    code, shown, _ = command("claim", "claim", "--node", "n2")
+    code, text, _ = command("claim", "claim", "--node", "n2")
     assert code == 0
-    assert "node n2:" in shown and "gpu-b" in shown and "n1" not in shown
+    assert "node n2:" in text and "gpu-b" in text and "n1" not in text
 
 
 def test_events_of_the_agent_are_shown(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", holding("claim", "n1", "gpu-a", pods=("job",)))
+    cluster.put("resourceclaims", allocated_on("claim", "n1", "gpu-a", pods=("job",)))
     event = {
         "metadata": {"name": "e1", "namespace": "default"},
         "regarding": {"kind": "ResourceClaim", "name": "claim"},
@@ -450,7 +450,7 @@ def test_events_of_the_agent_are_shown(cluster: FakeApi, explain: Explain) -> No
 
 
 @pytest.mark.parametrize(
-    ("plural", "said"),
+    ("plural", "message"),
     [
         ("/resourceslices", "cannot list resourceslices"),
         ("/deviceclasses", "cannot list deviceclasses"),
@@ -461,10 +461,10 @@ def test_events_of_the_agent_are_shown(cluster: FakeApi, explain: Explain) -> No
         ("/resourceclaimtemplates", "cannot list resourceclaimtemplates in namespace default"),
     ],
 )
-def test_a_missing_right_is_said_and_the_rest_answered(
-    cluster: FakeApi, explain: Explain, plural: str, said: str
+def test_missing_permission_is_noted_and_the_rest_explained(
+    cluster: FakeApi, explain: Explain, plural: str, message: str
 ) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("A"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
     cluster.put("pods", pod())
     path = plural if not plural.endswith("?") else plural[:-1]
     if plural.endswith("?"):
@@ -472,7 +472,7 @@ def test_a_missing_right_is_said_and_the_rest_answered(
     else:
         cluster.fail(403, methods="GET", path=path, times=None)
     _, answer = explain("claim", "claim")
-    assert [note for note in answer["notes"] if note.startswith(said)]
+    assert [note for note in answer["notes"] if note.startswith(message)]
     assert answer["pods"] and answer["claims"][0]["state"] == "pending"
     assert bool(answer["nodes"]) == (plural != "/resourceslices")
 
@@ -487,8 +487,8 @@ def _only(path: str) -> Any:
     return Exactly(status=403, path=path, times=None)
 
 
-def test_one_pod_may_be_all_that_a_user_sees(cluster: FakeApi, explain: Explain) -> None:
-    cluster.put("resourceclaims", claim(ask(expression=model("C"))))
+def test_permission_for_one_pod_is_sufficient(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("C"))))
     cluster.put("pods", pod())
     for path in ("/pods?", "/resourceclaims?"):
         cluster.fail(403, methods="GET", path=path, times=None)
@@ -507,35 +507,37 @@ def test_one_pod_may_be_all_that_a_user_sees(cluster: FakeApi, explain: Explain)
         (("claim", "x", "-f", "y"), "files and an object of a cluster at once"),
     ],
 )
-def test_wrong_use_is_said(cluster: FakeApi, command: Run, arguments: tuple[str, ...], message: str) -> None:
-    code, _, said = command(*arguments)
-    assert code == 2 and message in said
+def test_invalid_arguments_are_reported(
+    cluster: FakeApi, command: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, errors = command(*arguments)
+    assert code == 2 and message in errors
 
 
-def test_a_server_that_is_away_is_one_message(cluster: FakeApi, command: Run) -> None:
+def test_unavailable_server_is_one_message(cluster: FakeApi, command: Run) -> None:
     cluster.fail(503, times=None)
-    code, _, said = command("claim", "x")
-    assert code == 1 and len(said.splitlines()) == 1 and "503" in said
+    code, _, message = command("claim", "x")
+    assert code == 1 and len(message.splitlines()) == 1 and "503" in message
 
 
-def test_many_nodes_are_counted_by_reason(cluster: FakeApi, command: Run) -> None:
+def test_many_nodes_are_grouped_by_reason(cluster: FakeApi, command: Run) -> None:
     for number in range(40):
         node = f"m{number:02}"
         cluster.put("nodes", {"metadata": {"name": node}, "spec": {}})
         cluster.put("resourceslices", slice_of(device("d", {"model": "M"}), name=f"{node}-s", pool=node, nodeName=node))
-    cluster.put("resourceclaims", claim(ask(expression=model("C"))))
+    cluster.put("resourceclaims", claim(make_request(expression=model("C"))))
     cluster.put("pods", pod())
-    code, shown, _ = command("claim", "claim")
-    assert code == 1 and "m00 and 39 more" in shown and "n1 and 1 more" in shown
+    code, text, _ = command("claim", "claim")
+    assert code == 1 and "m00 and 39 more" in text and "n1 and 1 more" in text
 
 
-def test_nodes_are_judged_side_by_side_and_told_in_their_order(cluster: FakeApi, explain: Explain) -> None:
+def test_nodes_are_evaluated_in_parallel_and_listed_in_order(cluster: FakeApi, explain: Explain) -> None:
     for number in range(30):
         node = f"m{number:02}"
         cluster.put("nodes", {"metadata": {"name": node}, "spec": {}})
-        made = slice_of(device("d", {"model": f"M{number}"}), name=f"{node}-s", pool=node, nodeName=node)
-        cluster.put("resourceslices", made)
-    cluster.put("resourceclaims", claim(ask(expression=model("M7"))))
+        created = slice_of(device("d", {"model": f"M{number}"}), name=f"{node}-s", pool=node, nodeName=node)
+        cluster.put("resourceslices", created)
+    cluster.put("resourceclaims", claim(make_request(expression=model("M7"))))
     cluster.put("pods", pod())
     code, answer = explain("claim", "claim")
     nodes = [entry["node"] for entry in answer["nodes"]]

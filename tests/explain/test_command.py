@@ -1,4 +1,4 @@
-"""`dra-agent explain` on files and beside an agent: what it prints, its exit codes, its messages."""
+"""`dra-agent explain` on files and with an agent: output, exit codes, error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec.yaml
 import pytest
 
-from allocator.cases import ask, claim, device, held, model, question, slice_of
+from allocator.cases import allocated_claim, claim, device, make_query, make_request, model, slice_of
 from dra_agent.cli import connection
 from dra_agent.cli.main import main
 
@@ -29,16 +29,16 @@ def documents(values: list[Any]) -> str:
     return "---\n".join(dump(value) for value in values)
 
 
-def write(directory: Path, asked: dict[str, Any]) -> list[str]:
-    """Write the question as kubectl and users do: Lists in YAML and JSON, documents one after another."""
-    slices = {"apiVersion": "v1", "kind": "List", "items": typed("ResourceSlice", asked["slices"])}
-    classes = {"apiVersion": API, "kind": "DeviceClassList", "items": typed("DeviceClass", asked["classes"])}
+def write(directory: Path, query: dict[str, Any]) -> list[str]:
+    """Write the query as kubectl and users do: Lists in YAML and JSON, several documents in one file."""
+    slices = {"apiVersion": "v1", "kind": "List", "items": typed("ResourceSlice", query["slices"])}
+    classes = {"apiVersion": API, "kind": "DeviceClassList", "items": typed("DeviceClass", query["classes"])}
     (directory / "slices.yaml").write_text(dump(slices))
     (directory / "classes.json").write_text(json.dumps(classes))
-    (directory / "claim.yaml").write_text(documents(typed("ResourceClaim", asked["claims"])))
+    (directory / "claim.yaml").write_text(documents(typed("ResourceClaim", query["claims"])))
     arguments = ["explain", "-f", "claim.yaml", "--slices", "slices.yaml", "--classes", "classes.json"]
-    if asked["allocated"]:
-        (directory / "held.yaml").write_text(documents(typed("ResourceClaim", asked["allocated"])))
+    if query["allocated"]:
+        (directory / "held.yaml").write_text(documents(typed("ResourceClaim", query["allocated"])))
         arguments += ["--allocated", "held.yaml"]
     return arguments
 
@@ -49,47 +49,47 @@ def in_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_fits_is_shown_with_exit_code_0(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question([slice_of(device("a"), device("b"))], [claim(ask())], [held("x", {"device": "a"})])
-    assert main(write(in_directory, asked)) == 0
-    shown = capsys.readouterr().out
-    assert "fits on node n1" in shown
-    assert "it is held by claim default/x" in shown
-    assert any(line.split()[0] == "b" and "allocated" in line for line in shown.splitlines() if line)
+def test_a_claim_that_fits_exits_with_0(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = make_query(
+        [slice_of(device("a"), device("b"))], [claim(make_request())], [allocated_claim("x", {"device": "a"})]
+    )
+    assert main(write(in_directory, query)) == 0
+    text = capsys.readouterr().out
+    assert "fits on node n1" in text
+    assert "it is held by claim default/x" in text
+    assert any(line.split()[0] == "b" and "allocated" in line for line in text.splitlines() if line)
 
 
-def test_what_does_not_fit_is_shown_with_exit_code_1(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question([slice_of(device("a", {"model": "A"}))], [claim(ask(expression=model("B")))])
-    assert main([*write(in_directory, asked), "-o", "json"]) == 1
+def test_a_claim_that_does_not_fit_exits_with_1(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = make_query([slice_of(device("a", {"model": "A"}))], [claim(make_request(expression=model("B")))])
+    assert main([*write(in_directory, query), "-o", "json"]) == 1
     explanation = json.loads(capsys.readouterr().out)
     assert explanation["fits"] is False
     (entry,) = explanation["claims"][0]["requests"][0]["devices"]
     assert entry["rejections"][0]["expression"] == model("B")
 
 
-def test_nothing_is_written(in_directory: Path) -> None:
-    asked = question([slice_of(device("a"))], [claim(ask())])
-    arguments = write(in_directory, asked)
+def test_explain_writes_no_file(in_directory: Path) -> None:
+    query = make_query([slice_of(device("a"))], [claim(make_request())])
+    arguments = write(in_directory, query)
     before = {path: path.read_bytes() for path in in_directory.iterdir()}
     main(arguments)
     assert {path: path.read_bytes() for path in in_directory.iterdir()} == before
 
 
-def test_the_node_s_labels_are_read_from_a_file(in_directory: Path) -> None:
+def test_node_labels_are_read_from_a_file(in_directory: Path) -> None:
     expression = {"key": "zone", "operator": "In", "values": ["x"]}
     reach: dict[str, Any] = {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
-    arguments = write(in_directory, question([slice_of(device("a"), **reach)], [claim(ask())]))
+    arguments = write(in_directory, make_query([slice_of(device("a"), **reach)], [claim(make_request())]))
     assert main([*arguments, "--node", "n1"]) == 1
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"zone": "x"}}}
     (in_directory / "node.yaml").write_text(dump(node))
     assert main([*arguments, "--node", "n1", "--slices", "node.yaml"]) == 0
 
 
-def test_a_claim_that_is_allocated_already_is_explained_as_if_it_were_not(
-    in_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = question([slice_of(device("a"))], [claim(ask())], [held("claim", {"device": "a"})])
-    assert main(write(in_directory, asked)) == 0
+def test_an_allocated_claim_is_explained_as_unallocated(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = make_query([slice_of(device("a"))], [claim(make_request())], [allocated_claim("claim", {"device": "a"})])
+    assert main(write(in_directory, query)) == 0
     assert "claim default/claim is allocated already" in capsys.readouterr().err
 
 
@@ -109,10 +109,10 @@ def test_a_claim_that_is_allocated_already_is_explained_as_if_it_were_not(
         ),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(
+def test_an_invalid_file_is_named_with_its_line(
     text: str, message: str, in_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = write(in_directory, question([slice_of(device("a"))], [claim(ask())]))
+    arguments = write(in_directory, make_query([slice_of(device("a"))], [claim(make_request())]))
     (in_directory / "claim.yaml").write_text(text)
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -120,10 +120,10 @@ def test_a_bad_file_is_named_with_its_line(
     assert captured.out == ""
 
 
-def test_a_missing_file_an_old_version_and_a_missing_node_are_wrong_use(
+def test_missing_file_old_version_and_missing_node_are_errors(
     in_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = write(in_directory, question([slice_of(device("a"), allNodes=True)], [claim(ask())]))
+    arguments = write(in_directory, make_query([slice_of(device("a"), allNodes=True)], [claim(make_request())]))
     assert main(arguments) == 2
     assert "choose the node with --node NAME" in capsys.readouterr().err
     assert main([*arguments, "--node", "n1", "--allocated", "absent.yaml"]) == 2
@@ -134,13 +134,13 @@ def test_a_missing_file_an_old_version_and_a_missing_node_are_wrong_use(
     assert "old.yaml:1: ResourceSlice s is of version resource.k8s.io/v1beta1" in capsys.readouterr().err
 
 
-class Agent:
-    """Stands for the connection to a running agent."""
+class FakeConnection:
+    """A fake connection to a running agent."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
 
-    def __enter__(self) -> Agent:
+    def __enter__(self) -> FakeConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,12 +150,12 @@ class Agent:
         return self.state
 
 
-def test_without_slices_the_agent_is_asked(
+def test_without_slices_the_agent_is_queried(
     in_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = question([slice_of(device("a"))], [claim(ask())], [held("x", {"device": "a"})])
-    write(in_directory, asked)
-    monkeypatch.setattr(connection, "connect", lambda _: Agent({**asked, "driver": "gpu.example.com"}))
+    query = make_query([slice_of(device("a"))], [claim(make_request())], [allocated_claim("x", {"device": "a"})])
+    write(in_directory, query)
+    monkeypatch.setattr(connection, "connect", lambda _: FakeConnection({**query, "driver": "gpu.example.com"}))
     assert main(["explain", "-f", "claim.yaml"]) == 1
     assert "held by claim default/x" in capsys.readouterr().out
     assert main(["explain", "-f", "claim.yaml", "--node", "n1"]) == 2
@@ -165,11 +165,11 @@ def test_without_slices_the_agent_is_asked(
 @pytest.mark.parametrize(
     "empty", ["apiVersion: v1\nitems: []\nkind: List\n", '{"kind": "ResourceSliceList", "items": []}']
 )
-def test_an_empty_list_of_slices_says_that_none_are_published(
+def test_an_empty_list_of_slices_is_reported(
     in_directory: Path, capsys: pytest.CaptureFixture[str], empty: str
 ) -> None:
-    asked = question([slice_of(device("a"))], [claim(ask())])
-    arguments = write(in_directory, asked)
+    query = make_query([slice_of(device("a"))], [claim(make_request())])
+    arguments = write(in_directory, query)
     (in_directory / "slices.yaml").write_text(empty)
     for node in ((), ("--node", "n1")):
         assert main([*arguments, *node]) == 1

@@ -1,4 +1,4 @@
-"""What an explanation says of each kind of obstacle, and that it never contradicts the allocation."""
+"""The explanation of each kind of rejection; it never contradicts the allocation."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from allocator.cases import (
     DRIVER,
-    ask,
+    allocated_claim,
     claim,
     device,
-    held,
+    make_exact,
+    make_query,
+    make_request,
     memory,
     model,
     partitionable,
-    question,
     shared,
     slice_of,
-    want,
 )
 from allocator.edges import CASES
 from allocator.scenarios import scenario
@@ -27,102 +27,108 @@ from dra_agent.errors import PermanentError
 from dra_agent.explain import explain
 
 
-def first_request(asked: dict[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = explain(**asked)["claims"][0]["requests"][0]
+def first_request(query: dict[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = explain(**query)["claims"][0]["requests"][0]
     return request
 
 
-def rejections(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    devices = {entry["device"]: entry for entry in first_request(asked)["devices"]}
+def rejections(query: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    devices = {entry["device"]: entry for entry in first_request(query)["devices"]}
     found: list[dict[str, Any]] = devices[name]["rejections"]
     return found
 
 
-def test_a_false_selector_is_named_with_its_text() -> None:
-    asked = question([slice_of(device("a", {"model": "A"}))], [claim(ask(expression=model("B")))])
-    (rejection,) = rejections(asked, "a")
+def test_rejecting_selector_is_named_with_its_text() -> None:
+    query = make_query([slice_of(device("a", {"model": "A"}))], [claim(make_request(expression=model("B")))])
+    (rejection,) = rejections(query, "a")
     assert rejection["kind"] == "selector"
     assert (rejection["owner"], rejection["index"], rejection["error"]) == ("request", 0, None)
     assert rejection["expression"] == model("B")
-    assert first_request(asked)["summary"].startswith(
+    assert first_request(query)["summary"].startswith(
         "none of 1 device matches: it is rejected by selector 0 of request"
     )
 
 
-def test_a_selector_that_fails_is_an_error_of_everything() -> None:
-    asked = question([slice_of(device("a"))], [claim(ask(expression=model("B")))])
-    explanation = explain(**asked)
+def test_failing_selector_is_an_error_of_the_whole_query() -> None:
+    query = make_query([slice_of(device("a"))], [claim(make_request(expression=model("B")))])
+    explanation = explain(**query)
     assert 'no such key "model"' in explanation["error"]
     assert not explanation["fits"]
-    assert 'no such key "model"' in rejections(asked, "a")[0]["error"]
+    assert 'no such key "model"' in rejections(query, "a")[0]["error"]
 
 
-def test_a_holder_is_named() -> None:
+def test_holder_is_named() -> None:
     devices = [device(name, {"model": "A" if name in "ab" else "B"}) for name in "abcdefgh"]
-    holder = held("x", {"device": "a"}, {"device": "b"})
-    asked = question([slice_of(*devices)], [claim(ask(expression=model("A")))], [holder])
-    (rejection,) = rejections(asked, "a")
+    holder = allocated_claim("x", {"device": "a"}, {"device": "b"})
+    query = make_query([slice_of(*devices)], [claim(make_request(expression=model("A")))], [holder])
+    (rejection,) = rejections(query, "a")
     assert rejection["kind"] == "in_use"
     assert [entry["claim"] for entry in rejection["holders"]] == ["default/x"]
-    assert first_request(asked)["summary"] == "2 of 8 devices match; both are held by claim default/x"
-    assert explain(**asked)["claims"][0]["summary"] == (
+    assert first_request(query)["summary"] == "2 of 8 devices match; both are held by claim default/x"
+    assert explain(**query)["claims"][0]["summary"] == (
         "request main: 2 of 8 devices match; both are held by claim default/x"
     )
 
 
-def test_a_taint_is_named() -> None:
+def test_taint_is_named() -> None:
     tainted = device("a", taints=[{"key": "preempted", "effect": "NoExecute"}])
-    asked = question([slice_of(tainted)], [claim(ask())])
-    (rejection,) = rejections(asked, "a")
+    query = make_query([slice_of(tainted)], [claim(make_request())])
+    (rejection,) = rejections(query, "a")
     assert (rejection["kind"], rejection["key"], rejection["effect"]) == ("taint", "preempted", "NoExecute")
-    assert first_request(asked)["summary"] == "1 of 1 device matches; it is tainted with preempted:NoExecute"
+    assert first_request(query)["summary"] == "1 of 1 device matches; it is tainted with preempted:NoExecute"
 
 
-def test_a_counter_is_named_with_what_is_left_and_who_consumes() -> None:
+def test_counter_is_named_with_remainder_and_consumers() -> None:
     size = f'device.attributes["{DRIVER}"].size == 4'
-    asked = question(partitionable(4), [claim(ask(expression=size))], [held("x", {"device": "half-0"})])
-    (rejection,) = rejections(asked, "whole")
+    query = make_query(
+        partitionable(4), [claim(make_request(expression=size))], [allocated_claim("x", {"device": "half-0"})]
+    )
+    (rejection,) = rejections(query, "whole")
     assert (rejection["kind"], rejection["set"], rejection["counter"]) == ("counter", "card", "slots")
     assert (rejection["needed"], rejection["free"]) == ("4", "2")
     assert rejection["consumers"] == [{"device": "half-0", "claim": "default/x"}]
 
 
-def test_capacity_is_named_with_what_is_left() -> None:
+def test_capacity_is_named_with_remainder() -> None:
     share = {
         "device": "shared",
         "shareID": "00000000-0000-4000-8000-000000000001",
         "consumedCapacity": {"memory": "7Gi"},
     }
-    asked = question([slice_of(shared())], [claim(ask(capacity=memory("4Gi")))], [held("h", share)])
-    (rejection,) = rejections(asked, "shared")
+    query = make_query(
+        [slice_of(shared())], [claim(make_request(capacity=memory("4Gi")))], [allocated_claim("h", share)]
+    )
+    (rejection,) = rejections(query, "shared")
     assert (rejection["kind"], rejection["problem"]) == ("capacity", "exceeded")
     assert (rejection["needed"], rejection["free"]) == ("4Gi", "3Gi")
     assert rejection["message"] == "capacity memory has 3Gi left, 4Gi are needed; claim default/h has 7Gi"
 
 
-def test_a_policy_that_does_not_offer_the_amount_is_named() -> None:
+def test_request_policy_that_excludes_the_amount_is_named() -> None:
     policy: dict[str, Any] = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
-    asked = question([slice_of(shared(**policy))], [claim(ask(capacity=memory("3Gi")))])
-    (rejection,) = rejections(asked, "shared")
+    query = make_query([slice_of(shared(**policy))], [claim(make_request(capacity=memory("3Gi")))])
+    (rejection,) = rejections(query, "shared")
     assert (rejection["problem"], rejection["needed"]) == ("policy", "3Gi")
 
 
-def test_devices_of_one_name_in_two_pools_are_counted_one_by_one() -> None:
+def test_devices_with_one_name_in_two_pools_are_distinct() -> None:
     slices = [slice_of(device("d0", {"numa": 0}), name=f"s{pool}", pool=pool) for pool in ("a", "b")]
     constraint = {"matchAttribute": f"{DRIVER}/numa"}
-    (report,) = explain(**question(slices, [claim(ask(count=2), constraints=[constraint])]))["claims"][0]["constraints"]
+    (report,) = explain(**make_query(slices, [claim(make_request(count=2), constraints=[constraint])]))["claims"][0][
+        "constraints"
+    ]
     assert [(entry["value"], entry["devices"]) for entry in report["values"]] == [
         ("0", [f"{DRIVER}/a/d0", f"{DRIVER}/b/d0"])
     ]
 
 
-def test_a_constraint_names_the_values_that_are_too_few() -> None:
+def test_constraint_names_the_values_with_too_few_devices() -> None:
     devices = [device(f"d{i}", {"numa": i}) for i in range(3)]
     constraint = {"matchAttribute": f"{DRIVER}/numa"}
-    asked = question([slice_of(*devices)], [claim(ask(count=2), constraints=[constraint])])
-    (rejection,) = rejections(asked, "d0")
+    query = make_query([slice_of(*devices)], [claim(make_request(count=2), constraints=[constraint])])
+    (rejection,) = rejections(query, "d0")
     assert (rejection["kind"], rejection["value"]) == ("constraint", "0")
-    (report,) = explain(**asked)["claims"][0]["constraints"]
+    (report,) = explain(**query)["claims"][0]["constraints"]
     assert [(entry["value"], entry["devices"]) for entry in report["values"]] == [
         ("0", ["d0"]),
         ("1", ["d1"]),
@@ -131,49 +137,49 @@ def test_a_constraint_names_the_values_that_are_too_few() -> None:
     assert report["problem"] is not None
 
 
-def test_devices_for_other_nodes_and_incomplete_pools_are_named() -> None:
+def test_devices_of_other_nodes_and_incomplete_pools_are_named() -> None:
     elsewhere = slice_of(device("a", nodeName="n2"), device("b", nodeName="n1"), perDeviceNodeSelection=True)
     partial = slice_of(device("c"), pool="q", name="s1", count=2)
-    asked = question([elsewhere, partial], [claim(ask(count=2))])
-    assert [entry["kind"] for entry in rejections(asked, "a")] == ["node"]
-    assert [entry["kind"] for entry in rejections(asked, "c")] == ["pool"]
-    pools = explain(**asked)["pools"]
+    query = make_query([elsewhere, partial], [claim(make_request(count=2))])
+    assert [entry["kind"] for entry in rejections(query, "a")] == ["node"]
+    assert [entry["kind"] for entry in rejections(query, "c")] == ["pool"]
+    pools = explain(**query)["pools"]
     assert [entry["problem"] for entry in pools] == [None, "the pool is incomplete: 1 of 2 slices are published"]
 
 
 def test_each_alternative_is_explained() -> None:
-    alternatives = [{"name": "big", **want(3)}, {"name": "small", **want(1)}]
-    asked = question([slice_of(device("a"))], [claim({"name": "main", "firstAvailable": alternatives})])
-    explanation = explain(**asked)
+    alternatives = [{"name": "big", **make_exact(3)}, {"name": "small", **make_exact(1)}]
+    query = make_query([slice_of(device("a"))], [claim({"name": "main", "firstAvailable": alternatives})])
+    explanation = explain(**query)
     assert explanation["fits"]
     assert [entry["request"] for entry in explanation["claims"][0]["requests"]] == ["main/big", "main/small"]
     assert [entry["devices"][0]["allocated"] for entry in explanation["claims"][0]["requests"]] == [False, True]
 
 
-def test_requests_that_do_not_fit_together_are_told_apart() -> None:
-    asked = question([slice_of(device("a"))], [claim(ask("one"), ask("two"))])
-    explanation = explain(**asked)
+def test_requests_that_do_not_fit_together_are_distinguished() -> None:
+    query = make_query([slice_of(device("a"))], [claim(make_request("one"), make_request("two"))])
+    explanation = explain(**query)
     assert not explanation["fits"]
     assert "request two does not fit together with the earlier requests" in explanation["claims"][0]["summary"]
 
 
-def test_an_unreadable_object_is_refused() -> None:
-    asked = question([slice_of(device("a", capacity={"memory": {"value": "many"}}))], [claim(ask())])
+def test_unreadable_object_is_refused() -> None:
+    query = make_query([slice_of(device("a", capacity={"memory": {"value": "many"}}))], [claim(make_request())])
     with pytest.raises(PermanentError, match="many"):
-        explain(**asked)
+        explain(**query)
 
 
-def lacks(request: dict[str, Any]) -> bool:
+def has_too_few_devices(request: dict[str, Any]) -> bool:
     return bool(request["available"] < request["needed"] or (request["all"] and not request["matching"]))
 
 
-def check_agreement(asked: dict[str, Any], name: object) -> None:
-    answer = allocate(**asked, share_id_seed=1, deadline=0.3)
-    if "no response within" in (answer["error"] or ""):
+def assert_agreement(query: dict[str, Any], name: object) -> None:
+    result = allocate(**query, share_id_seed=1, deadline=0.3)
+    if "no response within" in (result["error"] or ""):
         return
-    explanation = explain(**asked)
-    assert explanation["fits"] == answer["allocated"], name
-    assert (explanation["error"] is None) == (answer["error"] is None), name
+    explanation = explain(**query)
+    assert explanation["fits"] == result["allocated"], name
+    assert (explanation["error"] is None) == (result["error"] is None), name
     assert explanation["summary"], name
     for report in explanation["claims"]:
         assert report["summary"], name
@@ -183,17 +189,19 @@ def check_agreement(asked: dict[str, Any], name: object) -> None:
                 assert entry["accepted"] == (not entry["rejections"]), name
                 assert entry["accepted"] or not entry["allocated"], f"{name}: {entry}"
         if explanation["fits"]:
-            assert not any(lacks(request) for request in report["requests"] if not request["alternative"]), name
+            assert not any(
+                has_too_few_devices(request) for request in report["requests"] if not request["alternative"]
+            ), name
             assert not any(constraint["problem"] for constraint in report["constraints"]), name
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_explanations_agree_with_allocations(name: str) -> None:
-    check_agreement(CASES[name](), name)
+    assert_agreement(CASES[name](), name)
 
 
-def test_explanations_agree_with_allocations_on_random_questions() -> None:
+def test_explanations_agree_with_allocations_of_random_queries() -> None:
     for seed in range(3_000_000, 3_000_600):
-        asked = scenario(seed)
-        if sum(len(entry["spec"].get("devices", [])) for entry in asked["slices"]) <= 20:
-            check_agreement(asked, seed)
+        query = scenario(seed)
+        if sum(len(entry["spec"].get("devices", [])) for entry in query["slices"]) <= 20:
+            assert_agreement(query, seed)
