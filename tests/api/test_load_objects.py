@@ -25,13 +25,13 @@ spec:
 """
 
 
-def refused(text: str) -> str:
-    with pytest.raises(PermanentError) as caught:
+def error_of(text: str) -> str:
+    with pytest.raises(PermanentError) as error:
         parse_objects(text, "claim.yaml")
-    return str(caught.value)
+    return str(error.value)
 
 
-def test_a_file_of_several_documents(tmp_path: Path) -> None:
+def test_several_documents_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text("---\n" + CLAIM + "---\n# nothing here\n---\n" + CLAIM.replace("pair", "other"))
     first, second = load_manifests(path)
@@ -41,36 +41,36 @@ def test_a_file_of_several_documents(tmp_path: Path) -> None:
     assert second.where("spec.devices.requests[0].exactly.count") == f"{path}:28"
 
 
-def test_a_wrong_value_is_reported_with_its_line() -> None:
-    assert refused(CLAIM.replace("count: 2", "count: -2")) == (
+def test_an_invalid_value_is_reported_with_its_line() -> None:
+    assert error_of(CLAIM.replace("count: 2", "count: -2")) == (
         "claim.yaml:12: spec.devices.requests[0].exactly.count: must be greater than 0, is -2"
     )
 
 
 def test_every_error_of_every_object_is_reported() -> None:
     text = CLAIM.replace("count", "cout") + "---\n" + CLAIM.replace("deviceClassName: gpu", "adminAccess: true")
-    lines = refused(text).splitlines()
+    lines = error_of(text).splitlines()
     assert [line.split(": ")[0] for line in lines] == ["claim.yaml:12", "claim.yaml:23"]
     assert 'did you mean "count"?' in lines[0]
     assert "deviceClassName: is missing" in lines[1]
 
 
-def test_a_list_as_kubectl_prints_it() -> None:
+def test_a_list_of_kubectl_is_expanded() -> None:
     items = "".join("- " + CLAIM.split("\n", 1)[1].replace("\n", "\n  ").rstrip() + "\n" for _ in range(2))
     objects = parse_objects("apiVersion: v1\nkind: List\nitems:\n" + items, "all.yaml")
-    assert [loaded.name for loaded in objects] == ["pair", "pair"]
+    assert [manifest.name for manifest in objects] == ["pair", "pair"]
     assert objects[1].line_of("metadata.name") == 18
 
 
-def test_json_is_yaml_too() -> None:
+def test_json_is_accepted_as_yaml() -> None:
     text = '{"apiVersion": "resource.k8s.io/v1",\n "kind": "DeviceClass",\n "metadata": {"name": "gpu"}}'
-    (loaded,) = parse_objects(text, "class.json")
-    assert loaded.value == {
+    (manifest,) = parse_objects(text, "class.json")
+    assert manifest.value == {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
         "metadata": {"name": "gpu"},
     }
-    assert loaded.line_of("metadata") == 3
+    assert manifest.line_of("metadata") == 3
 
 
 @pytest.mark.parametrize(
@@ -86,40 +86,40 @@ def test_json_is_yaml_too() -> None:
         ("a: 1\nb: \udcff\n", "claim.yaml:2: not UTF-8 text"),
     ],
 )
-def test_text_that_holds_no_object(text: str, message: str) -> None:
-    assert refused(text).startswith(message)
+def test_text_without_an_object_is_refused(text: str, message: str) -> None:
+    assert error_of(text).startswith(message)
 
 
-def test_aliases_cannot_grow_without_bound() -> None:
+def test_alias_expansion_is_limited() -> None:
     text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
     )
-    assert "aliases grow" in refused(text)
+    assert "aliases grow" in error_of(text)
 
 
-def test_aliases_cannot_repeat_long_texts_without_bound() -> None:
-    """A megabyte that is there four hundred times is one object in memory, and 400 MiB once it is written out."""
+def test_alias_expansion_of_long_texts_is_limited() -> None:
+    """A megabyte repeated four hundred times is one object in memory, and 400 MiB when it is serialized."""
     long = "x" * (1 << 20)
     values = f"    k0: &a {long}\n" + "".join(f"    k{n}: *a\n" for n in range(1, 400))
     keys = f"    k0:\n      ? &a {long}\n      : 1\n" + "".join(f"    k{n}:\n      *a : 1\n" for n in range(1, 400))
-    for grown in (values, keys):
-        text = CLAIM.replace("  name: pair\n", "  name: pair\n  annotations:\n" + grown)
-        assert "aliases grow to more than 16 MiB" in refused(text)
+    for expansion in (values, keys):
+        text = CLAIM.replace("  name: pair\n", "  name: pair\n  annotations:\n" + expansion)
+        assert "aliases grow to more than 16 MiB" in error_of(text)
 
 
 def test_aliases_of_several_documents_count_together() -> None:
     one = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 5)
     )
-    assert "aliases grow" in refused("---\n".join([one] * 20))
+    assert "aliases grow" in error_of("---\n".join([one] * 20))
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/object/new:os.system", "!run"])
 @pytest.mark.parametrize("place", ["metadata: {tag} [{command}]", "metadata: {{name: {tag} [{command}]}}"])
-def test_tags_run_and_make_nothing(tmp_path: Path, tag: str, place: str) -> None:
+def test_yaml_tags_execute_nothing(tmp_path: Path, tag: str, place: str) -> None:
     text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\n"
     line = place.format(tag=tag, command=f'"touch {tmp_path}/made"')
-    assert "must be" in refused(text + line + "\nspec: {devices: {}}\n")
+    assert "must be" in error_of(text + line + "\nspec: {devices: {}}\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,30 +133,30 @@ def test_tags_run_and_make_nothing(tmp_path: Path, tag: str, place: str) -> None
         "a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{a: *a{n - 1}}}\n" for n in range(1, 2000)),
     ],
 )
-def test_no_nesting_is_too_deep_to_be_refused(text: str) -> None:
-    assert "more than 100 lists and mappings lie in each other" in refused(text)
+def test_deep_nesting_is_refused(text: str) -> None:
+    assert "more than 100 lists and mappings lie in each other" in error_of(text)
 
 
-def test_numbers_that_no_field_can_hold() -> None:
-    assert "count: must be a whole number of 64 bits" in refused(CLAIM.replace("count: 2", "count: " + "9" * 30))
-    assert "count: must be a whole number of 64 bits" in refused(CLAIM.replace("count: 2", "count: 1.5"))
+def test_numbers_that_fit_no_field_are_refused() -> None:
+    assert "count: must be a whole number of 64 bits" in error_of(CLAIM.replace("count: 2", "count: " + "9" * 30))
+    assert "count: must be a whole number of 64 bits" in error_of(CLAIM.replace("count: 2", "count: 1.5"))
 
 
-def test_scalars_are_what_kubectl_makes_of_them() -> None:
+def test_scalars_are_parsed_like_kubectl() -> None:
     text = CLAIM.replace(
         "  name: pair\n", "  name: pair\n  annotations: {t: 12:30, d: 2024-01-01, b: 0000:3b:00.0, q: '1'}\n"
     )
-    (loaded,) = parse_objects(text.replace("12:30", "'12:30'"), "claim.yaml")
-    assert loaded.value["metadata"]["annotations"] == {"t": "12:30", "d": "2024-01-01", "b": "0000:3b:00.0", "q": "1"}
+    (manifest,) = parse_objects(text.replace("12:30", "'12:30'"), "claim.yaml")
+    assert manifest.value["metadata"]["annotations"] == {"t": "12:30", "d": "2024-01-01", "b": "0000:3b:00.0", "q": "1"}
 
 
-def test_what_a_newer_cluster_printed_is_passed_over_when_asked() -> None:
+def test_unknown_fields_are_ignored_if_not_strict() -> None:
     text = CLAIM + "  novelty: 1\n"
-    assert "unknown field" in refused(text)
+    assert "unknown field" in error_of(text)
     assert parse_objects(text, "claim.yaml", strict=False)[0].value["spec"]["novelty"] == 1
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"missing\.yaml: cannot be read: No such file"):
         load_manifests(tmp_path / "missing.yaml")
     with pytest.raises(PermanentError, match="cannot be read: Is a directory"):
@@ -177,7 +177,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
         load_manifests(tmp_path / "claim.yaml", max_bytes=10)
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
     assert load_manifests("-")[0].file == "standard input"
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
@@ -185,9 +185,9 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         load_manifests("-", max_bytes=10)
 
 
-def test_a_mistake_in_an_expression_is_found_before_anything_runs() -> None:
+def test_invalid_expressions_are_reported_at_load() -> None:
     text = CLAIM + "        selectors:\n        - cel: {expression: 'device.driver = \"x\"'}\n"
-    assert refused(text).startswith(
+    assert error_of(text).startswith(
         "claim.yaml:14: spec.devices.requests[0].exactly.selectors[0].cel.expression: does not compile: 1:15: "
     )
-    assert "unknown name" in refused(text.replace('device.driver = "x"', "devise.driver == 1"))
+    assert "unknown name" in error_of(text.replace('device.driver = "x"', "devise.driver == 1"))

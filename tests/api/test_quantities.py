@@ -1,4 +1,4 @@
-"""Quantities as Python sees them, and the golden values against the Go library that they came from."""
+"""Quantities in the Python binding, and the golden values compared with the Go library."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_quantities_from_python() -> None:
         _native.quantity_value("80 GB")
 
 
-def test_the_golden_values_are_what_kubernetes_says(tmp_path: Path) -> None:
+def test_golden_values_match_the_go_library(tmp_path: Path) -> None:
     oracle = go.build(HERE / "oracle", tmp_path / "oracle")
     golden = (HERE / "golden/quantities.jsonl").read_text()
     texts = "".join(json.loads(line)["text"] + "\n" for line in golden.splitlines())
-    said = subprocess.run([oracle], input=texts, capture_output=True, text=True, check=True).stdout
-    assert said == golden
+    output = subprocess.run([oracle], input=texts, capture_output=True, text=True, check=True).stdout
+    assert output == golden

@@ -1,4 +1,4 @@
-"""Validation against the verdicts of Kubernetes' own (oracle/validation) on objects made up at random."""
+"""Validation compared with the verdicts of Kubernetes (oracle/validation) on random objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dra_agent import _native
 GOLDEN = Path(__file__).parent / "golden/validation.jsonl"
 
 STRICTER = (
-    # Kubernetes takes these, though they can never mean anything; it says itself that it should not take the first.
+    # Kubernetes accepts these, although they are never meaningful; a comment in its code says so for the first.
     '"a/b/c" is not a qualified name',
     "has both matchAttribute and distinctAttribute",
     ".capacity.requests: ",
@@ -26,7 +26,7 @@ def errors(value: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_what_kubernetes_refuses_is_refused_and_what_it_takes_is_taken(refused: bool) -> None:
+def test_validation_agrees_with_kubernetes(refused: bool) -> None:
     cases = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
     cases = [case["object"] for case in cases if case["refused"] is refused]
     assert len(cases) >= 200

@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ORACLE = ROOT / "tests" / "oracle" / "cdi"
 LIBRARIES = {"1.1": "go.mod", "1.0": "v1.0.mod", "0.8": "v0.8.mod"}
 
-Ask = Callable[..., dict[str, Any]]
+RunOracle = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
 def examples() -> ModuleType:
-    """The generator of the example specs: its devices stand for one of each kind."""
+    """The generator of the example specs: it has one device of each kind."""
     location = importlib.util.spec_from_file_location("cdi_generate", ROOT / "cdi" / "generate.py")
     assert location is not None and location.loader is not None
     module = importlib.util.module_from_spec(location)
@@ -41,24 +41,24 @@ def schema() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", params=list(LIBRARIES))
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Ask one version of the official library: `oracle(dirs, inject=[[id, ...], ...])`."""
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunOracle:
+    """Run one version of the official library: `oracle(dirs, inject=[[id, ...], ...])`."""
     modules = f"-modfile={LIBRARIES[request.param]}"
-    program = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / f"cdi-{request.param}", modules)
+    binary = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / f"cdi-{request.param}", modules)
 
-    def ask(dirs: Sequence[Path], inject: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
-        question = json.dumps({"dirs": [str(path) for path in dirs], "inject": [list(ids) for ids in inject]})
-        result = subprocess.run([program], input=question, capture_output=True, text=True, check=True)
-        answer: dict[str, Any] = json.loads(result.stdout)
-        return answer
+    def run(dirs: Sequence[Path], inject: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+        query = json.dumps({"dirs": [str(path) for path in dirs], "inject": [list(ids) for ids in inject]})
+        result = subprocess.run([binary], input=query, capture_output=True, text=True, check=True)
+        response: dict[str, Any] = json.loads(result.stdout)
+        return response
 
-    ask.version = request.param  # type: ignore[attr-defined]
-    return ask
+    run.version = request.param  # type: ignore[attr-defined]
+    return run
 
 
 @pytest.fixture
 def simulated_host(tmp_path: Path) -> Host:
-    """A host below a folder, as an unprivileged simulation makes it."""
+    """A host below a temporary directory, as an unprivileged simulation creates it."""
     host = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc")
     for root in (host.sysfs, host.dev, host.proc):
         root.mkdir()
@@ -67,13 +67,13 @@ def simulated_host(tmp_path: Path) -> Host:
 
 @pytest.fixture
 def make_node() -> Callable[[Path, int, int], None]:
-    """Make a character device; skip where that is not allowed."""
+    """Create a character device; skips without permission."""
 
     def make(path: Path, major: int, minor: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
         except PermissionError:
-            pytest.skip("making device nodes takes root")
+            pytest.skip("creating device nodes requires root")
 
     return make

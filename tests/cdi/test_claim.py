@@ -1,4 +1,4 @@
-"""The spec of a claim: lowest version, variables that never hide one another, common edits once."""
+"""The spec of a claim: lowest version, distinct variables, common edits once."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from dra_agent.errors import PermanentError
 from dra_agent.inventory.model import Device as HostDevice
 
 
-def held(name: str = "gpu-0", *requests: str, common: ContainerEdits | None = None, **more: Any) -> SpecDevice:
+def spec_device(name: str = "gpu-0", *requests: str, common: ContainerEdits | None = None, **more: Any) -> SpecDevice:
     device = HostDevice(name, "gpu", "amd", "0000:03:00.0", {}, identity=more.pop("identity", {}))
     edits = DeviceEdits(more.pop("own", ContainerEdits()), common or ContainerEdits(), more.pop("foreign_ids", ()))
     return SpecDevice(ClaimDevice("node/gpu", name, requests or ("gpus",), **more), device, edits)
 
 
-def test_no_device_is_ever_without_edits() -> None:
-    spec = build_spec("d.example", ClaimRef("u", "ns", "claim"), [held()]).spec
+def test_every_device_has_edits() -> None:
+    spec = build_spec("d.example", ClaimRef("u", "ns", "claim"), [spec_device()]).spec
     assert spec.cdi_version == "0.3.0" and spec.devices[0].container_edits.env
     assert problems(spec) == []
 
 
-def test_two_claims_in_one_container_do_not_hide_each_other() -> None:
+def test_two_claims_in_one_container_have_distinct_variables() -> None:
     def variables(name: str, device: str) -> dict[str, str]:
-        spec = build_spec("d.example", ClaimRef(f"u-{name}", "ns", name), [held(device, "gpus")]).spec
+        spec = build_spec("d.example", ClaimRef(f"u-{name}", "ns", name), [spec_device(device, "gpus")]).spec
         return dict(text.split("=", 1) for text in spec.devices[0].container_edits.env)
 
     first, second = variables("a", "gpu-0"), variables("b", "gpu-1")
@@ -43,9 +43,9 @@ def test_two_claims_in_one_container_do_not_hide_each_other() -> None:
     assert first["DRA_AGENT_DEVICE_GPU_0"] == "ns/a/gpus"
 
 
-def test_a_device_that_answers_two_requests_says_both() -> None:
+def test_device_of_two_requests_names_both() -> None:
     env = (
-        build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", "a", "b"), held("gpu-1", "b")])
+        build_spec("d.example", ClaimRef("u", "ns", "c"), [spec_device("gpu-0", "a", "b"), spec_device("gpu-1", "b")])
         .spec.devices[0]
         .container_edits.env
     )
@@ -53,30 +53,34 @@ def test_a_device_that_answers_two_requests_says_both() -> None:
     assert "DRA_AGENT_REQUEST_A=gpu-0" in env and "DRA_AGENT_REQUEST_B=gpu-0,gpu-1" in env
 
 
-def test_what_all_devices_share_is_applied_once() -> None:
+def test_edits_common_to_all_devices_are_applied_once() -> None:
     common = ContainerEdits(hooks=(Hook("createContainer", "/bin/hook"),))
     spec = build_spec(
-        "d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", common=common), held("gpu-1", common=common)]
+        "d.example",
+        ClaimRef("u", "ns", "c"),
+        [spec_device("gpu-0", common=common), spec_device("gpu-1", common=common)],
     ).spec
     assert spec.container_edits.hooks == common.hooks
     assert all(not device.container_edits.hooks for device in spec.devices)
 
 
-def test_what_some_devices_share_stays_with_them() -> None:
+def test_edits_common_to_some_devices_stay_with_them() -> None:
     common = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidiactl"),))
-    spec = build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", common=common), held("gpu-1")]).spec
+    spec = build_spec(
+        "d.example", ClaimRef("u", "ns", "c"), [spec_device("gpu-0", common=common), spec_device("gpu-1")]
+    ).spec
     assert not spec.container_edits.device_nodes
     assert spec.devices[0].container_edits.device_nodes and not spec.devices[1].container_edits.device_nodes
 
 
 def test_foreign_devices_come_first() -> None:
-    composed = build_spec("d.example", ClaimRef("u", "ns", "c"), [held(foreign_ids=("nvidia.com/gpu=G",))])
-    assert composed.ids == (("nvidia.com/gpu=G", "d.example/claim=u-gpu-0"),)
+    built = build_spec("d.example", ClaimRef("u", "ns", "c"), [spec_device(foreign_ids=("nvidia.com/gpu=G",))])
+    assert built.ids == (("nvidia.com/gpu=G", "d.example/claim=u-gpu-0"),)
 
 
-def test_a_spec_that_no_runtime_would_take_is_never_written() -> None:
+def test_invalid_spec_is_never_written() -> None:
     with pytest.raises(PermanentError, match=r"claim ns/c \(u\): its CDI spec would be refused: .*appears twice"):
-        build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0"), held("gpu-0")])
+        build_spec("d.example", ClaimRef("u", "ns", "c"), [spec_device("gpu-0"), spec_device("gpu-0")])
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
@@ -124,19 +128,19 @@ RDT = st.builds(
 NETS = st.lists(st.builds(NetDevice, TEXT, TEXT), max_size=1).map(tuple)
 
 
-def some(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+def up_to_two(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(strategy, max_size=2).map(tuple)
 
 
 EDITS = st.builds(
     ContainerEdits,
     env=ENV,
-    device_nodes=some(NODES),
+    device_nodes=up_to_two(NODES),
     net_devices=NETS,
-    hooks=some(HOOKS),
-    mounts=some(MOUNTS),
+    hooks=up_to_two(HOOKS),
+    mounts=up_to_two(MOUNTS),
     intel_rdt=st.none() | RDT,
-    additional_gids=some(ID),
+    additional_gids=up_to_two(ID),
 )
 NOTES = st.dictionaries(NAME.filter(lambda text: ":" not in text), TEXT, max_size=1)
 
@@ -151,7 +155,7 @@ def specs(draw: st.DrawFn) -> Spec:
 
 @settings(max_examples=40, deadline=None)
 @given(spec=specs())
-def test_what_is_written_is_read_back_and_fits_the_schema(spec: Spec, schema: dict[str, Any]) -> None:
+def test_written_specs_are_read_back_and_match_the_schema(spec: Spec, schema: dict[str, Any]) -> None:
     assert problems(spec) == [] and warnings(spec) == []
     data = encode(spec)
     assert decode(data, json=True) == spec and decode(data) == spec
@@ -159,14 +163,14 @@ def test_what_is_written_is_read_back_and_fits_the_schema(spec: Spec, schema: di
 
 
 @given(spec=specs())
-def test_no_lower_version_would_do(spec: Spec) -> None:
+def test_spec_has_the_lowest_possible_version(spec: Spec) -> None:
     index = KNOWN.index(spec.cdi_version)
     for lower in KNOWN[2:index]:
         assert any("too low" in problem for problem in problems(msgspec.structs.replace(spec, cdi_version=lower)))
 
 
 @given(first=EDITS, second=EDITS)
-def test_merging_keeps_everything_and_repeats_nothing(first: ContainerEdits, second: ContainerEdits) -> None:
+def test_merging_keeps_every_edit_once(first: ContainerEdits, second: ContainerEdits) -> None:
     merged = first.merged(second)
     assert merged.merged(second) == merged and merged.merged(ContainerEdits()) == merged
     assert set(merged.mounts) == {*first.mounts, *second.mounts}

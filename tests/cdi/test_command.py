@@ -1,4 +1,4 @@
-"""`dra-agent cdi`: what it prints, and its exit codes."""
+"""`dra-agent cdi`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
 
 @pytest.fixture
 def cdi(tmp_path: Path) -> Path:
-    """A directory with one good claim, one damaged one, and a file of somebody else."""
+    """A directory with a valid claim spec and a file of another vendor."""
     directory = tmp_path / "cdi"
     directory.mkdir()
     shutil.copy(EXAMPLES / "amd-gpu.json", directory / "dra-agent.internal-claim_uid-1.json")
@@ -23,31 +23,31 @@ def cdi(tmp_path: Path) -> Path:
     return directory
 
 
-def test_list_shows_our_claims_only(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_own_claims_only(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdi", "list", "--cdi-dir", str(cdi)]) == 0
-    shown = capsys.readouterr().out
-    assert "default/amd-gpu" in shown and "dra-agent.internal/claim=" in shown and "vendor.json" not in shown
+    text = capsys.readouterr().out
+    assert "default/amd-gpu" in text and "dra-agent.internal/claim=" in text and "vendor.json" not in text
     assert main(["cdi", "list", "--cdi-dir", str(cdi), "-o", "json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
-    assert listed["uid"] == "uid-1" and listed["claim"] == "default/amd-gpu" and len(listed["cdi_device_ids"]) == 1
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["uid"] == "uid-1" and entry["claim"] == "default/amd-gpu" and len(entry["cdi_device_ids"]) == 1
 
 
-def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdi", "list", "--cdi-dir", str(tmp_path / "none")]) == 0
     assert "no claim of dra-agent.internal" in capsys.readouterr().out
 
 
-def test_list_points_out_a_spec_that_runtimes_refuse(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_marks_a_spec_that_runtimes_refuse(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (cdi / "dra-agent.internal-claim_uid-1.json").write_text('{"cdiVersion": "9.9.9"}')
     assert main(["cdi", "list", "--cdi-dir", str(cdi)]) == 1
     assert "uid-1" in capsys.readouterr().out
 
 
-def test_show_says_what_a_container_gets(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_describes_the_edits_of_a_container(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi)]) == 0
-    shown = capsys.readouterr().out
-    assert "add device /dev/kfd (c 234:0, rw)" in shown and "set DRA_AGENT_CLAIM=default/amd-gpu" in shown
-    assert "podman run --rm --device dra-agent.internal/claim=" in shown
+    text = capsys.readouterr().out
+    assert "add device /dev/kfd (c 234:0, rw)" in text and "set DRA_AGENT_CLAIM=default/amd-gpu" in text
+    assert "podman run --rm --device dra-agent.internal/claim=" in text
     assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi), "-o", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {node["path"] for node in answer["container_edits"]["deviceNodes"]} >= {"/dev/kfd", "/dev/dri/renderD128"}
@@ -61,7 +61,7 @@ def test_show_says_what_a_container_gets(cdi: Path, capsys: pytest.CaptureFixtur
         ("../../etc/passwd", "../../etc/passwd: no claim of this name or uid has a CDI spec in "),
     ],
 )
-def test_show_of_nothing_known_is_one_message(
+def test_show_of_an_unknown_name_is_one_message(
     cdi: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     assert main(["cdi", "show", name, "--cdi-dir", str(cdi)]) == 1
@@ -76,12 +76,12 @@ def test_validate_names_file_and_reason(cdi: Path, capsys: pytest.CaptureFixture
         ' "devices": [{"name": "d", "containerEdits": {"env": ["A"]}}]}'
     )
     assert main(["cdi", "validate", str(cdi)]) == 1
-    shown = capsys.readouterr().out
-    assert "broken.yaml: refused\n  line " in shown
-    assert "vendor.json: refused\n  Object missing required field `cdiVersion`" in shown
-    assert "cdiVersion: 0.3.0 is too low, what the spec uses needs 0.6.0" in shown
-    assert "devices[0].containerEdits.env[0]: 'A' is not NAME=VALUE" in shown
-    assert "dra-agent.internal-claim_uid-1.json: 1 device of dra-agent.internal/claim" in shown
+    text = capsys.readouterr().out
+    assert "broken.yaml: refused\n  line " in text
+    assert "vendor.json: refused\n  Object missing required field `cdiVersion`" in text
+    assert "cdiVersion: 0.3.0 is too low, what the spec uses needs 0.6.0" in text
+    assert "devices[0].containerEdits.env[0]: 'A' is not NAME=VALUE" in text
+    assert "dra-agent.internal-claim_uid-1.json: 1 device of dra-agent.internal/claim" in text
 
 
 def test_validate_names_both_files_of_a_conflict(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,32 +92,30 @@ def test_validate_names_both_files_of_a_conflict(cdi: Path, capsys: pytest.Captu
     assert [Path(path).name for path in conflict["files"]] == ["copy.json", "dra-agent.internal-claim_uid-1.json"]
 
 
-def test_validate_of_good_files_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_valid_files_and_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdi", "validate", str(EXAMPLES)]) == 0
     assert main(["cdi", "validate", str(tmp_path)]) == 0
     assert "no CDI spec in" in capsys.readouterr().out
 
 
-def test_validate_of_a_directory_that_is_not_there_is_wrong_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_of_a_missing_directory_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdi", "validate", str(tmp_path / "none")]) == 2
     assert "is not a directory" in capsys.readouterr().err
 
 
-def test_try_without_a_runtime_says_what_one_would_do(
+def test_try_without_a_runtime_shows_the_edits(
     cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 0
-    shown = capsys.readouterr().out
-    assert "no container: " in shown and "add device /dev/kfd" in shown
+    text = capsys.readouterr().out
+    assert "no container: " in text and "add device /dev/kfd" in text
 
 
-def test_try_says_when_the_container_does_not_start(
+def test_try_reports_a_container_that_does_not_start(
     cdi: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A podman that starts containers, but none with a device."""
+    """A fake podman that starts containers only without devices."""
     if shutil.which("busybox") is None:
         pytest.skip("no static busybox is installed to put into a container")
     podman = tmp_path / "podman"
@@ -133,15 +131,15 @@ def test_try_says_when_the_container_does_not_start(
 
 
 def _which_with(name: str, folder: Path) -> object:
-    """Find a stand-in for `unshare` that changes nothing: `unshare --mount CMD...` runs CMD."""
-    stand_in = folder / name
-    stand_in.write_text('#!/bin/sh\nshift\nexec "$@"\n')
-    stand_in.chmod(0o755)
+    """Return a lookup with a fake `unshare`: `unshare --mount CMD...` runs CMD."""
+    fake = folder / name
+    fake.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    fake.chmod(0o755)
     real = shutil.which
-    return lambda program, *rest, **more: str(stand_in) if program == name else real(program, *rest, **more)
+    return lambda program, *rest, **more: str(fake) if program == name else real(program, *rest, **more)
 
 
-def test_the_configuration_says_where_the_specs_are(
+def test_cdi_directory_comes_from_the_configuration(
     cdi: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRA_AGENT_CDI_DIR", str(cdi))

@@ -1,4 +1,4 @@
-"""The agent's files in a CDI directory: whole or absent, never another's, never outside."""
+"""The agent's files in a CDI directory: complete or absent, without foreign files, never outside."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def specs(tmp_path: Path) -> SpecDirectory:
     return SpecDirectory(tmp_path / "cdi", DRIVER)
 
 
-def test_a_spec_is_written_where_everyone_can_read_it(specs: SpecDirectory) -> None:
-    old = os.umask(0o077)
+def test_a_spec_is_readable_for_everyone(specs: SpecDirectory) -> None:
+    umask = os.umask(0o077)
     try:
         path = specs.write("uid-1", b"{}\n")
     finally:
-        os.umask(old)
+        os.umask(umask)
     assert path == specs.path / "dra-agent.internal-claim_uid-1.json"
     assert path.stat().st_mode & 0o777 == 0o644 and specs.path.stat().st_mode & 0o777 == 0o700
     assert specs.read("uid-1") == b"{}\n" and specs.claims() == {"uid-1": path}
 
 
-def test_only_what_differs_is_written(specs: SpecDirectory) -> None:
+def test_only_changed_specs_are_written(specs: SpecDirectory) -> None:
     assert specs.ensure("u", b"one") is True
     before = last_write(specs.file("u"))
     assert specs.ensure("u", b"one") is False and last_write(specs.file("u")) == before
     assert specs.ensure("u", b"one more") is True and specs.read("u") == b"one more"
 
 
-def test_readers_never_see_half_a_spec(specs: SpecDirectory) -> None:
-    """What a runtime does: list the directory and read every *.json and *.yaml in it, while specs come and go."""
+def test_readers_never_see_a_partial_spec(specs: SpecDirectory) -> None:
+    """As a runtime does: list the directory and read every *.json and *.yaml, while specs are written."""
     texts = {(letter * 20000).encode() for letter in "abc"}
     stop = threading.Event()
     seen: list[bytes] = []
@@ -75,7 +75,7 @@ def test_a_uid_never_leaves_the_directory(specs: SpecDirectory, uid: str) -> Non
         specs.write(uid, b"")
 
 
-def test_other_peoples_files_are_neither_listed_nor_removed(specs: SpecDirectory) -> None:
+def test_foreign_files_are_neither_listed_nor_removed(specs: SpecDirectory) -> None:
     specs.write("mine", b"{}")
     names = [
         "nvidia.yaml",
@@ -94,15 +94,15 @@ def test_other_peoples_files_are_neither_listed_nor_removed(specs: SpecDirectory
     assert all((specs.path / name).exists() for name in names)
 
 
-def test_what_a_killed_agent_left_is_removed(specs: SpecDirectory) -> None:
+def test_temporary_files_of_a_killed_agent_are_removed(specs: SpecDirectory) -> None:
     specs.write("u", b"{}")
-    left = specs.path / f".{specs.file('u').name}.123-4.tmp"
-    left.touch()
-    assert left.suffix not in {".json", ".yaml"}, "runtimes would read it"
-    assert specs.remove_leftovers() == [left] and specs.read("u") == b"{}"
+    leftover = specs.path / f".{specs.file('u').name}.123-4.tmp"
+    leftover.touch()
+    assert leftover.suffix not in {".json", ".yaml"}, "runtimes would read it"
+    assert specs.remove_leftovers() == [leftover] and specs.read("u") == b"{}"
 
 
-def test_a_full_disk_is_said_and_leaves_the_old_spec(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_keeps_the_old_spec(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     specs.write("u", b"old")
 
     def full(handle: int, data: bytes) -> int:
@@ -116,15 +116,15 @@ def test_a_full_disk_is_said_and_leaves_the_old_spec(specs: SpecDirectory, monke
     assert specs.read("u") == b"old" and len(list(specs.path.iterdir())) == 1
 
 
-def test_a_short_write_is_carried_on(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_continued(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
     specs.write("u", b"0123456789")
     assert specs.read("u") == b"0123456789"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_is_said(specs: SpecDirectory) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root ignores file permissions")
+def test_a_directory_without_permission_is_reported(specs: SpecDirectory) -> None:
     specs.path.mkdir()
     specs.path.chmod(0o500)
     with pytest.raises(RetryableError, match="Permission denied"):
@@ -132,7 +132,7 @@ def test_a_directory_without_permission_is_said(specs: SpecDirectory) -> None:
     specs.path.chmod(0o700)
 
 
-def test_odd_things_in_a_specs_place_are_not_read(specs: SpecDirectory) -> None:
+def test_special_files_in_place_of_a_spec_are_not_read(specs: SpecDirectory) -> None:
     specs.path.mkdir()
     specs.file("pipe").parent.mkdir(exist_ok=True)
     os.mkfifo(specs.file("pipe"))
@@ -143,17 +143,17 @@ def test_odd_things_in_a_specs_place_are_not_read(specs: SpecDirectory) -> None:
         specs.write("folder", b"{}")
 
 
-def test_a_missing_directory_holds_nothing(specs: SpecDirectory) -> None:
+def test_a_missing_directory_is_empty(specs: SpecDirectory) -> None:
     assert specs.claims() == {} and specs.remove_leftovers() == [] and specs.delete("u") is False
 
 
 @pytest.mark.parametrize("driver", ["3com.example", "", "a/b", "a.", "x" * 64, "Größe"])
-def test_a_driver_name_that_cannot_be_a_vendor_is_refused_at_start(driver: str, tmp_path: Path) -> None:
+def test_a_driver_name_that_is_not_a_cdi_vendor_is_refused(driver: str, tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="driver name"):
         SpecDirectory(tmp_path, driver)
 
 
-def test_names_are_taken_apart_and_put_together() -> None:
+def test_cdi_names_are_parsed_and_formatted() -> None:
     assert str(parse("vendor.com/class=a:b")) == "vendor.com/class=a:b"
     assert claim_device("u", "gpu-0") == "u-gpu-0" and claim_device("u", "gpu-0", "s") == "u-gpu-0-s"
     for bad in ("", "vendor", "vendor/class", "vendor/class=", "/class=a", "vendor/=a", "v/c=a/b", "1v/c=a", "v/c=-"):

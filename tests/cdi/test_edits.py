@@ -1,4 +1,4 @@
-"""What containers get of every other kind of device, and of nodes that are not as they should be."""
+"""Container edits of all devices except NVIDIA GPUs, and device nodes with errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def paths(found: DeviceEdits) -> tuple[list[str], list[str]]:
     return [m.container_path for m in found.own.mounts], [m.container_path for m in found.common.mounts]
 
 
-def test_amd_gets_its_own_render_node_and_the_shared_compute_node(simulated_host: Host) -> None:
+def test_amd_gpu_has_own_render_node_and_shared_kfd(simulated_host: Host) -> None:
     found = edits(
         simulated_host, "gpu", "amd", {"/dev/kfd": "kfd", "/dev/dri/card1": "card", "/dev/dri/renderD129": "render"}
     )
@@ -40,7 +40,7 @@ def test_amd_gets_its_own_render_node_and_the_shared_compute_node(simulated_host
     assert "no ROCm" in without.notes[0]
 
 
-def test_intel_gets_its_names_by_address_where_the_host_has_them(simulated_host: Host) -> None:
+def test_intel_gpu_has_by_path_links_if_the_host_has_them(simulated_host: Host) -> None:
     nodes: dict[str, NodeRole] = {"/dev/dri/card0": "card", "/dev/dri/renderD128": "render"}
     assert paths(edits(simulated_host, "gpu", "intel", nodes))[0] == list(nodes)
     link = simulated_host.dev_path("/dev/dri/by-path/pci-0000:03:00.0-render")
@@ -52,7 +52,7 @@ def test_intel_gets_its_names_by_address_where_the_host_has_them(simulated_host:
     ]
 
 
-def test_an_hca_gets_its_verbs_node_and_the_connection_manager(simulated_host: Host) -> None:
+def test_hca_has_verbs_node_and_connection_manager(simulated_host: Host) -> None:
     found = edits(
         simulated_host,
         "nic",
@@ -64,7 +64,7 @@ def test_an_hca_gets_its_verbs_node_and_the_connection_manager(simulated_host: H
     assert "stays on the host" in found.notes[0]
 
 
-def test_a_plain_nic_needs_no_node(simulated_host: Host) -> None:
+def test_nic_without_rdma_needs_no_node(simulated_host: Host) -> None:
     found = edits(simulated_host, "nic", "intel", {}, ifname="eth0")
     assert not found.own and not found.common and "stays on the host" in found.notes[0]
 
@@ -78,31 +78,31 @@ def test_a_plain_nic_needs_no_node(simulated_host: Host) -> None:
         ("gpu", "0x1234", {"/dev/dri/renderD131": "render"}),
     ],
 )
-def test_other_devices_get_the_nodes_that_the_inventory_knows(
+def test_other_devices_have_the_nodes_of_the_inventory(
     simulated_host: Host, family: Family, vendor: str, nodes: dict[str, NodeRole]
 ) -> None:
     assert paths(edits(simulated_host, family, vendor, nodes)) == (list(nodes), [])
 
 
-def test_a_device_bound_to_vfio_gets_its_group_whatever_it_is(simulated_host: Host) -> None:
+def test_vfio_device_has_its_group_for_every_family(simulated_host: Host) -> None:
     nodes: dict[str, NodeRole] = {"/dev/vfio/42": "vfio", "/dev/vfio/vfio": "vfio-control"}
     devices: tuple[tuple[Family, str], ...] = (("gpu", "nvidia"), ("nic", "mellanox"))
     for family, vendor in devices:
         assert paths(edits(simulated_host, family, vendor, nodes)) == (["/dev/vfio/42"], ["/dev/vfio/vfio"])
 
 
-def test_a_device_without_nodes_says_so(simulated_host: Host) -> None:
+def test_device_without_nodes_has_a_note(simulated_host: Host) -> None:
     assert "no device node" in edits(simulated_host, "accelerator", "0x1", {}).notes[0]
 
 
-def test_numbers_are_those_of_the_node(simulated_host: Host, make_node: MakeNode) -> None:
+def test_device_numbers_are_those_of_the_node(simulated_host: Host, make_node: MakeNode) -> None:
     make_node(simulated_host.dev_path("/dev/accel/accel0"), 261, 5)
     found = edits(simulated_host, "accelerator", "habana", {"/dev/accel/accel0": "accel"}, touch=False)
     host_path = str(simulated_host.dev_path("/dev/accel/accel0"))
     assert found.own.device_nodes == (Node("/dev/accel/accel0", host_path, "c", 261, 5, permissions="rw"),)
 
 
-def test_on_the_real_root_no_host_path_is_needed() -> None:
+def test_real_root_needs_no_host_path() -> None:
     nodes = (DeviceNode("/dev/null", "/dev/null", "accel"),)
     found = EditProviders(Host(), directories=[]).edits(
         Device("a", "accelerator", "x", "0000:03:00.0", {}, nodes=nodes)
@@ -111,7 +111,7 @@ def test_on_the_real_root_no_host_path_is_needed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "link", "loop"])
-def test_what_is_no_node_is_an_error_that_names_it(simulated_host: Host, kind: str) -> None:
+def test_invalid_device_node_is_named_in_the_error(simulated_host: Host, kind: str) -> None:
     path = simulated_host.dev_path("/dev/accel/accel0")
     path.parent.mkdir()
     if kind == "directory":
@@ -125,7 +125,7 @@ def test_what_is_no_node_is_an_error_that_names_it(simulated_host: Host, kind: s
         edits(simulated_host, "accelerator", "habana", {"/dev/accel/accel0": "accel"}, touch=False)
 
 
-def test_a_plain_file_on_a_real_host_is_no_device(tmp_path: Path) -> None:
+def test_regular_file_on_a_real_host_is_not_a_device(tmp_path: Path) -> None:
     file = tmp_path / "accel0"
     file.touch()
     device = Device("a", "accelerator", "x", "0000:03:00.0", {}, nodes=(DeviceNode(str(file), str(file), "accel"),))

@@ -1,4 +1,4 @@
-"""The example specs: current, valid, and taken by every version of the official library."""
+"""The example specs: up to date, valid, and accepted by every version of the official library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.json"))
 
 
-def test_the_checked_in_examples_are_what_the_agent_writes(examples: ModuleType) -> None:
+def test_checked_in_examples_are_up_to_date(examples: ModuleType) -> None:
     generated = dict(examples.examples())
     assert sorted(generated) == NAMES, "run `python cdi/generate.py`"
     for name, text in generated.items():
@@ -24,22 +24,22 @@ def test_the_checked_in_examples_are_what_the_agent_writes(examples: ModuleType)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_example_fits_the_schema_and_our_own_validation(name: str, schema: dict[str, Any]) -> None:
+def test_each_example_matches_schema_and_validation(name: str, schema: dict[str, Any]) -> None:
     jsonschema.validate(json.loads((EXAMPLES / name).read_text()), schema)
     assert load_file(EXAMPLES / name).refused == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_official_library_loads_and_injects_each_example(name: str, oracle: Any, tmp_path: Path) -> None:
+def test_official_library_injects_each_example(name: str, oracle: Any, tmp_path: Path) -> None:
     text = (EXAMPLES / name).read_text()
     (tmp_path / name).write_text(text)
     spec = json.loads(text)
     ids = [f"{spec['kind']}={device['name']}" for device in spec["devices"]]
-    answer = oracle([tmp_path], [ids])
-    assert answer["errors"] == {}
-    assert answer["devices"] == sorted(ids)
-    assert list(answer["minimum"].values()) == [spec["cdiVersion"]], "not the lowest version that it needs"
-    injected = answer["injections"][0]
+    response = oracle([tmp_path], [ids])
+    assert response["errors"] == {}
+    assert response["devices"] == sorted(ids)
+    assert list(response["minimum"].values()) == [spec["cdiVersion"]], "not the lowest possible version"
+    injected = response["injections"][0]
     assert "error" not in injected
     edits = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
     nodes = {node["path"] for edit in edits for node in edit.get("deviceNodes", [])}

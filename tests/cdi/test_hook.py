@@ -1,4 +1,4 @@
-"""The hook that holds containers to their share, run by a real container runtime."""
+"""The hook that limits containers to their share, run by a real container runtime."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dra_agent.inventory.model import Device
 
 DRIVER = "dra-agent.internal"
 REGION = "drm/0000:03:00.0/vram0"
-PLACE = """\
+PLACE_IN_CGROUP = """\
 #!/bin/sh
-# Puts the container into a cgroup of the tree: this host's runtime may have been told to use none.
+# Puts the container into a cgroup of the tree: the runtime of this host may be configured to use none.
 pid=$(sed 's/.*"pid" *: *\\([0-9]*\\).*/\\1/' | head -n 1)
 mkdir -p {tree}/proc/$pid && echo 0::/pod/container > {tree}/proc/$pid/cgroup
 """
@@ -36,25 +36,25 @@ def hooks(tmp_path: Path) -> ContainerEdits:
         (folder / "cgroup.subtree_control").write_text("")
     (root / "pod/container/dmem.max").write_text("")
     place = tmp_path / "place"
-    place.write_text(PLACE.format(tree=tmp_path))
+    place.write_text(PLACE_IN_CGROUP.format(tree=tmp_path))
     place.chmod(0o755)
-    program = ContainerHook(tmp_path / "host")
-    program.install()
+    hook = ContainerHook(tmp_path / "host")
+    hook.install()
     first = ContainerEdits(hooks=(Hook("createRuntime", str(place), ("place",)),))
     arguments = ("--cgroups", str(root), "--proc", str(tmp_path / "proc"), "--region", REGION, "--bytes", "4294967296")
-    return first.merged(program.edits(*arguments))
+    return first.merged(hook.edits(*arguments))
 
 
 def write_claim(hooks: ContainerEdits, cdi: Path) -> list[str]:
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {})
-    held = [
+    devices = [
         SpecDevice(
             ClaimDevice("n/gpu", gpu.name, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}),
             gpu,
             DeviceEdits(hooks, ContainerEdits()),
         )
     ]
-    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), held)
+    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), devices)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
 
@@ -64,7 +64,7 @@ def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
 
-def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Path, hooks: ContainerEdits) -> None:
+def test_container_starts_only_with_its_limit_set(tmp_path: Path, hooks: ContainerEdits) -> None:
     rootfs = make_rootfs(tmp_path / "rootfs")
     if rootfs is None:
         pytest.skip("no static busybox is installed to put into a container")
@@ -75,8 +75,8 @@ def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Pat
         pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
     ids = write_claim(hooks, cdi)
     limit = tmp_path / "cgroup/pod/container/dmem.max"
-    done = run(runtime, ids, rootfs)
-    assert done.stdout == "started\n", done.stderr
+    completed = run(runtime, ids, rootfs)
+    assert completed.stdout == "started\n", completed.stderr
     assert limit.read_text() == f"{REGION} 4294967296\n"
     limit.unlink()
     refused = run(runtime, ids, rootfs)
@@ -84,11 +84,11 @@ def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Pat
     assert not limit.exists()
 
 
-def test_the_official_library_hands_the_hook_on_as_it_is(oracle: Any, tmp_path: Path, hooks: ContainerEdits) -> None:
+def test_official_library_passes_the_hook_unchanged(oracle: Any, tmp_path: Path, hooks: ContainerEdits) -> None:
     cdi = tmp_path / "cdi"
     cdi.mkdir()
     ids = write_claim(hooks, cdi)
-    answer = oracle([cdi], [ids])
-    assert not answer["errors"]
-    text = json.dumps(answer)
+    response = oracle([cdi], [ids])
+    assert not response["errors"]
+    text = json.dumps(response)
     assert "createRuntime" in text and "dra-agent-hook" in text and "4294967296" in text

@@ -1,4 +1,4 @@
-"""The three ways to give a container an NVIDIA GPU, and when each is taken."""
+"""The three ways to give a container an NVIDIA GPU, and when each is used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gpu(host: Host, uuid: str = UUID, version: str = "580.65.6", node: str = "/d
 def toolkit_spec(
     tmp_path: Path, version: str = "580.65.06", node: str = "/dev/nvidia0", **changes: Any
 ) -> dict[str, Any]:
-    """What nvidia-ctk writes, in short; the libraries that it names exist."""
+    """Return a short version of nvidia-ctk's spec; the libraries that it names exist."""
     libraries = [tmp_path / "lib" / f"libcuda.so.{version}", tmp_path / "lib" / f"libnvidia-ml.so.{version}"]
     for library in libraries:
         library.parent.mkdir(exist_ok=True)
@@ -80,8 +80,8 @@ def as_yaml(spec: dict[str, Any]) -> str:
     return f"---\n{text}"
 
 
-def tool(tmp_path: Path, body: str) -> Path:
-    """A stand-in for nvidia-ctk that notes how it was called."""
+def fake_toolkit(tmp_path: Path, body: str) -> Path:
+    """Create a fake nvidia-ctk that records its calls."""
     path = tmp_path / "nvidia-ctk"
     path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{body}\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -93,7 +93,7 @@ def calls(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_toolkits_own_spec_is_used_where_it_fits(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_toolkit_spec_is_used_if_it_matches(host: Host, cdi: Path, tmp_path: Path) -> None:
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
     edits = EditProviders(host, directories=[cdi]).edits(gpu(host))
     assert edits.foreign_ids == (f"nvidia.com/gpu={UUID}",)
@@ -103,7 +103,7 @@ def test_the_toolkits_own_spec_is_used_where_it_fits(host: Host, cdi: Path, tmp_
 @pytest.mark.parametrize(
     "reason", ["driver", "renumbered", "other gpu", "library gone", "no library", "refused", "twice"]
 )
-def test_a_toolkit_spec_that_does_not_fit_is_passed_over(host: Host, cdi: Path, tmp_path: Path, reason: str) -> None:
+def test_toolkit_spec_that_does_not_match_is_ignored(host: Host, cdi: Path, tmp_path: Path, reason: str) -> None:
     spec = toolkit_spec(tmp_path)
     if reason == "driver":
         spec = toolkit_spec(tmp_path, version="575.57.08")
@@ -125,45 +125,45 @@ def test_a_toolkit_spec_that_does_not_fit_is_passed_over(host: Host, cdi: Path, 
     assert "driver libraries are not injected" in edits.notes[0]
 
 
-def test_the_higher_directory_decides(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_directory_with_higher_priority_decides(host: Host, cdi: Path, tmp_path: Path) -> None:
     low = tmp_path / "low"
     low.mkdir()
     (low / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
-    recipes = EditProviders(host, directories=[low, cdi])
-    assert recipes.edits(gpu(host)).foreign_ids
+    providers = EditProviders(host, directories=[low, cdi])
+    assert providers.edits(gpu(host)).foreign_ids
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path, version="570.1.2")))
-    assert not recipes.edits(gpu(host)).foreign_ids, "runtimes would take the stale one, which has priority"
+    assert not providers.edits(gpu(host)).foreign_ids, "runtimes use the stale one, which has priority"
 
 
-def test_a_refreshed_toolkit_spec_is_seen_at_once(host: Host, cdi: Path, tmp_path: Path) -> None:
-    recipes = EditProviders(host, directories=[cdi])
-    assert not recipes.edits(gpu(host)).foreign_ids
+def test_changed_toolkit_spec_is_detected_at_once(host: Host, cdi: Path, tmp_path: Path) -> None:
+    providers = EditProviders(host, directories=[cdi])
+    assert not providers.edits(gpu(host)).foreign_ids
     (cdi / "nvidia.json").write_text(json.dumps(toolkit_spec(tmp_path, version="570.1.2")))
-    assert not recipes.edits(gpu(host)).foreign_ids
+    assert not providers.edits(gpu(host)).foreign_ids
     (cdi / "nvidia.json").write_text(json.dumps(toolkit_spec(tmp_path)))
-    assert recipes.edits(gpu(host)).foreign_ids
+    assert providers.edits(gpu(host)).foreign_ids
 
 
-def test_the_toolkit_is_asked_once_where_it_published_nothing(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_toolkit_runs_once_without_a_published_spec(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
-    ctk = tool(tmp_path, f"cat {tmp_path}/answer.json")
-    recipes = EditProviders(host, directories=[cdi], ctk=ctk)
-    first = recipes.edits(gpu(host))
-    assert recipes.edits(gpu(host)) == first
+    ctk = fake_toolkit(tmp_path, f"cat {tmp_path}/answer.json")
+    providers = EditProviders(host, directories=[cdi], ctk=ctk)
+    first = providers.edits(gpu(host))
+    assert providers.edits(gpu(host)) == first
     assert calls(tmp_path) == [f"cdi generate --format=json --device-name-strategy=uuid --device-id={UUID}"]
     assert [node.path for node in first.own.device_nodes] == ["/dev/nvidia0"]
     assert first.common.hooks and len(first.common.mounts) == 2 and first.notes == () and first.foreign_ids == ()
-    recipes.edits(gpu(host, version="580.82.7"))
-    assert len(calls(tmp_path)) == 2, "another driver has other libraries"
+    providers.edits(gpu(host, version="580.82.7"))
+    assert len(calls(tmp_path)) == 2, "another driver version has other libraries"
     (tmp_path / "lib" / "libcuda.so.580.65.06").unlink()
-    recipes.edits(gpu(host))
-    assert len(calls(tmp_path)) == 3, "a library that is gone makes a kept answer worthless"
+    providers.edits(gpu(host))
+    assert len(calls(tmp_path)) == 3, "a removed library invalidates the cached result"
 
 
-def test_an_older_toolkit_is_asked_for_all_devices(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_older_toolkit_generates_all_devices(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     refusal = "echo 'Incorrect Usage: flag provided but not defined: -device-id' >&2; exit 1"
-    ctk = tool(tmp_path, f'case "$*" in *--device-id*) {refusal};; esac\ncat {tmp_path}/answer.json')
+    ctk = fake_toolkit(tmp_path, f'case "$*" in *--device-id*) {refusal};; esac\ncat {tmp_path}/answer.json')
     edits = EditProviders(host, directories=[cdi], ctk=ctk).edits(gpu(host))
     assert len(calls(tmp_path)) == 2 and [node.path for node in edits.own.device_nodes] == ["/dev/nvidia0"]
 
@@ -177,50 +177,50 @@ def test_an_older_toolkit_is_asked_for_all_devices(host: Host, cdi: Path, tmp_pa
         ("exit 3", "exit status 3: no message"),
     ],
 )
-def test_a_failing_toolkit_is_an_error_that_may_pass(
-    host: Host, cdi: Path, tmp_path: Path, body: str, message: str
-) -> None:
-    recipes = EditProviders(host, directories=[cdi], ctk=tool(tmp_path, body))
-    with pytest.raises(RetryableError, match=message) as caught:
-        recipes.edits(gpu(host))
-    assert caught.value.where == str(tmp_path / "nvidia-ctk") and caught.value.hint
+def test_failing_toolkit_is_a_retryable_error(host: Host, cdi: Path, tmp_path: Path, body: str, message: str) -> None:
+    providers = EditProviders(host, directories=[cdi], ctk=fake_toolkit(tmp_path, body))
+    with pytest.raises(RetryableError, match=message) as error:
+        providers.edits(gpu(host))
+    assert error.value.where == str(tmp_path / "nvidia-ctk") and error.value.hint
 
 
-def test_a_failure_for_one_gpu_leaves_the_others_alone(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_failure_for_one_gpu_does_not_affect_others(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
-    recipes = EditProviders(host, directories=[cdi], ctk=tool(tmp_path, f"cat {tmp_path}/answer.json"))
+    providers = EditProviders(host, directories=[cdi], ctk=fake_toolkit(tmp_path, f"cat {tmp_path}/answer.json"))
     with pytest.raises(RetryableError, match=f"does not know {OTHER}"):
-        recipes.edits(gpu(host, uuid=OTHER))
-    assert recipes.edits(gpu(host)).common.hooks
+        providers.edits(gpu(host, uuid=OTHER))
+    assert providers.edits(gpu(host)).common.hooks
 
 
-def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path) -> None:
-    ctk = toolkit.ToolkitCommand(tool(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
-    began = time.monotonic()
+def test_hung_toolkit_blocks_for_one_deadline(host: Host, cdi: Path, tmp_path: Path) -> None:
+    ctk = toolkit.ToolkitCommand(fake_toolkit(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
+    started = time.monotonic()
     with pytest.raises(RetryableError, match=r"did not respond within 0\.3 s"):
         ctk.edits(UUID, None)
-    asked = calls(tmp_path)  # none where the tool was ended before it came that far
+    calls_before = calls(tmp_path)  # none if the tool was killed before its first line
     with pytest.raises(RetryableError, match="hung less than 30 s ago"):
         ctk.edits(OTHER, None)
-    assert time.monotonic() - began < 50 and calls(tmp_path) == asked
+    assert time.monotonic() - started < 50 and calls(tmp_path) == calls_before
 
 
-def test_a_toolkit_that_cannot_be_run_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:
-    recipes = EditProviders(host, directories=[cdi], ctk=tmp_path / "missing")
+def test_missing_toolkit_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:
+    providers = EditProviders(host, directories=[cdi], ctk=tmp_path / "missing")
     with pytest.raises(RetryableError, match="missing: cannot be run: No such file"):
-        recipes.edits(gpu(host))
+        providers.edits(gpu(host))
 
 
-def test_nodes_alone_are_given_with_a_note(host: Host, cdi: Path) -> None:
+def test_device_nodes_alone_come_with_a_note(host: Host, cdi: Path) -> None:
     edits = EditProviders(host, directories=[cdi]).edits(gpu(host))
     assert [mount.container_path for mount in edits.own.mounts] == ["/dev/nvidia0"]
     common = [mount.container_path for mount in edits.common.mounts]
-    assert common == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], "modeset is not on this host"
+    assert common == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], (
+        "modeset does not exist on this host"
+    )
     assert edits.common.env == ("NVIDIA_VISIBLE_DEVICES=void",)
     assert "driver libraries are not injected" in edits.notes[0]
 
 
-def test_a_control_node_that_the_gpu_needs_must_be_there(host: Host, cdi: Path) -> None:
+def test_missing_control_node_is_an_error(host: Host, cdi: Path) -> None:
     path = "/dev/nvidia-uvm"
     device = msgspec.structs.replace(gpu(host), nodes=(DeviceNode(path, str(host.dev_path(path)), "control"),))
     assert EditProviders(host, directories=[cdi]).edits(device).notes
@@ -229,14 +229,14 @@ def test_a_control_node_that_the_gpu_needs_must_be_there(host: Host, cdi: Path) 
         EditProviders(host, directories=[cdi]).edits(device)
 
 
-def test_a_gpu_without_its_node_cannot_be_used_whichever_way_is_taken(host: Host, cdi: Path, tmp_path: Path) -> None:
+def test_gpu_without_its_node_is_an_error_in_every_way(host: Host, cdi: Path, tmp_path: Path) -> None:
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
     host.dev_path("/dev/nvidia0").unlink()
     with pytest.raises(RetryableError, match=r"device gpu-0: its device node .*/nvidia0 cannot be used"):
         EditProviders(host, directories=[cdi]).edits(gpu(host))
 
 
-def test_a_mig_slice_gets_capability_nodes_that_the_host_never_made(host: Host, cdi: Path, make_node: MakeNode) -> None:
+def test_mig_instance_has_capability_nodes_missing_on_the_host(host: Host, cdi: Path, make_node: MakeNode) -> None:
     host.dev_path("/dev/nvidia0").unlink()
     make_node(host.dev_path("/dev/nvidia0"), 195, 0)
     make_node(host.dev_path("/dev/nvidia-caps/nvidia-cap66"), 511, 66)
@@ -247,14 +247,16 @@ def test_a_mig_slice_gets_capability_nodes_that_the_host_never_made(host: Host, 
     paths = {"/dev/nvidia0": "gpu", **paths}
     nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())
     mig = Device("gpu-0-mig", "gpu", "nvidia", "0000:1b:00.0", {}, nodes=nodes, identity={"uuid": "MIG-1"})
-    made = {node.path: node for node in EditProviders(host, directories=[cdi]).edits(mig).own.device_nodes}
-    assert (made["/dev/nvidia0"].major, made["/dev/nvidia0"].minor) == (195, 0)
-    assert made["/dev/nvidia-caps/nvidia-cap66"].host_path == str(host.dev_path("/dev/nvidia-caps/nvidia-cap66"))
-    unmade = made["/dev/nvidia-caps/nvidia-cap67"]
-    assert (unmade.type, unmade.major, unmade.minor, unmade.host_path) == ("c", 511, 67, "")
+    nodes_by_path = {node.path: node for node in EditProviders(host, directories=[cdi]).edits(mig).own.device_nodes}
+    assert (nodes_by_path["/dev/nvidia0"].major, nodes_by_path["/dev/nvidia0"].minor) == (195, 0)
+    assert nodes_by_path["/dev/nvidia-caps/nvidia-cap66"].host_path == str(
+        host.dev_path("/dev/nvidia-caps/nvidia-cap66")
+    )
+    missing_node = nodes_by_path["/dev/nvidia-caps/nvidia-cap67"]
+    assert (missing_node.type, missing_node.major, missing_node.minor, missing_node.host_path) == ("c", 511, 67, "")
 
 
-def test_a_capability_whose_driver_is_unknown_is_an_error(host: Host, cdi: Path) -> None:
+def test_capability_without_a_driver_is_an_error(host: Host, cdi: Path) -> None:
     path = "/dev/nvidia-caps/nvidia-cap66"
     mig = Device(
         "gpu-0-mig",
@@ -269,7 +271,7 @@ def test_a_capability_whose_driver_is_unknown_is_an_error(host: Host, cdi: Path)
 
 
 def mig_device(host: Host, make_node: MakeNode) -> Device:
-    """A MIG instance with its nodes, of which the driver tells in /proc."""
+    """Return a MIG instance with its nodes, as the driver reports them in /proc."""
     host.dev_path("/dev/nvidia0").unlink()
     make_node(host.dev_path("/dev/nvidia0"), 195, 0)
     (host.proc / "devices").write_text("Character devices:\n511 nvidia-caps\n")
@@ -286,10 +288,10 @@ def mig_device(host: Host, make_node: MakeNode) -> Device:
 
 @pytest.mark.parametrize("published", [False, True], ids=["own-nodes", "published-spec"])
 @pytest.mark.parametrize("gone", ["gi7", "gi7/ci0"])
-def test_a_mig_instance_that_was_destroyed_since_it_was_published_is_refused(
+def test_destroyed_mig_instance_is_refused(
     host: Host, cdi: Path, tmp_path: Path, make_node: MakeNode, gone: str, published: bool
 ) -> None:
-    """Its nodes need not exist, and their numbers are those of the next instance with the same ids."""
+    """Its nodes need not exist, and their numbers can belong to a later instance with the same ids."""
     device = mig_device(host, make_node)
     if published:
         (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
@@ -304,10 +306,10 @@ def test_versions_are_compared_by_number() -> None:
     assert version_numbers("580.65.6+build.7") == (580, 65, 6)
 
 
-def test_the_toolkit_of_this_machine_is_not_asked_about_a_simulated_one(
+def test_toolkit_of_this_machine_is_not_used_for_a_simulated_one(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ctk = tool(tmp_path, "exit 0")
+    ctk = fake_toolkit(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_nvidia_ctk(Host()) == ctk
     assert find_nvidia_ctk(host) is None

@@ -1,4 +1,4 @@
-"""Our reading of CDI directories against the official library's, file for file and edit for edit."""
+"""The agent's reading of CDI directories compared with the official library, per file and per edit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
 from dra_agent.cdi.registry import applied_edits, decode, load_registry
 from dra_agent.errors import PermanentError
 
-# Building the official library takes a while where nothing of it was built before.
+# The first build of the official library takes a while.
 ENV = {"env": ["A=1"]}
 
 
@@ -24,7 +24,7 @@ def with_edits(version: str, **edits: Any) -> dict[str, Any]:
     return spec(version, devices=[{"name": "dev0", "containerEdits": edits}])
 
 
-# What every version of the library that is asked here agrees on.
+# Cases on which all tested versions of the library agree.
 CASES: dict[str, Any] = {
     "plain": spec(),
     "with-v": spec("v0.3.0"),
@@ -84,7 +84,7 @@ RAW = {
 }
 
 
-def test_files_are_taken_and_refused_as_the_official_library_does(oracle: Any, tmp_path: Path) -> None:
+def test_files_are_accepted_and_refused_like_the_official_library(oracle: Any, tmp_path: Path) -> None:
     for name, content in CASES.items():
         directory = tmp_path / name
         directory.mkdir()
@@ -94,15 +94,15 @@ def test_files_are_taken_and_refused_as_the_official_library_does(oracle: Any, t
         (tmp_path / name / "spec.json").write_text(text)
     for name in [*CASES, *RAW]:
         if name == "no-devices" and oracle.version == "0.8":
-            continue  # that version takes a file without devices; there is nothing in it to inject
-        ours = load_registry([tmp_path / name])
-        theirs = oracle([tmp_path / name])
-        refused = bool(theirs["errors"])
-        assert bool(ours.files[0].refused) == refused, (name, ours.files[0].refused, theirs["errors"])
-        assert sorted(ours.devices) == (theirs["devices"] or []), name
+            continue  # that version accepts a file without devices; nothing can be injected
+        registry = load_registry([tmp_path / name])
+        official = oracle([tmp_path / name])
+        refused = bool(official["errors"])
+        assert bool(registry.files[0].refused) == refused, (name, registry.files[0].refused, official["errors"])
+        assert sorted(registry.devices) == (official["devices"] or []), name
 
 
-def test_conflicts_and_priorities_are_resolved_as_the_official_library_does(oracle: Any, tmp_path: Path) -> None:
+def test_conflicts_and_priorities_match_the_official_library(oracle: Any, tmp_path: Path) -> None:
     low, high = tmp_path / "low", tmp_path / "high"
     for directory in (low, high):
         directory.mkdir()
@@ -121,19 +121,19 @@ def test_conflicts_and_priorities_are_resolved_as_the_official_library_does(orac
     (low / "folder.json").mkdir()
     put(low / "folder.json" / "e.json", "nested", value="x")
     (low / "dangling.json").symlink_to("nowhere")
-    ours = load_registry([low, high])
-    theirs = oracle([low, high], [[name] for name in sorted(ours.devices)])
-    assert sorted(ours.devices) == theirs["devices"]
-    assert {conflict.name.partition("=")[2] for conflict in ours.conflicts} == {
+    registry = load_registry([low, high])
+    official = oracle([low, high], [[name] for name in sorted(registry.devices)])
+    assert sorted(registry.devices) == official["devices"]
+    assert {conflict.name.partition("=")[2] for conflict in registry.conflicts} == {
         "twice",
         "twice-then-over",
         "high-twice",
     }
-    for name, injected in zip(sorted(ours.devices), theirs["injections"], strict=True):
-        assert list(applied_edits(ours, [name]).env) == injected["spec"]["process"]["env"]
+    for name, injected in zip(sorted(registry.devices), official["injections"], strict=True):
+        assert list(applied_edits(registry, [name]).env) == injected["spec"]["process"]["env"]
 
 
-def test_edits_are_put_together_as_the_official_library_does(oracle: Any, tmp_path: Path) -> None:
+def test_edits_are_combined_like_the_official_library(oracle: Any, tmp_path: Path) -> None:
     def device(name: str, **edits: Any) -> dict[str, Any]:
         return {"name": name, "containerEdits": edits}
 
@@ -179,16 +179,16 @@ def test_edits_are_put_together_as_the_official_library_does(oracle: Any, tmp_pa
     assert list(edits.additional_gids) == official["process"]["user"]["additionalGids"]
 
 
-def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_unknown_device_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"vendor\.com/class=nothing"):
         applied_edits(load_registry([tmp_path]), ["vendor.com/class=nothing"])
 
 
-def test_odd_characters_arrive_as_they_were(oracle: Any, tmp_path: Path) -> None:
-    odd = "\x7f\x80\x85\u2028\u2029\ufeff\uffff\U0001f600 \ttab\nline 'quote\" #: -"
-    written = Spec("0.3.0", "vendor.com/class", (Device("d", ContainerEdits(env=(f"ODD={odd}",))),))
-    (tmp_path / "odd.json").write_bytes(encode(written))
-    answer = oracle([tmp_path], [["vendor.com/class=d"]])
-    assert answer["errors"] == {}
-    assert answer["injections"][0]["spec"]["process"]["env"] == [f"ODD={odd}"]
-    assert decode(encode(written)) == written == decode(encode(written), json=True)
+def test_special_characters_are_preserved(oracle: Any, tmp_path: Path) -> None:
+    special = "\x7f\x80\x85\u2028\u2029\ufeff\uffff\U0001f600 \ttab\nline 'quote\" #: -"
+    original = Spec("0.3.0", "vendor.com/class", (Device("d", ContainerEdits(env=(f"ODD={special}",))),))
+    (tmp_path / "odd.json").write_bytes(encode(original))
+    response = oracle([tmp_path], [["vendor.com/class=d"]])
+    assert response["errors"] == {}
+    assert response["injections"][0]["spec"]["process"]["env"] == [f"ODD={special}"]
+    assert decode(encode(original)) == original == decode(encode(original), json=True)

@@ -1,4 +1,4 @@
-"""A real container started with a claim's CDI id: it sees the variables and the node of the simulated host."""
+"""A real container with a claim's CDI id: it has the variables and the node of the simulated host."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def write_claim(host: Host, cdi: Path) -> list[str]:
     paths = ("/dev/dri/card0", "/dev/dri/renderD128")
     nodes = tuple(DeviceNode(path, str(host.dev_path(path)), "card") for path in paths)
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {}, nodes=nodes)
-    held = [
+    devices = [
         SpecDevice(ClaimDevice("n/gpu", gpu.name, ("gpu",)), gpu, EditProviders(host, directories=[cdi]).edits(gpu))
     ]
-    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), held)
+    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), devices)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
 
@@ -49,50 +49,48 @@ def run(runtime: Runtime, ids: list[str], rootfs: Path, script: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
 
 
-def test_a_container_gets_the_device_of_a_simulated_host(
+def test_container_gets_the_device_of_a_simulated_host(
     container: tuple[Runtime, Path, Path], simulated_host: Host, make_node: Callable[[Path, int, int], None]
 ) -> None:
     runtime, rootfs, cdi = container
-    # 1:7 is /dev/full: unlike a made-up number it can be opened, and it answers in its own way.
+    # 1:7 is /dev/full: it can be opened and has a distinctive error.
     make_node(simulated_host.dev_path("/dev/dri/card0"), 1, 7)
     simulated_host.dev_path("/dev/dri/renderD128").write_text("a file that stands for a node\n")
     ids = write_claim(simulated_host, cdi)
-    seen = run(
+    result = run(
         runtime,
         ids,
         rootfs,
         "echo $DRA_AGENT_CLAIM $DRA_AGENT_REQUEST_GPU; ls -l /dev/dri; cat /dev/dri/renderD128;"
         " echo written > /dev/dri/renderD128; echo x > /dev/dri/card0",
     )
-    assert "default/train gpu-0000-03-00-0" in seen.stdout, seen.stderr
-    assert "a file that stands for a node" in seen.stdout
-    assert "1,   7" in seen.stdout
-    assert "No space left on device" in seen.stderr, "the node is there and does not open the device"
+    assert "default/train gpu-0000-03-00-0" in result.stdout, result.stderr
+    assert "a file that stands for a node" in result.stdout
+    assert "1,   7" in result.stdout
+    assert "No space left on device" in result.stderr, "the node exists and does not open the device"
     assert simulated_host.dev_path("/dev/dri/renderD128").read_text() == "written\n"
     without = run(runtime, [], rootfs, "echo claim=$DRA_AGENT_CLAIM; ls /dev/dri")
     assert "claim=\n" in without.stdout and "No such file" in without.stderr
 
 
-def test_a_container_with_an_unknown_id_does_not_start(container: tuple[Runtime, Path, Path]) -> None:
+def test_container_with_an_unknown_id_does_not_start(container: tuple[Runtime, Path, Path]) -> None:
     runtime, rootfs, _ = container
-    refused = run(runtime, [f"{DRIVER}/claim=nobody"], rootfs, "echo started")
-    assert refused.returncode != 0 and "started" not in refused.stdout and "nobody" in refused.stderr
+    result = run(runtime, [f"{DRIVER}/claim=nobody"], rootfs, "echo started")
+    assert result.returncode != 0 and "started" not in result.stdout and "nobody" in result.stderr
 
 
-def test_the_command_lines_hold_every_id() -> None:
+def test_command_lines_contain_every_id() -> None:
     lines = command_lines(["nvidia.com/gpu=GPU-1", "dra-agent.internal/claim=u-gpu-0"], "cuda")
     assert lines[0] == ("podman run --rm --device nvidia.com/gpu=GPU-1 --device dra-agent.internal/claim=u-gpu-0 cuda")
 
 
-def test_without_a_runtime_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_runtime_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find(tmp_path, tmp_path) == (None, ["neither podman nor ctr is installed"])
     assert make_rootfs(tmp_path) is None
 
 
-def test_a_runtime_that_fails_is_passed_over_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failing_runtime_is_skipped_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     podman = tmp_path / "podman"
     podman.write_text("#!/bin/sh\necho noise >&2\necho 'crun: no cgroups' >&2\nexit 126\n")
     podman.chmod(0o755)

@@ -1,4 +1,4 @@
-"""`dra-agent claims` on a node of a cluster, and of a whole cluster; standalone mode is tested beside its agent."""
+"""`dra-agent claims` on a cluster node and for a whole cluster; standalone mode is tested with its agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 @pytest.fixture
 def node(tmp_path: Path) -> JournalLedger:
-    """A node on which two claims are prepared and a third one is in work."""
+    """A node with two prepared claims and a third one in progress."""
     (tmp_path / "state").mkdir()
     ledger = JournalLedger(tmp_path / "state", "boot-1")
     for number, name in enumerate(("training", "serving", "late")):
@@ -60,58 +60,58 @@ def put_claim(api: FakeApi, name: str, node: str, device: str, *pods: str, uid: 
     api.put("resourceclaims", {"metadata": metadata, "spec": {}, "status": status})
 
 
-def test_a_node_says_what_its_ledger_has_beside_a_running_agent(run: Run, node: JournalLedger) -> None:
-    code, shown, _ = run()
+def test_ledger_is_listed_while_the_agent_runs(run: Run, node: JournalLedger) -> None:
+    code, text, _ = run()
     assert code == 0
-    lines = [line.split() for line in shown.splitlines() if "gpu-" in line]
+    lines = [line.split() for line in text.splitlines() if "gpu-" in line]
     assert [(line[0], line[1], line[3]) for line in lines] == [
         ("gpu-2", "team-a/late", "being"),
         ("gpu-1", "team-a/serving", "prepared"),
         ("gpu-0", "team-a/training", "prepared"),
     ]
-    assert "USED BY" not in shown and "id-training" in shown
-    assert node.release("uid-late"), "the agent's ledger is as it was, and can be written"
+    assert "USED BY" not in text and "id-training" in text
+    assert node.release("uid-late"), "the agent's ledger is unchanged and writable"
 
 
-def test_the_api_server_says_which_pods_use_them(
-    run: Run, node: JournalLedger, fake_api: FakeApi, tmp_path: Path
-) -> None:
+def test_pods_are_listed_from_the_api_server(run: Run, node: JournalLedger, fake_api: FakeApi, tmp_path: Path) -> None:
     put_claim(fake_api, "training", "n1", "gpu-0", "train-0", "train-1")
     put_claim(fake_api, "serving", "n1", "gpu-1", uid="another")
     kubeconfig = str(fake_api.kubeconfig(tmp_path / "kubeconfig"))
     code, printed, _ = run("--kubeconfig", kubeconfig, "-o", "json")
-    used = {row["claim"]: row["used_by"] for row in json.loads(printed)}
-    assert code == 0 and used == {
+    used_by = {row["claim"]: row["used_by"] for row in json.loads(printed)}
+    assert code == 0 and used_by == {
         "training": ["pod train-0", "pod train-1"],
         "serving": ["none: the API server has another claim of this name"],
         "late": ["none: the claim was deleted from the API server"],
     }
-    assert {seen.method for seen in fake_api.requests} == {"GET"}
-    assert not [seen for seen in fake_api.requests if seen.path.endswith("/resourceclaims")], "a node may list none"
+    assert {request.method for request in fake_api.requests} == {"GET"}
+    assert not [request for request in fake_api.requests if request.path.endswith("/resourceclaims")], (
+        "a node may not list claims"
+    )
     assert "pod train-0" in run("--kubeconfig", kubeconfig)[1]
 
 
-def test_a_claim_that_may_not_be_read_does_not_hide_the_others(
+def test_an_unreadable_claim_does_not_hide_the_others(
     run: Run, node: JournalLedger, fake_api: FakeApi, tmp_path: Path
 ) -> None:
     put_claim(fake_api, "training", "n1", "gpu-0", "train-0")
     fake_api.fail(403, path="/serving", times=None)
     kubeconfig = str(fake_api.kubeconfig(tmp_path / "kubeconfig"))
-    used = {row["claim"]: row["used_by"] for row in json.loads(run("--kubeconfig", kubeconfig, "-o", "json")[1])}
-    assert used["training"] == ["pod train-0"] and used["serving"][0].startswith("not known: ")
+    used_by = {row["claim"]: row["used_by"] for row in json.loads(run("--kubeconfig", kubeconfig, "-o", "json")[1])}
+    assert used_by["training"] == ["pod train-0"] and used_by["serving"][0].startswith("not known: ")
 
 
-def test_all_nodes_are_asked_for_in_one_list(run: Run, fake_api: FakeApi, tmp_path: Path) -> None:
-    ill = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 79"}
-    entry = {"driver": DRIVER, "pool": "n2/gpu", "device": "gpu-0", "conditions": [ill]}
+def test_all_nodes_use_a_single_list_request(run: Run, fake_api: FakeApi, tmp_path: Path) -> None:
+    condition = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 79"}
+    entry = {"driver": DRIVER, "pool": "n2/gpu", "device": "gpu-0", "conditions": [condition]}
     put_claim(fake_api, "b", "n2", "gpu-0", "pod-b", devices=[entry])
     put_claim(fake_api, "a", "n1", "gpu-0")
     fake_api.put("resourceclaims", {"metadata": {"name": "pending", "namespace": "team-a"}, "spec": {}})
     kubeconfig = str(fake_api.kubeconfig(tmp_path / "kubeconfig"))
-    code, shown, _ = run("--all-nodes", "--kubeconfig", kubeconfig)
-    rows = [line.split() for line in shown.splitlines() if "gpu-0" in line]
+    code, text, _ = run("--all-nodes", "--kubeconfig", kubeconfig)
+    rows = [line.split() for line in text.splitlines() if "gpu-0" in line]
     assert code == 0 and [row[0] for row in rows] == ["n1", "n2"]
-    assert "none" in rows[0] and "no: XID 79" in shown and "pending" not in shown
+    assert "none" in rows[0] and "no: XID 79" in text and "pending" not in text
     held = json.loads(run("--all-nodes", "--kubeconfig", kubeconfig, "-o", "json")[1])
     assert [(row["node"], row["claim"], row["used_by"], row["ready"]) for row in held] == [
         ("n1", "a", [], None),
@@ -120,17 +120,17 @@ def test_all_nodes_are_asked_for_in_one_list(run: Run, fake_api: FakeApi, tmp_pa
     assert run("--all-nodes", "--kubeconfig", kubeconfig, "-n", "other", "-o", "json")[1].strip() == "[]"
 
 
-def test_all_nodes_without_a_cluster_is_wrong_use(run: Run) -> None:
-    code, _, said = run("--all-nodes")
-    assert code == 2 and "kubeconfig" in said
+def test_all_nodes_without_a_cluster_is_a_usage_error(run: Run) -> None:
+    code, _, errors = run("--all-nodes")
+    assert code == 2 and "kubeconfig" in errors
 
 
-def test_a_ledger_is_read_while_it_is_written(
+def test_ledger_is_readable_while_it_is_written(
     tmp_path: Path, node: JournalLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading
 
-    # No agent writes without a pause, and this one may replace a journal in each of a few tries.
+    # No agent writes without a pause, and this writer can replace a journal during each of a few attempts.
     monkeypatch.setattr("dra_agent.prepare.ledger_reader.TRIES", 1000)
     stop = threading.Event()
 
@@ -147,13 +147,13 @@ def test_a_ledger_is_read_while_it_is_written(
     writer.start()
     try:
         for _ in range(20):
-            read = read_copy(tmp_path / "state")
-            assert read is not None
-            assert {"uid-training", "uid-serving"} <= {entry.uid for entry in read[0]}
+            copied = read_copy(tmp_path / "state")
+            assert copied is not None
+            assert {"uid-training", "uid-serving"} <= {entry.uid for entry in copied[0]}
     finally:
         stop.set()
         writer.join()
 
 
-def test_where_no_ledger_is_there_is_no_copy(tmp_path: Path) -> None:
+def test_a_missing_ledger_has_no_copy(tmp_path: Path) -> None:
     assert read_copy(tmp_path) is None

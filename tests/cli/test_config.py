@@ -1,4 +1,4 @@
-"""`dra-agent config`: configuration is checked with file, line and field, and its published schema is the code's."""
+"""`dra-agent config`: configuration errors have file, line and field, and the published schema matches the code."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = validate(capsys, *EXAMPLES)
-    assert code == 0 and said == "3 objects, 2 configurations for dra-agent.internal: nothing wrong\n"
+def test_valid_examples_have_no_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = validate(capsys, *EXAMPLES)
+    assert code == 0 and output == "3 objects, 2 configurations for dra-agent.internal: nothing wrong\n"
 
 
 PARAMETERS = "spec.config[1].opaque.parameters"
@@ -67,15 +67,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", list(WRONG))
-def test_what_is_wrong_is_told_with_file_line_and_field(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, what: str
-) -> None:
-    instead, line, message = WRONG[what]
-    path = file(tmp_path, CLASS.replace(what, instead))
-    code, said = validate(capsys, path)
-    assert code == 1 and said.startswith(f"{path}:{line}: {message}"), said
-    assert len(said.splitlines()) == 1
+@pytest.mark.parametrize("original", list(WRONG))
+def test_errors_have_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path, original: str) -> None:
+    replacement, line, message = WRONG[original]
+    path = file(tmp_path, CLASS.replace(original, replacement))
+    code, output = validate(capsys, path)
+    assert code == 1 and output.startswith(f"{path}:{line}: {message}"), output
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1beta2"])
@@ -83,7 +81,7 @@ def test_what_is_wrong_is_told_with_file_line_and_field(
     ("kind", "path"),
     [("ResourceClaim", "spec.devices.config"), ("ResourceClaimTemplate", "spec.spec.devices.config")],
 )
-def test_claims_and_templates_of_every_version(
+def test_claims_and_templates_of_every_version_are_checked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, version: str, kind: str, path: str
 ) -> None:
     entry = {"opaque": {"driver": "dra-agent.internal", "parameters": {"apiVersion": API_VERSION, "kind": "Odd"}}}
@@ -95,42 +93,44 @@ def test_claims_and_templates_of_every_version(
         value = {"spec": value}
     metadata = {"name": "one", "namespace": "default"}
     text = json.dumps({"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": metadata, "spec": value})
-    code, said = validate(capsys, file(tmp_path, text))
+    code, output = validate(capsys, file(tmp_path, text))
     assert (
         code == 1
-        and f":1: {path}[0].opaque.parameters.kind: 'Odd' of" in said
-        and "known kinds: " in said
-        and "GpuConfig of" in said
+        and f":1: {path}[0].opaque.parameters.kind: 'Odd' of" in output
+        and "known kinds: " in output
+        and "GpuConfig of" in output
     )
 
 
-def test_parameters_alone_and_objects_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bare_parameters_are_checked_and_other_kinds_ignored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n---\n"
-    alone = "apiVersion: dra-agent.internal/v1\nkind: GpuConfig\ntimeSlicing:\n  interval: Long\n"
-    assert validate(capsys, file(tmp_path, pod + alone)) == (
+    bare = "apiVersion: dra-agent.internal/v1\nkind: GpuConfig\ntimeSlicing:\n  interval: Long\n"
+    assert validate(capsys, file(tmp_path, pod + bare)) == (
         0,
         "2 objects, 1 configuration for dra-agent.internal: nothing wrong\n",
     )
-    path = file(tmp_path, pod + alone.replace("Long", "1"))
-    code, said = validate(capsys, path)
-    assert code == 1 and said == f"{path}:8: timeSlicing.interval: expected `str`, got `int`; correct the settings\n"
-    path = file(tmp_path, alone.replace("/v1", "/v2"))
+    path = file(tmp_path, pod + bare.replace("Long", "1"))
+    code, output = validate(capsys, path)
+    assert code == 1 and output == f"{path}:8: timeSlicing.interval: expected `str`, got `int`; correct the settings\n"
+    path = file(tmp_path, bare.replace("/v1", "/v2"))
     assert validate(capsys, path)[1].startswith(f"{path}:2: kind: 'GpuConfig' of 'dra-agent.internal/v2' is not known")
-    path = file(tmp_path, alone.partition("timeSlicing")[0])
+    path = file(tmp_path, bare.partition("timeSlicing")[0])
     assert validate(capsys, path) == (1, f"{path}:1: timeSlicing: is missing; correct the settings\n")
 
 
-def test_a_driver_of_another_name_has_the_same_kinds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_another_driver_name_has_the_same_kinds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = file(tmp_path, CLASS.replace("driver: dra-agent.internal", "driver: gpus.example").replace("Short", "Shrt"))
     assert validate(capsys, path)[0] == 0, "not for this driver"
     assert validate(capsys, path, "--driver-name", "gpus.example")[0] == 1
 
 
-def test_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = file(tmp_path, CLASS.replace("Short", "Shrt"))
-    code, said = validate(capsys, path, *EXAMPLES, "-o", "json")
+    code, output = validate(capsys, path, *EXAMPLES, "-o", "json")
     assert code == 1
-    answer = json.loads(said)
+    answer = json.loads(output)
     assert (answer["objects"], answer["configurations"]) == (4, 3)
     assert answer["problems"] == [
         {
@@ -145,14 +145,14 @@ def test_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: 1\na: 2\n", "", "- 1\n"])
-def test_what_cannot_be_read_is_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+def test_unreadable_files_are_usage_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
     path = file(tmp_path, text)
     assert main(["config", "validate", path]) == 2
     assert f"dra-agent: {path}" in capsys.readouterr().err
     assert main(["config", "validate", str(tmp_path / "missing.yaml")]) == 2
 
 
-def test_the_published_schema_is_the_codes() -> None:
+def test_published_schema_is_up_to_date() -> None:
     printed = subprocess.run(
         [Path(sys.executable).with_name("dra-agent"), "config", "schema"], check=True, capture_output=True
     ).stdout
@@ -180,22 +180,22 @@ def parameters(**more: Any) -> dict[str, Any]:
         [],
     ],
 )
-def test_the_schema_takes_what_the_agent_takes(value: Any) -> None:
+def test_schema_accepts_what_the_agent_accepts(value: Any) -> None:
     try:
         decode(value, known_setups(), field="")
-        taken = True
+        accepted = True
     except PermanentError:
-        taken = False
-    assert jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_bytes())).is_valid(value) == taken
+        accepted = False
+    assert jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_bytes())).is_valid(value) == accepted
 
 
-def test_a_schema_for_every_kind() -> None:
+def test_every_kind_has_a_schema() -> None:
     schema = json.loads(PUBLISHED.read_bytes())
     jsonschema.Draft202012Validator.check_schema(schema)
     kinds = {(part["apiVersion"]["const"], part["kind"]["const"]) for part in _kinds(schema)}
     assert kinds == set(known_setups())
     for part in schema["$defs"].values():
-        assert part["additionalProperties"] is False, f"{part['title']} takes fields that it does not know"
+        assert part["additionalProperties"] is False, f"{part['title']} accepts unknown fields"
 
 
 def _kinds(schema: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,14 +15,14 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["doctor", *(str(word) for pair in flags.items() for word in pair)]
 
 
-def test_a_healthy_host_ends_with_0_and_says_so(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_host_exits_with_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "-o", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["healthy"] is True
     assert {finding["severity"] for finding in answer["findings"]} <= {"ok", "warning"}
 
 
-def test_a_problem_ends_with_1_and_is_printed_with_its_remedy(
+def test_a_problem_exits_with_1_and_shows_its_fix(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cdi" / "bad.json").write_text("{")
@@ -31,7 +31,7 @@ def test_a_problem_ends_with_1_and_is_printed_with_its_remedy(
     assert "bad.json" in printed and "fix or remove the file" in printed and "1 problem," in printed
 
 
-def test_what_is_well_is_shown_on_demand(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_passed_checks_are_shown_on_request(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--all"]) == 0
     assert "can be claimed" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The command line's manners: one message, the right exit code, never a traceback."""
+"""The command line: one error message, the right exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def run(*arguments: str, directory: Path, stdin: str = "") -> subprocess.Complet
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+def test_every_command_has_help(command: str, tmp_path: Path) -> None:
     result = run(command, "--help", directory=tmp_path)
     assert result.returncode == 0, result.stderr
     assert f"usage: dra-agent {command}" in result.stdout
 
 
 def test_every_command_is_listed(tmp_path: Path) -> None:
-    listed = run("--help", directory=tmp_path).stdout
-    assert all(f"    {command} " in listed for command in COMMANDS)
+    text = run("--help", directory=tmp_path).stdout
+    assert all(f"    {command} " in text for command in COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_every_command_is_listed(tmp_path: Path) -> None:
         ("topology", "-o", "xml"),
     ],
 )
-def test_wrong_use_exits_2_and_says_how_it_is_used(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_usage_errors_exit_with_2_and_show_the_usage(arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = run(*arguments, directory=tmp_path)
     assert result.returncode == 2
     assert "usage: dra-agent" in result.stderr
@@ -64,7 +64,7 @@ def test_an_unknown_profile_names_the_known_ones(command: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["topology", "devices", "slices"])
-def test_a_sysfs_that_is_not_there_is_one_message(command: str, tmp_path: Path) -> None:
+def test_a_missing_sysfs_is_one_message(command: str, tmp_path: Path) -> None:
     result = run(command, "--sysfs-root", str(tmp_path / "nope"), directory=tmp_path)
     assert result.returncode in (1, 2)
     assert len(result.stderr.splitlines()) == 1
@@ -72,7 +72,7 @@ def test_a_sysfs_that_is_not_there_is_one_message(command: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("arguments", [("claims",), ("claim", "list"), ("claim", "get", "x"), ("claim", "delete", "x")])
-def test_without_an_agent_it_is_said_how_to_start_one(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_without_an_agent_the_error_names_the_command_to_start_one(arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = run(*arguments, directory=tmp_path)
     assert result.returncode == 1
     assert "no agent is running here" in result.stderr
@@ -97,20 +97,20 @@ def test_without_an_agent_it_is_said_how_to_start_one(arguments: tuple[str, ...]
         ),
     ],
 )
-def test_a_bad_file_is_named_with_line_and_field(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_named_with_line_and_field(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "claim.yaml").write_text(text)
     result = run("claim", "apply", "-f", "claim.yaml", directory=tmp_path)
     assert result.returncode == 2
     assert f"dra-agent: {message}" in result.stderr
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     result = run("claim", "apply", "-f", "nope.yaml", directory=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "dra-agent: nope.yaml: cannot be read: No such file or directory\n"
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(tmp_path: Path) -> None:
     script = f"{AGENT} topology --simulate cpu-only -o json | head -c 1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
@@ -120,26 +120,26 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     "arguments",
     [("simulate", "profiles"), ("simulate", "profiles", "-o", "json"), ("topology", "--simulate", "cpu-only")],
 )
-def test_a_full_disk_below_the_answer_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_full_disk_at_standard_output_is_one_message(arguments: tuple[str, ...], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([AGENT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    said = "dra-agent: standard output: cannot be written: No space left on device; the output is not complete\n"
-    assert (done.returncode, done.stderr) == (1, said)
+        result = subprocess.run([AGENT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    message = "dra-agent: standard output: cannot be written: No space left on device; the output is not complete\n"
+    assert (result.returncode, result.stderr) == (1, message)
 
 
 @pytest.mark.parametrize("seconds", ["abc", "-1", "3601", "nan"])
-def test_a_timeout_that_is_none_says_what_it_must_be(seconds: str, tmp_path: Path) -> None:
+def test_an_invalid_timeout_is_refused_with_its_range(seconds: str, tmp_path: Path) -> None:
     result = run("claim", "wait", "x", f"--timeout={seconds}", directory=tmp_path)
     assert result.returncode == 2
     assert f"argument --timeout: {seconds} is not a number of seconds between 0 and 3600" in result.stderr
 
 
-def test_run_without_an_api_server_makes_nothing(tmp_path: Path) -> None:
+def test_run_without_an_api_server_creates_nothing(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DRA_AGENT_", "KUBE"))}
     flags = [f"--{name}-dir={tmp_path / name}" for name in ("state", "kubelet", "cdi")]
-    done = subprocess.run([AGENT, "run", *flags], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 2
-    assert "give --kubeconfig FILE, or run without Kubernetes: --standalone" in done.stderr
+    result = subprocess.run([AGENT, "run", *flags], capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 2
+    assert "give --kubeconfig FILE, or run without Kubernetes: --standalone" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,7 +149,7 @@ kind: ResourceClaimTemplate
 metadata: {name: a}
 spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu}}]}}}
 """
-MISTAKEN = """\
+UNKNOWN_KIND = """\
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: a}
@@ -165,7 +165,7 @@ spec:
 """
 
 
-def test_what_is_for_pods_only_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_objects_for_pods_only_are_refused_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "template.yaml").write_text("# a comment\n" + TEMPLATE)
     result = run("claim", "apply", "-f", "template.yaml", directory=tmp_path)
     assert result.returncode == 2
@@ -173,23 +173,23 @@ def test_what_is_for_pods_only_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_apply_refuses_the_configuration_that_validate_refuses(tmp_path: Path) -> None:
-    (tmp_path / "claim.yaml").write_text(MISTAKEN)
+    (tmp_path / "claim.yaml").write_text(UNKNOWN_KIND)
     validated = run("config", "validate", "claim.yaml", directory=tmp_path)
     assert validated.returncode == 1
-    (said,) = validated.stdout.splitlines()
+    (message,) = validated.stdout.splitlines()
     applied = run("claim", "apply", "-f", "claim.yaml", directory=tmp_path)
     assert applied.returncode == 2
-    assert applied.stderr.splitlines() == [f"dra-agent: {said}"]
+    assert applied.stderr.splitlines() == [f"dra-agent: {message}"]
 
 
-def test_a_capacity_that_is_no_whole_unit_is_rounded_in_tables_and_exact_beside_that(tmp_path: Path) -> None:
+def test_fractional_capacity_is_rounded_in_tables_and_exact_elsewhere(tmp_path: Path) -> None:
     table = run("devices", "--simulate", "flex170", directory=tmp_path).stdout
     assert "~3.2Gi" in table and "16Gi" in table and "3435973836" not in table
     one = run("devices", "gpu-0000-9a-00-1", "--simulate", "flex170", directory=tmp_path).stdout
     assert "3435973836 (~3.2Gi)" in one
 
 
-def test_a_topology_counts_cards_and_virtual_functions_apart_and_names_products(tmp_path: Path) -> None:
+def test_topology_counts_cards_and_virtual_functions_separately(tmp_path: Path) -> None:
     tree = run("topology", "--simulate", "flex170", directory=tmp_path).stdout
     assert tree.startswith("2 NUMA nodes, 4 GPUs, 2 NICs, 1 NVMe drive, 15 other functions, 4 virtual functions")
     assert "Flex 170" in tree

@@ -1,4 +1,4 @@
-"""Tables: one line a row into a pipe, columns that fit on a terminal, and names alone."""
+"""Tables: one line per row in a pipe, fitting columns on a terminal, and names only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("device", "claim", "since", "cdi id")
 ROWS: list[list[str | None]] = [["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}\n{ID}"], ["gpu-1", None, "", ID]]
 
 
-def shown(capsys: pytest.CaptureFixture[str], *flags: str, optional: Sequence[str] = ("since", "cdi id")) -> list[str]:
+def render(capsys: pytest.CaptureFixture[str], *flags: str, optional: Sequence[str] = ("since", "cdi id")) -> list[str]:
     parser = argparse.ArgumentParser()
     add_output_flag(parser)
     assert parser.parse_args(flags).output == "table"
@@ -32,38 +32,38 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
 
 
-def test_a_pipe_gets_one_line_a_row_with_every_column(capsys: pytest.CaptureFixture[str]) -> None:
-    heading, first, second = shown(capsys)
+def test_a_pipe_gets_one_line_per_row_with_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    heading, first, second = render(capsys)
     assert heading.split() == ["DEVICE", "CLAIM", "SINCE", "CDI", "ID"]
     assert re.split(" {3,}", first) == ["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}, {ID}"]
     assert second.split() == ["gpu-1", "-", "-", ID]
     assert all(line == line.rstrip() for line in (heading, first, second))
 
 
-def test_a_terminal_leaves_columns_out_until_the_rest_fits(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
-    lines = shown(capsys)
+def test_a_terminal_omits_columns_until_the_rest_fits(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+    lines = render(capsys)
     assert lines[0].split() == ["DEVICE", "CLAIM"]
     assert [line.split() for line in lines[1:3]] == [["gpu-0", "team/a"], ["gpu-1", "-"]]
 
 
 @pytest.mark.parametrize("flags", [(), ("-o", "wide")])
-def test_what_must_be_shown_is_never_folded_or_cut(
+def test_required_columns_are_never_wrapped_or_truncated(
     capsys: pytest.CaptureFixture[str], terminal: None, flags: tuple[str, ...]
 ) -> None:
-    lines = shown(capsys, *flags, optional=("since",))
+    lines = render(capsys, *flags, optional=("since",))
     assert sum(ID in line for line in lines) == 3
     assert ("2026-01-01T00:00:00Z" in "".join(lines)) == bool(flags)
 
 
-def test_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "-o", "name") == ["gpu-0", "gpu-1"]
-    assert shown(capsys)[0].startswith("DEVICE"), "a flag holds for one command"
+def test_output_of_names_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render(capsys, "-o", "name") == ["gpu-0", "gpu-1"]
+    assert render(capsys)[0].startswith("DEVICE"), "a flag applies to one command"
 
 
 @pytest.mark.parametrize(
-    ("quantity", "short"),
+    ("quantity", "expected"),
     [("3435973836", "~3.2Gi"), ("17179869184", "16Gi"), ("16Gi", "16Gi"), ("7", "7"), ("1048577", "~1.0Mi")],
 )
-def test_bytes_are_written_as_capacities(quantity: str, short: str) -> None:
-    assert rounded(quantity) == short
+def test_byte_quantities_are_shown_as_capacities(quantity: str, expected: str) -> None:
+    assert rounded(quantity) == expected
     assert output.FORMATS[0] == "table"

@@ -1,4 +1,4 @@
-"""What a claim's author, a container or a device can make the administrator's terminal do: nothing."""
+"""Text of claims, containers and devices cannot control the administrator's terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_harmless(text: str) -> None:
     assert found is None, f"{found!r} in {text!r}"
 
 
-def test_what_is_not_printable_is_shown() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable("\x1b[31mred\x9b\u202e") == "\\x1b[31mred\\x9b\\u202e"
     assert (
         printable("two\nlines\tand\u00a0a wide\u3000space: ä, 設備, 🙂")
@@ -70,7 +70,7 @@ def test_no_command_prints_control_characters(
 
     monkeypatch.setattr(module, "add_arguments", lambda parser: None)
     monkeypatch.setattr(module, "run", run)
-    # A service receives the signals of its process until it ends; this process is pytest's.
+    # A service handles the signals of its process until it ends; this process is pytest's.
     monkeypatch.setattr(signals, "install", lambda: None)
     assert main([command]) == 0
     captured = capsys.readouterr()
@@ -97,13 +97,11 @@ def test_no_error_prints_control_characters(
     assert_harmless(captured.err)
 
 
-def test_an_error_is_printable_wherever_it_is_shown() -> None:
+def test_error_messages_are_escaped() -> None:
     assert_harmless(str(PermanentError(HOSTILE, where=HOSTILE, hint=HOSTILE)))
 
 
-def test_colours_of_tables_reach_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_colors_reach_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module("dra_agent.cli.devices")
 
     def run(args: argparse.Namespace) -> int:
@@ -114,13 +112,13 @@ def test_colours_of_tables_reach_a_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     assert main(["devices"]) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b[1mNAME" in shown
-    assert "\x1b]" not in shown and "\\x1b]8" in shown
+    text = capsys.readouterr().out
+    assert "\x1b[1mNAME" in text
+    assert "\x1b]" not in text and "\\x1b]8" in text
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_programs_read_the_same_values(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_yaml_keep_the_values(output: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = {
         "name": HOSTILE.replace("\udc80", ""),
         "plain": "ä\u00a0設備\u3000\nnext",
@@ -133,7 +131,7 @@ def test_programs_read_the_same_values(output: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("journal", [False, True])
-def test_a_log_for_people_has_no_control_characters_and_no_forged_line(journal: bool) -> None:
+def test_text_logs_have_no_control_characters_and_no_forged_lines(journal: bool) -> None:
     record = logging.makeLogRecord(
         {"msg": f"{HOSTILE}\n<0>forged", "levelno": logging.INFO, "levelname": "INFO", "claim": f"{HOSTILE}\nforged"}
     )
@@ -146,7 +144,7 @@ def test_a_log_for_people_has_no_control_characters_and_no_forged_line(journal: 
     assert not any(line.startswith(("forged", "<0>")) for line in text.splitlines())
 
 
-def test_a_log_for_programs_keeps_the_value() -> None:
+def test_json_logs_keep_the_values() -> None:
     text = JsonFormatter().format(logging.makeLogRecord({"msg": HOSTILE.replace("\udc80", ""), "claim": "\x9b\u202e"}))
     assert_harmless(text)
     assert json.loads(text)["message"] == HOSTILE.replace("\udc80", "")
@@ -176,7 +174,7 @@ def claim(expression: str) -> str:
     )
 
 
-def test_a_claim_with_escape_sequences_is_explained_harmlessly(tmp_path: Path) -> None:
+def test_escape_sequences_in_a_claim_are_escaped_by_every_command(tmp_path: Path) -> None:
     hostile = HOSTILE.replace("\udc80", "")
     (tmp_path / "claim.json").write_text(claim(f'device.driver == "{LINK}"'))
     (tmp_path / "slices.json").write_text(
@@ -206,24 +204,24 @@ def test_a_claim_with_escape_sequences_is_explained_harmlessly(tmp_path: Path) -
         ("run", "--config", f"no{TITLE}such"),
         (LINK,),
     ):
-        done = subprocess.run(
+        result = subprocess.run(
             [AGENT, *arguments],
             capture_output=True,
             cwd=tmp_path,
             timeout=DEADLINE_S,
             env={**os.environ, "DRA_AGENT_STATE_DIR": str(tmp_path / "state")},
         )
-        assert done.returncode in (0, 1, 2), (arguments, done)
-        assert_harmless((done.stdout + done.stderr).decode())
+        assert result.returncode in (0, 1, 2), (arguments, result)
+        assert_harmless((result.stdout + result.stderr).decode())
 
 
-def test_nothing_prints_past_the_border() -> None:
-    border = ROOT / "python/dra_agent/cli/output.py"
+def test_all_output_goes_through_the_output_module() -> None:
+    output_module = ROOT / "python/dra_agent/cli/output.py"
     for path in sorted((ROOT / "python/dra_agent/cli").glob("*.py")):
-        if path == border:
+        if path == output_module:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name) and node.id == "Console":
-                raise AssertionError(f"{path.name}:{node.lineno}: a console comes from dra_agent.cli.output")
+                raise AssertionError(f"{path.name}:{node.lineno}: consoles are created in dra_agent.cli.output")
             if isinstance(node, ast.Attribute) and node.attr in ("__stdout__", "__stderr__", "raw", "buffer"):
-                raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} goes around the border")
+                raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} bypasses dra_agent.cli.output")

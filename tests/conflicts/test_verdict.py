@@ -1,4 +1,4 @@
-"""Which devices others give out too, as a pure decision."""
+"""Which devices another manager advertises too, as a pure function."""
 
 from __future__ import annotations
 
@@ -34,26 +34,28 @@ def node(**capacity: str) -> dict[str, Any]:
     return {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8", "memory": "64Gi", **capacity}}}
 
 
-def listed(driver: str, *devices: dict[str, Any], node: str = NODE) -> dict[str, Any]:
+def api_slice(driver: str, *devices: dict[str, Any], node: str = NODE) -> dict[str, Any]:
     return {"spec": {"driver": driver, "nodeName": node, "devices": list(devices)}}
 
 
-def told(name: str, **attributes: Any) -> dict[str, Any]:
+def api_device(name: str, **attributes: Any) -> dict[str, Any]:
     return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
 
 
-def refused(*slices: dict[str, Any], node: dict[str, Any] = node(), devices: Any = ALL) -> dict[str, str]:  # noqa: B008
+def conflicts(*slices: dict[str, Any], node: dict[str, Any] = node(), devices: Any = ALL) -> dict[str, str]:  # noqa: B008
     return find_conflicts(devices, observe(node=node, slices=slices, driver=DRIVER, name=NODE)).managers
 
 
 def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
-    """Two drivers of this product on one node: people look for the second one's configuration."""
+    """Two drivers of this product on one node: the message leads to the second one's configuration."""
     slices = [
-        listed("nvidia.example.com", told("gpu-0000-1b-00-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
+        api_slice(
+            "nvidia.example.com", api_device("gpu-0000-1b-00-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"})
+        )
     ]
     agents = {"nvidia.example.com": "/var/lib/second", "nics.example.com": "/var/lib/third"}
-    seen = observe(node=node(), slices=slices, driver=DRIVER, name=NODE, agents=agents)
-    verdict = find_conflicts(ALL, seen)
+    observation = observe(node=node(), slices=slices, driver=DRIVER, name=NODE, agents=agents)
+    verdict = find_conflicts(ALL, observation)
     assert verdict.managers == {
         "gpu-0": "driver nvidia.example.com (dra-agent of this host, state directory /var/lib/second)"
     }
@@ -86,84 +88,82 @@ def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
 )
 def test_a_device_plugin_covers_the_devices_of_its_kind(resource: str, covered: list[Device]) -> None:
     expected = {found.name: f"device plugin {resource}" for found in ALL if found in covered}
-    assert refused(node=node(**{resource: "2"})) == expected
+    assert conflicts(node=node(**{resource: "2"})) == expected
 
 
 @pytest.mark.parametrize("amount", ["0", "00", "0Ki", "0.0", "0e3"])
-def test_what_the_kubelet_leaves_of_a_plugin_that_is_gone_is_nothing(amount: str) -> None:
-    assert refused(node=node(**{"nvidia.com/gpu": amount})) == {}
-    assert refused(node=node(**{"nvidia.com/gpu": f"{amount}1" if amount.isdigit() else "10Ki"})) != {}
+def test_zero_capacity_of_a_removed_plugin_is_ignored(amount: str) -> None:
+    assert conflicts(node=node(**{"nvidia.com/gpu": amount})) == {}
+    assert conflicts(node=node(**{"nvidia.com/gpu": f"{amount}1" if amount.isdigit() else "10Ki"})) != {}
 
 
-def test_a_node_that_says_nothing_has_no_device_plugin() -> None:
+def test_a_node_without_status_has_no_device_plugin() -> None:
     nothing: list[dict[str, Any]] = [{}, {"status": None}, {"status": {"capacity": None}}, {"status": {}}]
     for empty in nothing:
-        assert refused(node=empty) == {}
+        assert conflicts(node=empty) == {}
 
 
-def test_an_extended_resource_of_dra_is_in_allocatable_requests_but_in_no_capacity() -> None:
-    # A DeviceClass with extendedResourceName: nvidia.com/gpu changes no Node; our own slices do not count either.
-    own = listed(DRIVER, told("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
-    assert refused(own, node=node()) == {}
+def test_an_extended_resource_of_dra_is_not_a_device_plugin() -> None:
+    # A DeviceClass with extendedResourceName: nvidia.com/gpu changes no Node; the agent's own slices are ignored, too.
+    own = api_slice(DRIVER, api_device("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
+    assert conflicts(own, node=node()) == {}
 
 
 @pytest.mark.parametrize(
-    ("driver", "device", "refuses"),
+    ("driver", "device", "conflicting"),
     [
-        ("gpu.nvidia.com", told("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}), GPU),
-        ("gpu.nvidia.com", told("gpu-0", pcieBusID="00000000:1B:00.0"), GPU),
-        ("gpu.nvidia.com", told("gpu-0", uuid="gpu-1b"), GPU),
-        ("gpu.nvidia.com", told("gpu-0", **{"gpu.nvidia.com/uuid": "GPU-1B"}), GPU),
-        ("gpu.nvidia.com", told("gpu-1", uuid="GPU-43"), MIG),
-        ("gpu.nvidia.com", told("gpu-1-mig-9", uuid="MIG-1", parentUUID="GPU-43"), MIG),
-        ("gpu.amd.com", told("gpu-1-129", pciAddr="0000:05:00.0"), AMD),
-        ("gpu.intel.com", told("0000-03-00-0-0x56c0", model="0x56c0"), INTEL),
-        ("dra.net", told("eth7", **{"dra.net/pciAddress": "0000:18:00.0"}), RDMA),
-        ("dra.net", told("pci-0000-18-00-0"), RDMA),
-        ("sriovnetwork.k8snetworkplumbingwg.io", told("x", pciAddress="0000:3b:01.0"), VF),
+        ("gpu.nvidia.com", api_device("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}), GPU),
+        ("gpu.nvidia.com", api_device("gpu-0", pcieBusID="00000000:1B:00.0"), GPU),
+        ("gpu.nvidia.com", api_device("gpu-0", uuid="gpu-1b"), GPU),
+        ("gpu.nvidia.com", api_device("gpu-0", **{"gpu.nvidia.com/uuid": "GPU-1B"}), GPU),
+        ("gpu.nvidia.com", api_device("gpu-1", uuid="GPU-43"), MIG),
+        ("gpu.nvidia.com", api_device("gpu-1-mig-9", uuid="MIG-1", parentUUID="GPU-43"), MIG),
+        ("gpu.amd.com", api_device("gpu-1-129", pciAddr="0000:05:00.0"), AMD),
+        ("gpu.intel.com", api_device("0000-03-00-0-0x56c0", model="0x56c0"), INTEL),
+        ("dra.net", api_device("eth7", **{"dra.net/pciAddress": "0000:18:00.0"}), RDMA),
+        ("dra.net", api_device("pci-0000-18-00-0"), RDMA),
+        ("sriovnetwork.k8snetworkplumbingwg.io", api_device("x", pciAddress="0000:3b:01.0"), VF),
     ],
 )
-def test_a_device_that_another_driver_lists_is_known_by_its_names(
-    driver: str, device: dict[str, Any], refuses: Device
-) -> None:
-    assert refused(listed(driver, device)) == {refuses.name: f"driver {driver}"}
+def test_a_device_of_another_driver_is_identified(driver: str, device: dict[str, Any], conflicting: Device) -> None:
+    assert conflicts(api_slice(driver, device)) == {conflicting.name: f"driver {driver}"}
 
 
 @pytest.mark.parametrize(
     "item",
     [
-        listed(DRIVER, told("x", uuid="GPU-1B")),
-        listed("gpu.nvidia.com", told("x", uuid="GPU-1B"), node="node-2"),
-        listed("gpu.nvidia.com", told("x", uuid="GPU-FF")),
-        listed("gpu.nvidia.com", told("x", **{"resource.kubernetes.io/pcieRoot": "0000:1b:00.0"})),
-        listed("gpu.nvidia.com", told("x", pciBusID="0000:1b:00.1")),
-        listed("gpu.nvidia.com", told("x", pciBusID="nonsense")),
-        listed("gpu.nvidia.com", {"name": "x", "attributes": {"uuid": {"int": 5}, "y": None}}),
-        listed("gpu.nvidia.com", {"name": "x", "attributes": None}),
+        api_slice(DRIVER, api_device("x", uuid="GPU-1B")),
+        api_slice("gpu.nvidia.com", api_device("x", uuid="GPU-1B"), node="node-2"),
+        api_slice("gpu.nvidia.com", api_device("x", uuid="GPU-FF")),
+        api_slice("gpu.nvidia.com", api_device("x", **{"resource.kubernetes.io/pcieRoot": "0000:1b:00.0"})),
+        api_slice("gpu.nvidia.com", api_device("x", pciBusID="0000:1b:00.1")),
+        api_slice("gpu.nvidia.com", api_device("x", pciBusID="nonsense")),
+        api_slice("gpu.nvidia.com", {"name": "x", "attributes": {"uuid": {"int": 5}, "y": None}}),
+        api_slice("gpu.nvidia.com", {"name": "x", "attributes": None}),
         {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "devices": [None, 7, {}]}},
         {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "sharedCounters": []}},
-        {"spec": {"driver": "gpu.nvidia.com", "allNodes": True, "devices": [told("x", uuid="GPU-1B")]}},
+        {"spec": {"driver": "gpu.nvidia.com", "allNodes": True, "devices": [api_device("x", uuid="GPU-1B")]}},
         {"spec": None},
         {},
     ],
 )
-def test_what_is_not_of_this_node_or_not_this_device_refuses_nothing(item: dict[str, Any]) -> None:
-    assert refused(item) == {}
+def test_unrelated_slices_cause_no_conflict(item: dict[str, Any]) -> None:
+    assert conflicts(item) == {}
 
 
-def test_a_driver_that_lists_the_device_is_named_before_a_plugin() -> None:
-    found = refused(listed("gpu.nvidia.com", told("x", uuid="GPU-1B")), node=node(**{"nvidia.com/gpu": "8"}))
+def test_a_driver_takes_precedence_over_a_device_plugin() -> None:
+    found = conflicts(api_slice("gpu.nvidia.com", api_device("x", uuid="GPU-1B")), node=node(**{"nvidia.com/gpu": "8"}))
     assert found == {GPU.name: "driver gpu.nvidia.com", MIG.name: "device plugin nvidia.com/gpu"}
 
 
-def test_two_drivers_with_one_device_are_named_in_the_same_order_always() -> None:
-    slices = [listed(name, told("x", uuid="GPU-1B")) for name in ("b.example.com", "a.example.com")]
-    assert refused(*slices) == refused(*reversed(slices)) == {GPU.name: "driver a.example.com"}
+def test_two_drivers_of_one_device_are_named_in_a_stable_order() -> None:
+    slices = [api_slice(name, api_device("x", uuid="GPU-1B")) for name in ("b.example.com", "a.example.com")]
+    assert conflicts(*slices) == conflicts(*reversed(slices)) == {GPU.name: "driver a.example.com"}
 
 
-def test_what_is_published_is_the_rest_and_says_why() -> None:
+def test_conflicting_devices_are_excluded_with_a_reason() -> None:
     counters = (CounterSet("gpu-a", {}), CounterSet("gpu-b", {}))
-    part = {
+    partitions = {
         name: device(
             f"gpu-{name}",
             "gpu",
@@ -173,13 +173,15 @@ def test_what_is_published_is_the_rest_and_says_why() -> None:
         )
         for name in ("a", "b")
     }
-    inventory = Inventory(devices=(part["a"], part["b"], RDMA), counter_sets={"gpu": counters})
+    inventory = Inventory(devices=(partitions["a"], partitions["b"], RDMA), counter_sets={"gpu": counters})
     verdict = find_conflicts(
         inventory.devices,
-        observe(node=node(), slices=[listed("x.y", told("z", pciAddr="0000:0a:00.0"))], driver=DRIVER, name=NODE),
+        observe(
+            node=node(), slices=[api_slice("x.y", api_device("z", pciAddr="0000:0a:00.0"))], driver=DRIVER, name=NODE
+        ),
     )
     published = exclude(inventory, verdict)
-    assert published.devices == (part["b"], RDMA)
+    assert published.devices == (partitions["b"], RDMA)
     assert published.counter_sets == {"gpu": (counters[1],)}
     (exclusion,) = published.excluded
     assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y gives it out on this node too")
