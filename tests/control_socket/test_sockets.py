@@ -1,4 +1,4 @@
-"""A socket of this host: who may speak, what comes back, and clients that misbehave alone."""
+"""The control socket of the host: who may connect, responses, errors, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.control_socket import server as listening
+from dra_agent.control_socket import server as server_module
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
@@ -33,7 +33,7 @@ class Echo(msgspec.Struct):
 
 
 async def echo(line: bytes) -> Any:
-    """Give back what was asked, or fail as asked."""
+    """Return the text of the request, or fail as the text requests."""
     text = msgspec.json.decode(line, type=Echo).text
     failures: dict[str, Exception] = {
         "retry": RetryableError("busy", where="gpu-0", hint="wait"),
@@ -55,29 +55,29 @@ def ask(path: Path) -> Any:
         return connection.call(Echo("a"), timeout=60)
 
 
-def during(path: Path, story: Callable[[], Any], handler: Callable[[bytes], Awaitable[Any]] = echo) -> Any:
-    """Run a blocking story in a thread while the socket is served."""
+def run_with_server(path: Path, scenario: Callable[[], Any], handler: Callable[[bytes], Awaitable[Any]] = echo) -> Any:
+    """Run a blocking scenario in a thread while the socket is served."""
 
     async def run() -> Any:
         server = Server(path, handler, line_limit=LIMIT)
         await server.start()
         try:
-            return await asyncio.to_thread(story)
+            return await asyncio.to_thread(scenario)
         finally:
             await server.stop()
 
     return asyncio.run(run())
 
 
-def test_answers_come_back_in_order_on_one_connection(short_path: Path) -> None:
+def test_responses_come_back_in_order_on_one_connection(short_path: Path) -> None:
     path = short_path / "s"
 
-    def story() -> list[Any]:
+    def scenario() -> list[Any]:
         with connect(path) as connection:
             return [connection.call(Echo(text), timeout=60) for text in "abc"]
 
-    assert during(path, story) == [{"text": text} for text in "abc"]
-    assert not path.exists(), "the socket is removed when nobody listens any more"
+    assert run_with_server(path, scenario) == [{"text": text} for text in "abc"]
+    assert not path.exists(), "the socket is removed when the server stops"
 
 
 @pytest.mark.parametrize(
@@ -89,93 +89,91 @@ def test_answers_come_back_in_order_on_one_connection(short_path: Path) -> None:
         ("bug", PermanentError, "internal error: ZeroDivisionError"),
     ],
 )
-def test_an_error_is_raised_on_the_other_side(
-    short_path: Path, text: str, kind: type[AgentError], message: str
-) -> None:
+def test_errors_are_raised_at_the_client(short_path: Path, text: str, kind: type[AgentError], message: str) -> None:
     path = short_path / "s"
 
-    def story() -> None:
+    def scenario() -> None:
         with connect(path) as connection:
             with pytest.raises(kind, match=message):
                 connection.call(Echo(text), timeout=60)
             assert connection.call(Echo("and on"), timeout=60) == {"text": "and on"}
 
-    during(path, story)
+    run_with_server(path, scenario)
 
 
-def test_a_line_without_end_is_refused_and_nobody_else_is_disturbed(short_path: Path) -> None:
+def test_an_endless_line_is_refused_without_affecting_others(short_path: Path) -> None:
     path = short_path / "s"
 
-    def story() -> None:
+    def scenario() -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             client.connect(str(path))
             try:
                 client.sendall(b"x" * 1_000_000)
-                answer = client.makefile("rb").readline()
+                response = client.makefile("rb").readline()
             except ConnectionError:
-                answer = b""
-            if answer:
-                assert json.loads(answer)["failure"]["family"] == "usage"
+                response = b""
+            if response:
+                assert json.loads(response)["failure"]["family"] == "usage"
         with connect(path) as connection:
             assert connection.call(Echo("a"), timeout=60) == {"text": "a"}
 
-    during(path, story)
+    run_with_server(path, scenario)
 
 
-def test_one_client_too_many_is_turned_away(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 1)
+def test_a_client_above_the_limit_is_rejected(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
     path = short_path / "s"
 
-    def story() -> None:
+    def scenario() -> None:
         with connect(path) as first:
             first.call(Echo("a"), timeout=60)
             with connect(path) as second, pytest.raises(RetryableError, match="went away|connection broke"):
                 second.call(Echo("b"), timeout=60)
             assert first.call(Echo("c"), timeout=60) == {"text": "c"}
 
-    during(path, story)
+    run_with_server(path, scenario)
 
 
-def test_a_silent_client_is_hung_up_on(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "IDLE_TIMEOUT_S", 0.05)
+def test_an_idle_client_is_disconnected(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "IDLE_TIMEOUT_S", 0.05)
     path = short_path / "s"
 
-    def story() -> bytes:
+    def scenario() -> bytes:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(DEADLINE_S)
             client.connect(str(path))
             return client.recv(1)
 
-    assert during(path, story) == b""
+    assert run_with_server(path, scenario) == b""
 
 
-def test_an_answer_that_does_not_come_is_an_error_that_may_pass(short_path: Path) -> None:
-    async def never(line: bytes) -> Any:
+def test_a_missing_response_is_a_retryable_error(short_path: Path) -> None:
+    async def never_responds(line: bytes) -> Any:
         await asyncio.sleep(30)
 
     path = short_path / "s"
 
-    def story() -> None:
+    def scenario() -> None:
         with connect(path) as connection, pytest.raises(RetryableError, match="did not respond in time"):
             connection.call(Echo("a"), timeout=0.1)
 
-    during(path, story, never)
+    run_with_server(path, scenario, never_responds)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_somebody_else_is_not_listened_to(short_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user id")
+def test_requests_of_another_user_are_rejected(short_path: Path) -> None:
     short_path.chmod(0o711)
-    path, heard = short_path / "s", []
+    path, received = short_path / "s", []
 
-    async def hear(line: bytes) -> None:
-        heard.append(line)
+    async def receive(line: bytes) -> None:
+        received.append(line)
 
-    def intrude() -> int:
+    def connect_as_other_user() -> int:
         assert path.stat().st_mode & 0o777 == 0o600
-        path.chmod(0o666)  # even if somebody opened the socket to all
+        path.chmod(0o666)  # even if the mode of the socket was widened
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the child calls nothing that another thread may hold a lock of
+            warnings.simplefilter("ignore")  # the child calls no function that takes a lock
             child = os.fork()
         if child == 0:
             code = 1
@@ -194,30 +192,30 @@ def test_somebody_else_is_not_listened_to(short_path: Path) -> None:
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    assert during(path, intrude, hear) == 0
-    assert heard == []
+    assert run_with_server(path, connect_as_other_user, receive) == 0
+    assert received == []
 
 
-def test_a_socket_that_was_left_behind_is_replaced_and_anything_else_is_not(short_path: Path) -> None:
+def test_a_stale_socket_is_replaced_but_no_other_file(short_path: Path) -> None:
     path = short_path / "s"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-    assert during(path, lambda: ask(path)) == {"text": "a"}
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    assert run_with_server(path, lambda: ask(path)) == {"text": "a"}
     path.write_text("mine")
     with pytest.raises(PermanentError, match="in the way"):
-        during(path, lambda: None)
+        run_with_server(path, lambda: None)
     assert path.read_text() == "mine"
 
 
-def test_a_path_that_no_socket_can_have_is_refused(short_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(short_path: Path) -> None:
     with pytest.raises(UsageError, match="longer than 107 bytes; choose a shorter"):
-        during(short_path / ("x" * 120), lambda: None)
+        run_with_server(short_path / ("x" * 120), lambda: None)
 
 
-def test_a_successors_socket_is_left_alone(short_path: Path) -> None:
+def test_the_socket_of_a_successor_is_not_removed(short_path: Path) -> None:
     path = short_path / "s"
 
-    async def story() -> None:
+    async def scenario() -> None:
         old, new = (Server(path, echo, line_limit=LIMIT) for _ in range(2))
         await old.start()
         await new.start()
@@ -228,38 +226,38 @@ def test_a_successors_socket_is_left_alone(short_path: Path) -> None:
             await new.stop()
         assert not path.exists()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nobody_there_says_what_to_do(short_path: Path) -> None:
+def test_without_a_server_the_error_has_the_hint(short_path: Path) -> None:
     with pytest.raises(RetryableError, match="nobody is here; start somebody"):
         connect(short_path / "s")
 
 
-def test_a_client_that_connects_while_the_server_stops_is_dropped(short_path: Path) -> None:
-    async def run(turns: int) -> None:
+def test_a_client_that_connects_during_stop_is_disconnected(short_path: Path) -> None:
+    async def run(loop_iterations: int) -> None:
         server = Server(short_path / "s", echo, line_limit=LIMIT)
         await server.start()
         client = socket.socket(socket.AF_UNIX)
         client.connect(str(short_path / "s"))
-        for _ in range(turns):
+        for _ in range(loop_iterations):
             await asyncio.sleep(0)
         await server.stop()
         client.settimeout(60)
         assert await asyncio.to_thread(client.recv, 1) == b""
         client.close()
 
-    for turns in range(8):  # accepted, connected, its task made, its task begun
-        asyncio.run(run(turns))
+    for loop_iterations in range(8):  # accepted, connected, task created, task started
+        asyncio.run(run(loop_iterations))
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_client_that_is_accepted_in_the_last_moment_of_a_server_is_closed(short_path: Path) -> None:
-    async def run(turns: int) -> None:
+def test_a_client_accepted_at_the_last_moment_is_closed(short_path: Path) -> None:
+    async def run(loop_iterations: int) -> None:
         server = Server(short_path / "s", echo, line_limit=LIMIT)
         await server.start()
         stopping = asyncio.create_task(server.stop())
-        for _ in range(turns):
+        for _ in range(loop_iterations):
             await asyncio.sleep(0)
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(60)
@@ -269,13 +267,13 @@ def test_a_client_that_is_accepted_in_the_last_moment_of_a_server_is_closed(shor
                     assert await asyncio.to_thread(client.recv, 1) == b""
             await stopping
 
-    for turns in range(12):
-        asyncio.run(run(turns))
-        gc.collect()  # here Python warns of what was left open
+    for loop_iterations in range(12):
+        asyncio.run(run(loop_iterations))
+        gc.collect()  # Python warns about unclosed sockets here
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: Path, end: str) -> None:
+def test_a_socket_taken_and_left_by_another_server_is_recreated(short_path: Path, end: str) -> None:
     path = short_path / "s"
 
     async def run() -> None:
@@ -283,21 +281,21 @@ def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: P
         await older.start()
         if end == "stopped":
             await newer.start()
-            taken = path.stat().st_ino
+            inode = path.stat().st_ino
         else:
             path.unlink()
             killed = socket.socket(socket.AF_UNIX)
             killed.bind(str(path))
             killed.listen(128)
-            taken = path.stat().st_ino
+            inode = path.stat().st_ino
         await asyncio.sleep(0.2)
-        assert path.stat().st_ino == taken, "who listens there is left alone"
+        assert path.stat().st_ino == inode, "a listening server is not replaced"
         if end == "stopped":
             await newer.stop()
         else:
-            killed.close()  # as after kill -9: nobody listens any more, and the file stays
+            killed.close()  # as after kill -9: no process listens, and the file remains
         try:
-            await eventually_async(lambda: asyncio.to_thread(_answers, path))
+            await eventually_async(lambda: asyncio.to_thread(_responds, path))
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         finally:
             await older.stop()
@@ -306,14 +304,14 @@ def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: P
     asyncio.run(run())
 
 
-def _answers(path: Path) -> bool:
+def _responds(path: Path) -> bool:
     try:
         return bool(ask(path) == {"text": "a"})
     except RetryableError:
         return False
 
 
-def test_what_is_not_a_socket_is_left_where_it_is(short_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_replaced(short_path: Path) -> None:
     path = short_path / "s"
 
     async def run() -> None:
@@ -325,7 +323,7 @@ def test_what_is_not_a_socket_is_left_where_it_is(short_path: Path) -> None:
         assert path.read_text() == "mine"
         path.unlink()
         try:
-            await eventually_async(lambda: asyncio.to_thread(_answers, path))
+            await eventually_async(lambda: asyncio.to_thread(_responds, path))
         finally:
             await server.stop()
 

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it. `make test` builds helm and kubectl if Go is installed; else tests are skipped."""
+"""The chart as Helm renders it. `make test` builds helm and kubectl if Go is installed; otherwise tests are skipped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from deploy.rendering import CHART, Objects, RefusedError, Render
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dra-agent-cluster"
 
 
-def program(name: str) -> Path:
-    """Find a program in the cluster's cache, newest first, or in PATH; skips the test where it is in neither."""
+def binary(name: str) -> Path:
+    """Find a binary in the cluster's cache, newest first, or in PATH; skips the test without it."""
     built = sorted(CACHE.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime)
     found = built[-1] if built else shutil.which(name)
     if found is None:
@@ -28,25 +28,25 @@ def program(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    return program("helm")
+    return binary("helm")
 
 
 @pytest.fixture(scope="session")
 def kubectl() -> Path:
-    return program("kubectl")
+    return binary("kubectl")
 
 
 @pytest.fixture(scope="session")
 def render(helm: Path) -> Render:
-    """Render the chart with values, each only once; fails with Helm's message."""
+    """Render the chart with values, each set once; fails with Helm's message."""
 
     @cache
     def text(values: str, release: str, namespace: str) -> str:
         command: list[str | Path] = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
-        done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RefusedError(done.stderr)
-        return done.stdout
+        result = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise RefusedError(result.stderr)
+        return result.stdout
 
     def rendered(
         values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"

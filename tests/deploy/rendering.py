@@ -1,4 +1,4 @@
-"""How tests read what the chart renders."""
+"""Access to the objects that the chart renders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Objects = list[dict[str, Any]]
 
 
 class Render(Protocol):
-    """Give the objects that the chart renders with values."""
+    """Return the objects that the chart renders with values."""
 
     def __call__(
         self, values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"
@@ -24,18 +24,18 @@ class RefusedError(Exception):
     """Helm refused the values."""
 
 
-def one(objects: Objects, kind: str) -> dict[str, Any]:
-    """Give the only object of a kind."""
+def only_object(objects: Objects, kind: str) -> dict[str, Any]:
+    """Return the only object of a kind."""
     (found,) = [found for found in objects if found["kind"] == kind]
     return found
 
 
-def several(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:
-    """Give the objects of a kind by their names."""
+def objects_by_name(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:
+    """Return the objects of a kind by name."""
     return {found["metadata"]["name"]: found for found in objects if found["kind"] == kind}
 
 
 def container(objects: Objects) -> dict[str, Any]:
-    (found,) = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    (found,) = only_object(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found

@@ -1,4 +1,4 @@
-"""What the chart renders, for values that sites have, and what it refuses."""
+"""The objects that the chart renders for values of real sites, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, ROOT, Objects, RefusedError, Render, container, one, several
+from deploy.rendering import CHART, ROOT, Objects, RefusedError, Render, container, objects_by_name, only_object
 from dra_agent.agent.config import HELP, Config
 from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.reclaim.settings import ReclaimSettings
@@ -22,15 +22,15 @@ def variables(objects: Objects) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in container(objects)["env"]}
 
 
-def test_the_daemonset_is_as_the_node_needs_it(render: Render) -> None:
-    daemonset = one(render(), "DaemonSet")["spec"]
+def test_daemonset_has_probes_priority_and_update_strategy(render: Render) -> None:
+    daemonset = only_object(render(), "DaemonSet")["spec"]
     pod = daemonset["template"]["spec"]
     assert daemonset["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"] == [{"operator": "Exists"}]
-    # While a node is taken, claims are given back through an agent that was told to stop. The longest notice is AWS's.
+    # During a reclaim a terminating agent still releases claims. The longest notice is AWS's.
     assert pod["terminationGracePeriodSeconds"] > 120
-    assert "lifecycle" not in container(render()), "SIGTERM is what the agent waits for by itself"
+    assert "lifecycle" not in container(render()), "the agent handles SIGTERM itself"
     found = variables(render())
     assert found["DRA_AGENT_POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
     assert found["DRA_AGENT_NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
@@ -38,17 +38,17 @@ def test_the_daemonset_is_as_the_node_needs_it(render: Render) -> None:
     assert agent["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
     assert agent["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
     assert found["DRA_AGENT_HEALTH_ADDRESS"]["value"] == ":9418" != found["DRA_AGENT_METRICS_ADDRESS"]["value"]
-    policy = one(render(), "NetworkPolicy")["spec"]["ingress"]
-    assert [port["port"] for rule in policy for port in rule["ports"]] == ["metrics"], "probes pass every policy"
+    policy = only_object(render(), "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in policy for port in rule["ports"]] == ["metrics"], "probes bypass policies"
     assert agent["resources"]["requests"]["memory"]
-    # With 20m on a busy node the kubelet's GetInfo was not answered in its second: docs/numbers.md.
+    # With 20m on a busy node the kubelet's GetInfo timed out after its second: docs/numbers.md.
     share = agent["resources"]["requests"]["cpu"]
     assert share.endswith("m") and int(share.removesuffix("m")) >= 100
-    assert "cpu" not in agent["resources"]["limits"], "a quota would stop it in the midst of a kubelet's call"
+    assert "cpu" not in agent["resources"]["limits"], "a quota would throttle it during a kubelet call"
 
 
-def test_the_agent_gets_no_more_than_it_needs(render: Render) -> None:
-    pod = one(render(), "DaemonSet")["spec"]["template"]["spec"]
+def test_agent_container_has_minimal_privileges(render: Render) -> None:
+    pod = only_object(render(), "DaemonSet")["spec"]["template"]["spec"]
     agent = container(render())
     assert agent["securityContext"] == {
         "runAsUser": 0,
@@ -63,37 +63,37 @@ def test_the_agent_gets_no_more_than_it_needs(render: Render) -> None:
     writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
     assert writable == {"tmp", "plugin", "registry", "cdi", "state", "run"}
     for name in ("sys", "dev"):
-        assert mounts[name]["recursiveReadOnly"] == "IfPossible", "cgroups and debugfs lie below"
+        assert mounts[name]["recursiveReadOnly"] == "IfPossible", "cgroups and debugfs are mounted below"
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     moved = {name for name, path in paths.items() if mounts[name]["mountPath"] != path}
-    assert moved == {"net"}, "the kubelet and the container runtime are told these paths"
+    assert moved == {"net"}, "the kubelet and the container runtime use these paths"
     inside = agent["terminationMessagePath"]
     assert not any(inside.startswith(f"{path}/") for path in paths.values()), (
-        "the runtime would make a file on the node"
+        "the runtime would create a file on the node"
     )
 
 
-def test_the_bus_of_the_node_is_there_only_if_it_is_asked_for(render: Render) -> None:
-    def of_the_bus(objects: Objects) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+def test_the_dbus_of_the_node_is_mounted_only_on_request(render: Render) -> None:
+    def dbus_mounts(objects: Objects) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        pod = only_object(objects, "DaemonSet")["spec"]["template"]["spec"]
         mounts = [mount for mount in container(objects)["volumeMounts"] if "dbus" in mount["mountPath"]]
         return [volume for volume in pod["volumes"] if "dbus" in str(volume)], mounts
 
-    assert of_the_bus(render()) == ([], []), "whoever is root on it has the node"
-    (volume,), (mount,) = of_the_bus(render({"logind": True}))
-    # Where the agent looks for it by itself; the directory, so that a new socket of a new daemon is seen.
+    assert dbus_mounts(render()) == ([], []), "root on the bus controls the node"
+    (volume,), (mount,) = dbus_mounts(render({"logind": True}))
+    # The default path of the agent; the directory, so that a new socket of a restarted daemon is visible.
     directory = Path(ReclaimSettings().dbus_address.removeprefix("unix:path=")).parent
     assert (mount["name"], mount["mountPath"], mount["readOnly"]) == (volume["name"], str(directory), True)
     assert volume["hostPath"] == {"path": str(directory), "type": "DirectoryOrCreate"}
 
 
-def test_every_variable_is_one_that_the_agent_knows(render: Render) -> None:
+def test_every_variable_is_known_to_the_agent(render: Render) -> None:
     known = {f"DRA_AGENT_{name.upper()}" for name in HELP} | {"DRA_AGENT_CONFIG"}
-    given = set(variables(render({"simulate": "dgx-h100"})))
-    assert given <= known, f"unknown: {given - known}"
+    variables_of_agent = set(variables(render({"simulate": "dgx-h100"})))
+    assert variables_of_agent <= known, f"unknown: {variables_of_agent - known}"
 
 
-def test_paths_and_names_are_values(render: Render) -> None:
+def test_paths_and_driver_name_come_from_the_values(render: Render) -> None:
     values = {
         "driverName": "gpu.example.com",
         "kubeletDir": "/var/data/kubelet",
@@ -101,9 +101,9 @@ def test_paths_and_names_are_values(render: Render) -> None:
         "stateDir": "/mnt/dra",
     }
     objects = render(values)
-    given = {name: entry.get("value") for name, entry in variables(objects).items()}
-    assert given["DRA_AGENT_DRIVER_NAME"] == "gpu.example.com"
-    assert given["DRA_AGENT_KUBELET_DIR"] == "/var/data/kubelet"
+    variables_of_agent = {name: entry.get("value") for name, entry in variables(objects).items()}
+    assert variables_of_agent["DRA_AGENT_DRIVER_NAME"] == "gpu.example.com"
+    assert variables_of_agent["DRA_AGENT_KUBELET_DIR"] == "/var/data/kubelet"
     mounts = {mount["mountPath"] for mount in container(objects)["volumeMounts"]}
     assert {
         "/var/data/kubelet/plugins/gpu.example.com",
@@ -116,7 +116,7 @@ def test_paths_and_names_are_values(render: Render) -> None:
     assert "/var/lib/kubelet" not in text
 
 
-def test_the_classes_are_those_of_the_examples(render: Render) -> None:
+def test_device_classes_are_those_of_the_examples(render: Render) -> None:
     rendered = {found["metadata"]["name"]: found["spec"] for found in render() if found["kind"] == "DeviceClass"}
     examples = [
         found for path in (ROOT / "examples/classes").glob("*.yaml") for found in yaml.safe_load_all(path.read_text())
@@ -142,34 +142,37 @@ def test_the_classes_are_those_of_the_examples(render: Render) -> None:
         ({"nameOverride": "agent"}, "dra", "ns"),
     ],
 )
-def test_policy_binding_and_pods_mean_the_same_account(
+def test_policies_bindings_and_pods_use_one_service_account(
     render: Render, values: dict[str, Any], release: str, namespace: str
 ) -> None:
     objects = render(values, release=release, namespace=namespace)
-    account = one(objects, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
-    policies = several(objects, "ValidatingAdmissionPolicy")
+    account = only_object(objects, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
+    policies = objects_by_name(objects, "ValidatingAdmissionPolicy")
     assert len(policies) == 4, "slices, claims, nodes and Events"
     for policy in policies.values():
         (condition,) = policy["spec"]["matchConditions"]
-        asks, _, kubelet = condition["expression"].partition(" || ")
-        assert asks == f'request.userInfo.username == "system:serviceaccount:{namespace}:{account}"'
-        # Kubelets write slices, too; what they do to claims and Nodes is Kubernetes' own to narrow.
+        account_condition, _, kubelet = condition["expression"].partition(" || ")
+        assert account_condition == f'request.userInfo.username == "system:serviceaccount:{namespace}:{account}"'
+        # Kubelets write slices, too; Kubernetes itself restricts their access to claims and Nodes.
         slices = policy["spec"]["matchConstraints"]["resourceRules"][0]["resources"] == ["resourceslices"]
         assert ("system:node:" in kubelet) == slices
-    bindings = several(objects, "ValidatingAdmissionPolicyBinding")
+    bindings = objects_by_name(objects, "ValidatingAdmissionPolicyBinding")
     assert {name: found["spec"] for name, found in bindings.items()} == {
         name: {"policyName": name, "validationActions": ["Deny"]} for name in policies
     }
-    (subject,) = one(objects, "ClusterRoleBinding")["subjects"]
+    (subject,) = only_object(objects, "ClusterRoleBinding")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-    assert one(objects, "ClusterRoleBinding")["roleRef"]["name"] == one(objects, "ClusterRole")["metadata"]["name"]
-    made = [found["metadata"]["name"] for found in objects if found["kind"] == "ServiceAccount"]
-    assert made == ([] if values.get("serviceAccount", {}).get("create") is False else [account])
+    assert (
+        only_object(objects, "ClusterRoleBinding")["roleRef"]["name"]
+        == only_object(objects, "ClusterRole")["metadata"]["name"]
+    )
+    service_accounts = [found["metadata"]["name"] for found in objects if found["kind"] == "ServiceAccount"]
+    assert service_accounts == ([] if values.get("serviceAccount", {}).get("create") is False else [account])
 
 
-def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_processes(render: Render) -> None:
+def test_privileged_agent_has_a_writable_sys_and_host_pids(render: Render) -> None:
     def pod(values: dict[str, Any]) -> dict[str, Any]:
-        spec: dict[str, Any] = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+        spec: dict[str, Any] = only_object(render(values), "DaemonSet")["spec"]["template"]["spec"]
         return spec
 
     def sys_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -180,18 +183,21 @@ def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_process
     assert pod({"privileged": True, "hostPID": True})["hostPID"] is True
 
 
-def test_two_releases_share_no_object_of_the_cluster(render: Render) -> None:
+def test_two_releases_share_no_cluster_scoped_object(render: Render) -> None:
     without_classes = {"deviceClasses": {"create": False}}
     first = render(without_classes, release="dra-agent", namespace="one")
     second = render(without_classes, release="dra-agent", namespace="two")
     kinds = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     for kind in kinds:
-        assert several(first, kind) and not several(first, kind).keys() & several(second, kind).keys()
+        assert (
+            objects_by_name(first, kind)
+            and not objects_by_name(first, kind).keys() & objects_by_name(second, kind).keys()
+        )
 
 
-def test_nodes_of_a_device_plugin_are_left_alone_beside_the_users_affinity(render: Render) -> None:
+def test_device_plugin_nodes_are_excluded_with_user_affinity(render: Render) -> None:
     def terms(values: dict[str, Any]) -> list[dict[str, Any]] | None:
-        affinity = one(render(values), "DaemonSet")["spec"]["template"]["spec"].get("affinity", {})
+        affinity = only_object(render(values), "DaemonSet")["spec"]["template"]["spec"].get("affinity", {})
         required = affinity.get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
         found: list[dict[str, Any]] | None = required.get("nodeSelectorTerms")
         return found
@@ -205,9 +211,9 @@ def test_nodes_of_a_device_plugin_are_left_alone_beside_the_users_affinity(rende
     assert terms({"avoidNodeLabels": {"dra-agent.internal/manager": None}}) is None
 
 
-def test_without_claim_status_the_agent_may_write_no_claim(render: Render) -> None:
+def test_without_claim_status_the_agent_cannot_write_claims(render: Render) -> None:
     def resources(values: dict[str, Any]) -> set[str]:
-        return {name for rule in one(render(values), "ClusterRole")["rules"] for name in rule["resources"]}
+        return {name for rule in only_object(render(values), "ClusterRole")["rules"] for name in rule["resources"]}
 
     assert {"resourceclaims/status", "resourceclaims/driver"} <= resources({})
     expected = {"resourceslices", "resourceclaims", "nodes", "nodes/status", "events"}
@@ -215,8 +221,8 @@ def test_without_claim_status_the_agent_may_write_no_claim(render: Render) -> No
 
 
 @pytest.mark.parametrize("driver", ["dra-agent.internal", "gpu.example.com"])
-def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(render: Render, driver: str) -> None:
-    policies = several(render({"driverName": driver}), "ValidatingAdmissionPolicy")
+def test_claim_status_permission_is_limited_to_own_devices(render: Render, driver: str) -> None:
+    policies = objects_by_name(render({"driverName": driver}), "ValidatingAdmissionPolicy")
     spec = policies["dra-agent-claims"]["spec"]
     assert spec["failurePolicy"] == "Fail"
     (rule,) = spec["matchConstraints"]["resourceRules"]
@@ -227,27 +233,31 @@ def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(re
         assert f'd.driver != "{driver}"' in variables[name]
     assert {item["reason"] for item in spec["validations"]} == {"Forbidden"}
     without = render({"claimStatus": False})
-    assert not [item for item in without if item["metadata"]["name"] == "dra-agent-claims"], (
-        "no right, nothing to narrow"
-    )
+    assert not [item for item in without if item["metadata"]["name"] == "dra-agent-claims"], "no permission, no policy"
 
 
-def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed(render: Render) -> None:
-    def rights(values: dict[str, Any]) -> set[tuple[str, str]]:
+def test_eviction_permission_is_optional_and_limited(render: Render) -> None:
+    def pod_permissions(values: dict[str, Any]) -> set[tuple[str, str]]:
         return {
             (name, verb)
-            for rule in one(render(values), "ClusterRole")["rules"]
+            for rule in only_object(render(values), "ClusterRole")["rules"]
             for name in rule["resources"]
             for verb in rule["verbs"]
             if name.startswith("pods")
         }
 
-    assert rights({}) == set()
-    assert rights({"podEviction": "delete"}) == {("pods", "get"), ("pods", "delete")}
-    assert rights({"podEviction": "evict"}) == {("pods", "get"), ("pods", "delete"), ("pods/eviction", "create")}
+    assert pod_permissions({}) == set()
+    assert pod_permissions({"podEviction": "delete"}) == {("pods", "get"), ("pods", "delete")}
+    assert pod_permissions({"podEviction": "evict"}) == {
+        ("pods", "get"),
+        ("pods", "delete"),
+        ("pods/eviction", "create"),
+    }
     objects = render({"podEviction": "delete"})
-    policies = several(objects, "ValidatingAdmissionPolicy")
-    bound = {item["spec"]["policyName"] for item in several(objects, "ValidatingAdmissionPolicyBinding").values()}
+    policies = objects_by_name(objects, "ValidatingAdmissionPolicy")
+    bound = {
+        item["spec"]["policyName"] for item in objects_by_name(objects, "ValidatingAdmissionPolicyBinding").values()
+    }
     assert set(policies) == bound == {f"dra-agent{name}" for name in ("", "-claims", "-events", "-nodes", "-pods")}
     (rule,) = policies["dra-agent-pods"]["spec"]["matchConstraints"]["resourceRules"]
     assert (rule["resources"], rule["operations"]) == (["pods"], ["DELETE"])
@@ -255,75 +265,81 @@ def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed
     assert "oldObject.spec.?nodeName" in validation["expression"]
 
 
-def test_rights_to_the_node_are_those_that_are_wanted_and_narrowed(render: Render) -> None:
+def test_node_permissions_are_optional_and_limited(render: Render) -> None:
     def verbs(values: dict[str, Any], resource: str) -> list[str]:
-        rules = [rule for rule in one(render(values), "ClusterRole")["rules"] if rule["resources"] == [resource]]
+        rules = [
+            rule for rule in only_object(render(values), "ClusterRole")["rules"] if rule["resources"] == [resource]
+        ]
         return sorted(verb for rule in rules for verb in rule["verbs"])
 
-    neither = {"cordon": False, "nodeCondition": False}
+    disabled = {"cordon": False, "nodeCondition": False}
     assert verbs({}, "nodes") == ["get", "list", "patch", "watch"] and verbs({}, "nodes/status") == ["patch"]
-    assert verbs(neither, "nodes") == ["get", "list", "watch"] and verbs(neither, "nodes/status") == []
+    assert verbs(disabled, "nodes") == ["get", "list", "watch"] and verbs(disabled, "nodes/status") == []
     assert verbs({"cordon": False}, "nodes/status") == ["patch"]
     assert verbs({"nodeCondition": False}, "nodes") == ["get", "list", "patch", "watch"]
     for values in ({}, {"cordon": False}, {"nodeCondition": False}):
-        item = several(render(values), "ValidatingAdmissionPolicy")["dra-agent-nodes"]
+        item = objects_by_name(render(values), "ValidatingAdmissionPolicy")["dra-agent-nodes"]
         assert item["spec"]["matchConstraints"]["resourceRules"][0]["resources"] == ["nodes", "nodes/status"]
-    assert not [item for item in render(neither) if item["metadata"]["name"] == "dra-agent-nodes"]
+    assert not [item for item in render(disabled) if item["metadata"]["name"] == "dra-agent-nodes"]
 
 
-def test_the_condition_is_that_of_the_drivers_name(render: Render) -> None:
+def test_node_condition_uses_the_driver_name(render: Render) -> None:
     from dra_agent.reclaim.announcements import condition_type
 
     text = str(render({"driverName": "gpu.example.com"}))
     assert condition_type("gpu.example.com") in text and condition_type("dra-agent.internal") not in text
 
 
-def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render: Render) -> None:
+def test_host_network_updates_do_not_wait_for_a_port(render: Render) -> None:
     objects = render({"hostNetwork": True})
-    assert one(objects, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would do nothing"
-    # Without a policy the probes are out of reach of other hosts all the same.
+    assert only_object(objects, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {
+        "maxSurge": 0,
+        "maxUnavailable": 1,
+    }
+    assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would have no effect"
+    # Without a policy the probes are still unreachable for other hosts.
     assert variables(objects)["DRA_AGENT_HEALTH_ADDRESS"]["value"] == "127.0.0.1:9418"
     assert container(objects)["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
 
 
-def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_processes(render: Render) -> None:
+def test_agent_that_moves_interfaces_uses_host_network_and_pids(render: Render) -> None:
     objects = render({"hostNetwork": True, "hostPID": True, "privileged": True})
-    pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+    pod = only_object(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert pod["hostNetwork"] is True and pod["hostPID"] is True
-    # Told where the node's routes are, it would take its own network for another one, and change nothing in it.
+    # With a net root it would treat its own network namespace as another one, and change nothing in it.
     assert "DRA_AGENT_NET_ROOT" not in variables(objects)
     assert "net" not in {volume["name"] for volume in pod["volumes"]}
     mounts = {mount["name"]: mount for mount in container(objects)["volumeMounts"]}
     assert "net" not in mounts and not mounts["sys"].get("readOnly"), "an MTU is written below /sys/class/net"
 
 
-def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(render: Render) -> None:
+def test_network_policy_allows_the_configured_apiserver_port(render: Render) -> None:
     def ports(values: dict[str, Any]) -> list[int]:
-        rule, *metadata = one(render(values), "NetworkPolicy")["spec"]["egress"]
+        rule, *metadata = only_object(render(values), "NetworkPolicy")["spec"]["egress"]
         assert [entry["to"] for entry in metadata] == [[{"ipBlock": {"cidr": "169.254.169.254/32"}}]]
         return [port["port"] for port in rule["ports"]]
 
     assert {443, 6443} <= set(ports({}))
     objects = render({"apiServer": {"host": "10.0.0.1", "port": 7443}})
     assert ports({"apiServer": {"host": "10.0.0.1", "port": 7443}}) == [7443]
-    given = variables(objects)
+    variables_of_agent = variables(objects)
     assert (
-        given["KUBERNETES_SERVICE_HOST"]["value"] == "10.0.0.1" and given["KUBERNETES_SERVICE_PORT"]["value"] == "7443"
+        variables_of_agent["KUBERNETES_SERVICE_HOST"]["value"] == "10.0.0.1"
+        and variables_of_agent["KUBERNETES_SERVICE_PORT"]["value"] == "7443"
     )
-    closed = one(render({"networkPolicy": {"metadataService": False}}), "NetworkPolicy")["spec"]["egress"]
+    closed = only_object(render({"networkPolicy": {"metadataService": False}}), "NetworkPolicy")["spec"]["egress"]
     assert len(closed) == 1
     peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
-    (ingress,) = one(render({"networkPolicy": {"metricsFrom": peers}}), "NetworkPolicy")["spec"]["ingress"]
+    (ingress,) = only_object(render({"networkPolicy": {"metricsFrom": peers}}), "NetworkPolicy")["spec"]["ingress"]
     assert ingress == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}
 
 
-def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render: Render) -> None:
+def test_network_policy_allows_known_apiserver_addresses(render: Render) -> None:
     def rule(**values: object) -> dict[str, Any]:
-        first: dict[str, Any] = one(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
+        first: dict[str, Any] = only_object(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
         return first
 
-    assert "to" not in rule(), "addresses that are not known cannot be named"
+    assert "to" not in rule(), "unknown addresses cannot be listed"
     known = rule(apiServerCidrs=["192.0.2.10/32", "2001:db8::/64"], apiServerPorts=[6443])
     assert known == {
         "to": [{"ipBlock": {"cidr": "192.0.2.10/32"}}, {"ipBlock": {"cidr": "2001:db8::/64"}}],
@@ -334,24 +350,26 @@ def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render: Re
             rule(apiServerCidrs=[wrong])
 
 
-def test_the_configuration_reaches_the_agent_and_a_change_restarts_it(render: Render) -> None:
+def test_a_configuration_change_restarts_the_agent(render: Render) -> None:
     config = '[inventory]\nexclude = [\'device.attributes["dra-agent.internal"].type == "nic"\']\n'
     objects = render({"config": config})
-    text = one(objects, "ConfigMap")["data"]["config.toml"]
+    text = only_object(objects, "ConfigMap")["data"]["config.toml"]
     assert tomllib.loads(text) == tomllib.loads(config)
     sums = [
-        one(found, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["dra-agent.internal/config-sha256"]
+        only_object(found, "DaemonSet")["spec"]["template"]["metadata"]["annotations"][
+            "dra-agent.internal/config-sha256"
+        ]
         for found in (objects, render())
     ]
     assert sums[0] != sums[1]
 
 
-def test_a_new_version_of_the_chart_alone_restarts_no_agent(render: Render) -> None:
-    labels = one(render(), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+def test_a_chart_version_alone_restarts_no_agent(render: Render) -> None:
+    labels = only_object(render(), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert set(labels) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 
 
-def test_images_by_tag_and_by_digest(render: Render) -> None:
+def test_images_are_referenced_by_tag_or_digest(render: Render) -> None:
     digest = "sha256:" + "0" * 64
     image = {"repository": "registry.example.com/dra-agent", "tag": "1.2", "digest": digest, "pullPolicy": "Never"}
     assert container(render({"image": image}))["image"] == f"registry.example.com/dra-agent@{digest}"
@@ -359,7 +377,7 @@ def test_images_by_tag_and_by_digest(render: Render) -> None:
     assert (agent["image"], agent["imagePullPolicy"]) == ("registry.example.com/dra-agent:1.2", "Never")
 
 
-def test_everything_optional_at_once(render: Render) -> None:
+def test_all_optional_values_together(render: Render) -> None:
     objects = render(
         {
             "imagePullSecrets": [{"name": "mine"}],
@@ -377,14 +395,14 @@ def test_everything_optional_at_once(render: Render) -> None:
             "staticCdiDir": "",
         }
     )
-    pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+    pod = only_object(objects, "DaemonSet")["spec"]["template"]["spec"]
     agent = container(objects)
     assert pod["imagePullSecrets"] == [{"name": "mine"}] and pod["runtimeClassName"] == "nvidia"
     assert agent["securityContext"]["privileged"] is True and "capabilities" not in agent["securityContext"]
     assert agent["args"] == ["run", "--log-level=debug"] and variables(objects)["X"]["value"] == "z"
     assert {"name": "v", "mountPath": "/v"} in agent["volumeMounts"] and {"name": "v", "emptyDir": {}} in pod["volumes"]
     assert "/etc/cdi" not in {mount["mountPath"] for mount in agent["volumeMounts"]}
-    assert one(objects, "ResourceQuota")["spec"]["hard"] == {"pods": "10000"}
+    assert only_object(objects, "ResourceQuota")["spec"]["hard"] == {"pods": "10000"}
 
 
 @pytest.mark.parametrize(
@@ -408,25 +426,23 @@ def test_everything_optional_at_once(render: Render) -> None:
         ({"hostPID": True}, "hostPID: requires privileged"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_with_their_name(
-    render: Render, values: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(RefusedError) as refused:
+def test_invalid_values_are_refused_by_name(render: Render, values: dict[str, Any], named: str) -> None:
+    with pytest.raises(RefusedError) as error:
         render(values)
-    assert named in str(refused.value)
+    assert named in str(error.value)
 
 
-def test_the_schema_knows_every_value_and_what_the_agent_takes() -> None:
+def test_schema_covers_every_value_and_the_agents_options() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def compare(given: dict[str, Any], properties: dict[str, Any], where: str = "") -> None:
-        for name, value in given.items():
+    def check_schema(variables_of_agent: dict[str, Any], properties: dict[str, Any], where: str = "") -> None:
+        for name, value in variables_of_agent.items():
             assert name in properties, f"{where}{name} has no schema"
             if isinstance(value, dict) and properties[name].get("properties"):
-                compare(value, properties[name]["properties"], f"{where}{name}.")
+                check_schema(value, properties[name]["properties"], f"{where}{name}.")
 
-    compare(values, schema["properties"])
+    check_schema(values, schema["properties"])
     assert set(values) | {"global"} == set(schema["properties"])
     assert values["driverName"] == DEFAULT_DRIVER
     fields = Config.__annotations__
@@ -434,6 +450,6 @@ def test_the_schema_knows_every_value_and_what_the_agent_takes() -> None:
         assert all(f"'{word}'" in fields[field] for word in schema["properties"][value]["enum"])
 
 
-def test_helm_finds_nothing_to_complain_of(helm: Path) -> None:
-    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_helm_lint_passes(helm: Path) -> None:
+    result = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

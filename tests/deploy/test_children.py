@@ -1,4 +1,4 @@
-"""The agent's own child processes, started by an installed agent in a directory that another user prepared."""
+"""Child processes of an installed agent that starts in a directory prepared by another user."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("dra_agent/__init__", "os", "json", "sitecustomize", "usercustomize", "msgspec", "runpy")
 DEADLINE_S = 120
-"""Generous: several interpreters start one after the other, on a machine that may be busy."""
+"""Long: several interpreters start one after the other, on a possibly busy machine."""
 
-ASKS_THE_KERNEL = """
+QUERIES_RTNETLINK = """
 from dra_agent.inventory.net_links import ask
 print(ask(60).default_routes is not None)
 """
@@ -43,7 +43,7 @@ made = NvmlWorker(pynvml, library, 1)
 print("pid", made.pid > 0)
 made.close()
 """
-SIMULATES_A_TOOL = """
+RUNS_NVIDIA_SMI = """
 import subprocess, sys
 from pathlib import Path
 from dra_agent.simulate.nvidia_smi import install
@@ -68,13 +68,13 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prefix,
         *folders,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert result.returncode == 0, result.stderr
     return prefix / "bin/dra-agent"
 
 
-class Hostile:
-    """A directory whose modules say that they were run."""
+class HostileDirectory:
+    """A directory whose modules record that they were executed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,41 +105,43 @@ class Hostile:
             timeout=DEADLINE_S,
         )
 
-    def was_run(self) -> list[str]:
+    def executed_modules(self) -> list[str]:
         return self.marker.read_text().split() if self.marker.exists() else []
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Hostile:
-    return Hostile(tmp_path / "hostile")
+def hostile_directory(tmp_path: Path) -> HostileDirectory:
+    return HostileDirectory(tmp_path / "hostile")
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("script_text", "expected"),
     [
-        (ASKS_THE_KERNEL, "True"),
+        (QUERIES_RTNETLINK, "True"),
         (MOVES_AN_INTERFACE, "away"),
         (STARTS_MPS, "started"),
         (LOADS_NVML, "pid True"),
-        (SIMULATES_A_TOOL, ""),
+        (RUNS_NVIDIA_SMI, ""),
     ],
     ids=["rtnetlink facts", "interface moves", "MPS launcher", "NVML", "simulated nvidia-smi"],
 )
-def test_a_child_of_an_installed_agent_runs_no_code_of_the_current_directory(
-    launcher: Path, hostile: Hostile, tmp_path: Path, program: str, expected: str
+def test_child_processes_run_no_code_of_the_current_directory(
+    launcher: Path, hostile_directory: HostileDirectory, tmp_path: Path, script_text: str, expected: str
 ) -> None:
     head = launcher.read_text().partition("from dra_agent")[0]
     script = tmp_path / "program"
-    script.write_text(head + program)
+    script.write_text(head + script_text)
     script.chmod(0o755)
-    done = hostile.run(script, str(tmp_path / "work"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(expected), (done.stdout, done.stderr)
-    assert hostile.was_run() == []
+    result = hostile_directory.run(script, str(tmp_path / "work"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(expected), (result.stdout, result.stderr)
+    assert hostile_directory.executed_modules() == []
 
 
-def test_the_installed_command_runs_no_code_of_the_current_directory(launcher: Path, hostile: Hostile) -> None:
-    done = hostile.run(launcher, "devices", "-o", "json")
-    assert "No module named" not in done.stdout + done.stderr
-    assert done.returncode in (0, 1), done.stderr
-    assert hostile.was_run() == []
+def test_installed_command_runs_no_code_of_the_current_directory(
+    launcher: Path, hostile_directory: HostileDirectory
+) -> None:
+    result = hostile_directory.run(launcher, "devices", "-o", "json")
+    assert "No module named" not in result.stdout + result.stderr
+    assert result.returncode in (0, 1), result.stderr
+    assert hostile_directory.executed_modules() == []

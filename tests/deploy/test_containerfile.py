@@ -1,6 +1,6 @@
-"""The Containerfile, as far as it can be looked at without a registry: what it copies, what it needs, what it starts.
+"""The Containerfile, as far as it can be checked without a registry: copied files, requirements, entry point.
 
-tests/cluster/test_deployment.py runs an image that is put together by the same `make install`.
+tests/cluster/test_deployment.py runs an image that is built by the same `make install`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUILT_BINARY = (
     "python/dra_agent/simulate/lib/libnvidia-ml.so.1",
     "python/dra_agent/device_setup/lib/dra-agent-hook",
 )
-"""What the build makes between the copies and the installation."""
+"""Artifacts of the build between the copies and the installation."""
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -31,14 +31,14 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def copies() -> list[tuple[list[str], str]]:
-    """What is copied out of the repository, and to where."""
+    """Return the sources in the repository and the target of each copy."""
     found = [shlex.split(rest) for word, rest in instructions() if word == "COPY"]
     return [(words[:-1], words[-1]) for words in found if not words[0].startswith("--from=")]
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the build stage has, and nothing else of the repository."""
+    """The files of the build stage, and nothing else of the repository."""
     root = tmp_path_factory.mktemp("context")
     for sources, target in copies():
         for source in sources:
@@ -52,17 +52,19 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_it_is_made_of_known_instructions_and_stages() -> None:
+def test_containerfile_uses_known_instructions_and_stages() -> None:
     known = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT", "CMD"}
     assert {word for word, _ in instructions()} <= known
     stages = {rest.split(" AS ")[1] for word, rest in instructions() if word == "FROM" and " AS " in rest}
-    taken = {rest.split()[0].removeprefix("--from=") for word, rest in instructions() if rest.startswith("--from=")}
-    assert taken == {"rust", "build"} == stages
+    used_stages = {
+        rest.split()[0].removeprefix("--from=") for word, rest in instructions() if rest.startswith("--from=")
+    }
+    assert used_stages == {"rust", "build"} == stages
     bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
-    assert bases[1] == bases[2], "the image has the Python that the agent was built with"
+    assert bases[1] == bases[2], "the image has the Python of the build"
 
 
-def test_everything_that_is_copied_is_in_the_repository() -> None:
+def test_every_copied_file_is_in_the_repository() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if tracked.returncode != 0:
         pytest.skip("not a git checkout")
@@ -74,30 +76,30 @@ def test_everything_that_is_copied_is_in_the_repository() -> None:
 
 
 def test_compiler_and_python_are_new_enough() -> None:
-    for name, wanted, place in (
+    for name, pattern, file_name in (
         ("rust", r'rust-version = "(\d+)\.(\d+)', "Cargo.toml"),
         ("python", r'requires-python = ">=(\d+)\.(\d+)"', "pyproject.toml"),
     ):
-        (oldest,) = re.findall(wanted, (ROOT / place).read_text())
+        (oldest,) = re.findall(pattern, (ROOT / file_name).read_text())
         (used,) = re.findall(rf"library/{name}:(\d+)\.(\d+)-slim", FILE.read_text())
-        assert tuple(map(int, used)) >= tuple(map(int, oldest)), f"{name}: {place} wants {oldest}"
+        assert tuple(map(int, used)) >= tuple(map(int, oldest)), f"{name}: {file_name} requires {oldest}"
 
 
-def test_make_finds_everything_that_it_builds_from(context: Path) -> None:
+def test_make_finds_every_source_that_it_needs(context: Path) -> None:
     (command,) = [rest for word, rest in instructions() if word == "RUN" and rest.startswith("make")]
-    done = subprocess.run(
+    result = subprocess.run(
         [*shlex.split(command), "--dry-run"], cwd=context, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "deploy/install.py --destdir '/image/' --prefix '/usr/local'" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "deploy/install.py --destdir '/image/' --prefix '/usr/local'" in result.stdout
     cargo = ["cargo", "metadata", "--offline", "--locked", "--no-deps", "--format-version=1"]
-    done = subprocess.run(cargo, cwd=context, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(cargo, cwd=context, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     (readme,) = re.findall(r'^readme = "(.+)"', (context / "pyproject.toml").read_text(), re.MULTILINE)
-    assert (context / readme).exists(), "maturin wants it"
+    assert (context / readme).exists(), "maturin requires it"
 
 
-def test_what_is_installed_from_these_files_is_what_the_image_starts(context: Path, tmp_path: Path) -> None:
+def test_installed_command_is_the_entry_point_of_the_image(context: Path, tmp_path: Path) -> None:
     for name in BUILT_BINARY:
         (context / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, context / name)
@@ -109,8 +111,8 @@ def test_what_is_installed_from_these_files_is_what_the_image_starts(context: Pa
         "--prefix",
         "/usr/local",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     ((_, entrypoint),) = [found for found in instructions() if found[0] == "ENTRYPOINT"]
     assert entrypoint == '["/usr/local/bin/dra-agent"]'
     launcher = (tmp_path / "usr/local/bin/dra-agent").read_text()
@@ -118,10 +120,10 @@ def test_what_is_installed_from_these_files_is_what_the_image_starts(context: Pa
     moved = tmp_path / "dra-agent"
     moved.write_text(launcher.replace("/usr/local/lib", f"{tmp_path}/usr/local/lib"))
     moved.chmod(0o755)
-    done = subprocess.run([moved, "--version"], cwd="/", capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("dra-agent "), done.stderr
+    result = subprocess.run([moved, "--version"], cwd="/", capture_output=True, text=True, check=False)
+    assert result.stdout.startswith("dra-agent "), result.stderr
 
 
-def test_what_is_built_here_does_not_get_into_the_build() -> None:
+def test_local_build_artifacts_are_excluded_from_the_context() -> None:
     ignored = (ROOT / ".containerignore").read_text().split()
     assert {".git", ".venv", "target", "**/*.so"} <= set(ignored)

@@ -1,9 +1,9 @@
-"""Every ```console block of the documentation is run, and must print what the page says it prints.
+"""Runs every ```console block of the documentation and compares its output with the page.
 
-A line `$ command` is run by bash in an empty directory that holds a link to `examples`; the lines below it, up to the
-next command, are what it prints, where `...` stands for any text: alone on a line for any lines, within a line for any
-characters; without any such line its output is not compared. `[exit N]` as a last line is its exit code. A page with
-`<!-- agent: PROFILE -->` is run beside an agent in standalone mode on that simulated host.
+A line `$ command` is run by bash in an empty directory with a link to `examples`; the lines below it, up to the next
+command, are its output, where `...` stands for any text: alone on a line for any lines, within a line for any
+characters; without such lines the output is not compared. `[exit N]` as the last line is its exit code. A page with
+`<!-- agent: PROFILE -->` is run with an agent in standalone mode on that simulated host.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_the_documentation_has_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "printed", "same"),
+    ("expected", "printed", "matches"),
     [
         ("a\n...\nb ... c", "a\nx\ny\nb zzz c", True),
         ("a\n...", "a\nx\ny", True),
@@ -72,12 +72,12 @@ def test_the_documentation_has_examples() -> None:
         ("a\n...\nb", "a\nx", False),
     ],
 )
-def test_three_dots_stand_for_lines_or_characters(expected: str, printed: str, same: bool) -> None:
-    assert bool(re.fullmatch(pattern(expected), printed)) == same
+def test_three_dots_match_lines_or_characters(expected: str, printed: str, matches: bool) -> None:
+    assert bool(re.fullmatch(pattern(expected), printed)) == matches
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_says_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     environment = {
         **os.environ,
@@ -100,26 +100,26 @@ def test_a_page_says_what_its_commands_print(page: Path, tmp_path: Path) -> None
                 timeout=120,
             )
             printed = (result.stdout + result.stderr).rstrip().splitlines()
-            shown = "\n".join(printed)
-            assert result.returncode == example.code, f"$ {example.command}\n{shown}\n[exit {result.returncode}]"
+            output = "\n".join(printed)
+            assert result.returncode == example.code, f"$ {example.command}\n{output}\n[exit {result.returncode}]"
             if not example.expected:
                 continue
-            wanted = pattern("\n".join(example.expected).rstrip())
-            assert re.fullmatch(wanted, "\n".join(line.rstrip() for line in printed)), (
-                f"$ {example.command}\nprints:\n{shown}\n\nbut {page.name} says:\n" + "\n".join(example.expected)
+            expected_pattern = pattern("\n".join(example.expected).rstrip())
+            assert re.fullmatch(expected_pattern, "\n".join(line.rstrip() for line in printed)), (
+                f"$ {example.command}\nprints:\n{output}\n\nbut {page.name} shows:\n" + "\n".join(example.expected)
             )
 
 
 def pattern(expected: str) -> str:
-    """A regular expression in which `...` is any text."""
+    """Return a regular expression in which `...` matches any text."""
     anything = re.escape(expected).replace(re.escape("..."), "\0")
     anything = re.sub(r"(^|\n)\0(?=\\?\n|$)", lambda m: m[1] + r"(?:[^\0]*?)", anything)
     return anything.replace("\0", "[^\n]*").replace("\\\n", "\n")
 
 
 def listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as asking:
-        return asking.connect_ex(os.fspath(path)) == 0
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(os.fspath(path)) == 0
 
 
 @contextmanager
@@ -138,10 +138,10 @@ def running_agent(profile: str | None, directory: Path, environment: dict[str, s
     )
     log.close()
     try:
-        path, said = directory / "state" / "agent.sock", directory / "agent.log"
-        # A socket has its path a moment before anybody listens there.
-        eventually(lambda: listens(path) or agent.poll() is not None, said.read_text)
-        assert agent.poll() is None, said.read_text()
+        path, log_file = directory / "state" / "agent.sock", directory / "agent.log"
+        # A socket has its path a moment before the agent listens on it.
+        eventually(lambda: listens(path) or agent.poll() is not None, log_file.read_text)
+        assert agent.poll() is None, log_file.read_text()
         yield
     finally:
         agent.send_signal(signal.SIGTERM)

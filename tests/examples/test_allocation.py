@@ -1,4 +1,4 @@
-"""The example claims on simulated hosts: each is allocated where a host suits it, and refused where none does."""
+"""The example claims on simulated hosts: each is allocated on suitable hosts and refused on others."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def published(profile: str, root: Path, settings: InventorySettings | None = Non
     return desired.slices
 
 
-def given(claim: dict[str, Any], slices: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The devices of each request of a claim, as the slices describe them; empty where it does not fit."""
-    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=[claim])
-    assert answer["error"] is None
+def allocated_devices(claim: dict[str, Any], slices: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the devices of each request of a claim, as the slices describe them; empty if it does not fit."""
+    outcome = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=[claim])
+    assert outcome["error"] is None
     by_name = {
         (spec["pool"]["name"], device["name"]): device
         for slice_ in slices
@@ -47,7 +47,7 @@ def given(claim: dict[str, Any], slices: list[dict[str, Any]]) -> dict[str, list
         for device in spec.get("devices", [])
     }
     devices: dict[str, list[dict[str, Any]]] = {}
-    for allocation in answer["results"]:
+    for allocation in outcome["results"]:
         for result in allocation["devices"]["results"]:
             devices.setdefault(result["request"], []).append(by_name[result["pool"], result["device"]])
     return devices
@@ -83,60 +83,60 @@ def value(device: dict[str, Any], attribute: str) -> Any:
         ("cpu-only", set()),
     ],
 )
-def test_each_claim_fits_the_hosts_that_suit_it_and_no_other(profile: str, fitting: set[str], tmp_path: Path) -> None:
+def test_each_claim_fits_exactly_the_suitable_hosts(profile: str, fitting: set[str], tmp_path: Path) -> None:
     slices = published(profile, tmp_path)
     claims = objects("claims")
-    assert {name for name, claim in claims.items() if given(claim, slices)} == fitting
+    assert {name for name, claim in claims.items() if allocated_devices(claim, slices)} == fitting
     chosen = {"dgx-h100": "gpu/h100", "l40s": "gpu/l40s", "cpu-only": None}.get(profile, "gpu/any")
-    assert list(given(claims[ANY], slices)) == ([chosen] if chosen else [])
+    assert list(allocated_devices(claims[ANY], slices)) == ([chosen] if chosen else [])
 
 
-def test_neighbours_are_given_out_together(tmp_path: Path) -> None:
+def test_devices_with_a_locality_constraint_are_close(tmp_path: Path) -> None:
     slices = published("hgx-h200", tmp_path)
     claims = objects("claims")
-    pair = given(claims["two-gpus-one-root"], slices)["gpus"]
+    pair = allocated_devices(claims["two-gpus-one-root"], slices)["gpus"]
     assert len({gpu["name"] for gpu in pair}) == 2
     assert len({value(gpu, "resource.kubernetes.io/pcieRoot") for gpu in pair}) == 1
-    near = given(claims["gpu-and-nic-one-switch"], slices)
-    (gpu,), (nic,) = near["gpu"], near["nic"]
+    closest = allocated_devices(claims["gpu-and-nic-one-switch"], slices)
+    (gpu,), (nic,) = closest["gpu"], closest["nic"]
     assert value(gpu, "pcieSwitch") == value(nic, "pcieSwitch")
     assert value(nic, "rdma") is True
 
 
-def test_the_latency_that_an_operator_gives_a_card_makes_it_claimable(tmp_path: Path) -> None:
+def test_latency_from_the_configuration_makes_a_nic_claimable(tmp_path: Path) -> None:
     claim = objects("claims")["low-latency-smartnic"]
-    assert given(claim, published("dgx-h100", tmp_path)) == {}
+    assert allocated_devices(claim, published("dgx-h100", tmp_path)) == {}
     config = load_config(argparse.Namespace(config=EXAMPLES / "agent/latency.toml"), {})
-    devices = given(claim, published("dgx-h100", tmp_path, config.inventory))
+    devices = allocated_devices(claim, published("dgx-h100", tmp_path, config.inventory))
     (nic,) = devices["nic"]
     assert (value(nic, "type"), value(nic, "latency")) == ("nic", "sub-microsecond")
 
 
-def test_a_gpu_that_is_offered_in_shares_has_several_claims(tmp_path: Path) -> None:
+def test_a_shared_gpu_serves_several_claims(tmp_path: Path) -> None:
     claim = objects("claims")["small-model"]
     config = load_config(argparse.Namespace(config=EXAMPLES / "agent/shares.toml"), {})
     slices = published("dgx-h100", tmp_path, config.inventory)
     claims = [{**claim, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(20)]
-    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)
-    results = [result for one in answer["results"] for result in one["devices"]["results"]]
+    outcome = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)
+    results = [result for one in outcome["results"] for result in one["devices"]["results"]]
     devices = [result["device"] for result in results]
-    # 19 times 4Gi of 79.6Gi, and the next GPU is opened for the twentieth only.
+    # 19 times 4Gi of 79.6Gi, and the next GPU is used for the twentieth only.
     assert [devices.count(name) for name in dict.fromkeys(devices)] == [19, 1]
     assert {result["consumedCapacity"]["memory"] for result in results} == {"4Gi"}
-    assert given(claim, published("dgx-h100", tmp_path)) == {}
+    assert allocated_devices(claim, published("dgx-h100", tmp_path)) == {}
 
 
-def test_a_gpu_that_is_offered_in_mig_partitions_is_filled_before_the_next_one(tmp_path: Path) -> None:
+def test_mig_partitions_fill_one_gpu_before_the_next(tmp_path: Path) -> None:
     config = load_config(argparse.Namespace(config=EXAMPLES / "agent/mig.toml"), {})
     slices = published("dgx-h100", tmp_path, config.inventory)
     small = objects("claims")["mig-small"]
-    (chosen,) = given(objects("claims")["mig-by-memory"], slices)["gpu"]
+    (chosen,) = allocated_devices(objects("claims")["mig-by-memory"], slices)["gpu"]
     assert value(chosen, "profile") == "3g.40gb"
     claims = [{**small, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(57)]
-    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims[:56])
-    results = [result for one in answer["results"] for result in one["devices"]["results"]]
+    outcome = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims[:56])
+    results = [result for one in outcome["results"] for result in one["devices"]["results"]]
     gpus = [result["device"].partition("-mig-")[0] for result in results]
     assert gpus == sorted(gpus)
     assert [gpus.count(gpu) for gpu in dict.fromkeys(gpus)] == [7] * 8
     assert not allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)["allocated"]
-    assert given(small, published("dgx-h100", tmp_path)) == {}
+    assert allocated_devices(small, published("dgx-h100", tmp_path)) == {}

@@ -1,4 +1,4 @@
-"""The example classes and claims: right by the API's rules, and safe to ask about any device of a node."""
+"""The example classes and claims: valid, and free of errors on any device of a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expressions(value: Any) -> Iterator[str]:
             yield from expressions(member)
 
 
-def test_every_example_is_valid_and_every_claim_asks_for_a_class_that_is_there() -> None:
+def test_every_example_is_valid_and_uses_existing_classes() -> None:
     objects = every_object()
     classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
     claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
@@ -46,12 +46,12 @@ def test_every_example_is_valid_and_every_claim_asks_for_a_class_that_is_there()
     assert len(claims) == 16
     for claim in claims:
         for request in claim.value["spec"]["devices"]["requests"]:
-            wishes = request.get("firstAvailable") or [request["exactly"]]
-            assert {wish["deviceClassName"] for wish in wishes} <= classes, claim.file
+            exact_requests = request.get("firstAvailable") or [request["exactly"]]
+            assert {exact["deviceClassName"] for exact in exact_requests} <= classes, claim.file
 
 
 @pytest.mark.parametrize("device", BARE_DEVICES)
-def test_no_selector_fails_on_a_device_that_lacks_what_it_asks_for(device: str) -> None:
+def test_no_selector_fails_on_a_device_without_the_attribute(device: str) -> None:
     driver, attributes = BARE_DEVICES[device]
     encoded = msgspec.json.encode({"name": "d", "attributes": attributes})
     for loaded in every_object():
@@ -59,9 +59,9 @@ def test_no_selector_fails_on_a_device_that_lacks_what_it_asks_for(device: str) 
             _native.CelExpression.selector(expression).matches(driver, encoded)
 
 
-def test_no_class_takes_a_device_of_another_driver() -> None:
-    likely = {"type": {"string": "gpu"}, "vendor": {"string": "nvidia"}, "tensorCores": {"bool": True}}
-    encoded = msgspec.json.encode({"name": "d", "attributes": likely, "capacity": {"memory": {"value": "80Gi"}}})
+def test_no_class_selects_a_device_of_another_driver() -> None:
+    attributes = {"type": {"string": "gpu"}, "vendor": {"string": "nvidia"}, "tensorCores": {"bool": True}}
+    encoded = msgspec.json.encode({"name": "d", "attributes": attributes, "capacity": {"memory": {"value": "80Gi"}}})
     for loaded in every_object():
         if loaded.kind == "DeviceClass":
             selectors = [_native.CelExpression.selector(text) for text in expressions(loaded.value)]
@@ -71,7 +71,7 @@ def test_no_class_takes_a_device_of_another_driver() -> None:
 @pytest.mark.parametrize(
     ("memory", "capability", "classes"),
     [
-        # What NVML tells of an L4, an A100 40GB, an L40S, a T4, an H100 80GB and a GTX 1070.
+        # As NVML reports an L4, an A100 40GB, an L40S, a T4, an H100 80GB and a GTX 1070.
         ("23034Mi", "8.9.0", {"nvidia-high-memory", "inference", "development", "gpu", "interactive"}),
         ("40Gi", "8.0.0", {"nvidia-high-memory", "inference", "development", "gpu", "interactive"}),
         ("46068Mi", "8.9.0", {"nvidia-high-memory", "research", "inference", "development", "gpu", "interactive"}),
@@ -80,7 +80,7 @@ def test_no_class_takes_a_device_of_another_driver() -> None:
         ("8192Mi", "6.1.0", {"development", "gpu", "interactive"}),
     ],
 )
-def test_which_classes_take_which_nvidia_gpu(memory: str, capability: str, classes: set[str]) -> None:
+def test_classes_select_the_expected_nvidia_gpus(memory: str, capability: str, classes: set[str]) -> None:
     tensor_cores = not capability.startswith("6")
     attributes = {
         "type": {"string": "gpu"},
@@ -89,10 +89,10 @@ def test_which_classes_take_which_nvidia_gpu(memory: str, capability: str, class
         "tensorCores": {"bool": tensor_cores},
     }
     device = msgspec.json.encode({"name": "d", "attributes": attributes, "capacity": {"memory": {"value": memory}}})
-    taken = {
+    selecting = {
         loaded.name
         for loaded in every_object()
         if loaded.kind == "DeviceClass"
         and all(_native.CelExpression.selector(text).matches(DRIVER, device) for text in expressions(loaded.value))
     }
-    assert taken == classes
+    assert selecting == classes

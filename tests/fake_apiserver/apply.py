@@ -1,4 +1,4 @@
-"""Server-side apply, as far as the agent uses it: what a manager no longer applies is taken away again."""
+"""Server-side apply, as far as the agent uses it: fields that a manager no longer applies are removed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ KEYS = {
     "conditions": ("type",),
     "ownerReferences": ("uid",),
 }
-"""Lists that are maps: the fields that name an entry."""
+"""Lists of type map: the key fields of an entry."""
 
 
 def merge_applied(live: Any, body: Any, before: Any) -> Any:
-    """`live` with everything in `body`, and without what only `before` (the same manager's last body) had."""
+    """Return `live` with everything in `body`, without fields that only `before` (the manager's last body) had."""
     merged = copy.deepcopy(live)
-    _take_away(merged, body, before)
+    _remove_unapplied(merged, body, before)
     return _merge(merged, body)
 
 
@@ -37,7 +37,7 @@ def _merge(live: Any, body: Any, name: str = "") -> Any:
     return copy.deepcopy(body)
 
 
-def _take_away(live: Any, body: Any, before: Any, name: str = "") -> None:
+def _remove_unapplied(live: Any, body: Any, before: Any, name: str = "") -> None:
     if isinstance(live, dict) and isinstance(before, dict):
         for key, old in before.items():
             if key in ("apiVersion", "kind", "metadata") or key not in live:
@@ -46,7 +46,7 @@ def _take_away(live: Any, body: Any, before: Any, name: str = "") -> None:
             if now is None and not isinstance(old, (dict, list)):
                 del live[key]
             else:
-                _take_away(live[key], now, old, key)
+                _remove_unapplied(live[key], now, old, key)
                 if now is None and not live[key]:
                     del live[key]
     elif isinstance(live, list) and isinstance(before, list):
@@ -62,7 +62,7 @@ def _take_away(live: Any, body: Any, before: Any, name: str = "") -> None:
         for entry in live:
             key = _key(entry, name)
             if key in now and key in old_by_key:
-                _take_away(entry, now[key], old_by_key[key])
+                _remove_unapplied(entry, now[key], old_by_key[key])
 
 
 def _key(entry: Any, name: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Certificates made by openssl, for as long or as short as a test wants."""
+"""Certificates created with openssl, with any lifetime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """A certificate authority in a directory of its own, or one whose certificate and key are there already."""
+    """A certificate authority in its own directory, or with an existing certificate and key."""
 
     def __init__(self, directory: Path, certificate: Path | None = None, key: Path | None = None) -> None:
         if shutil.which("openssl") is None:
@@ -34,7 +34,7 @@ class Authority:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self._directory)
 
     def issue(self, name: str, *, valid: timedelta = timedelta(days=1), organization: str = "") -> tuple[Path, Path]:
-        """Make a certificate (and its key) for `name`; `valid` counts from now and may be in the past."""
+        """Issue a certificate (and its key) for `name`; `valid` counts from now and may be negative."""
         where = self._directory
         key, request, certificate = (where / f"{name}.{suffix}" for suffix in ("key", "csr", "crt"))
         now = datetime.now(UTC)
@@ -53,7 +53,7 @@ class Authority:
         return certificate, key
 
     def server_context(self, name: str = "server", *, valid: timedelta = timedelta(days=1)) -> ssl.SSLContext:
-        """A server's context that asks clients for a certificate of this authority."""
+        """Return a server context that requests client certificates of this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.issue(name, valid=valid))
         context.load_verify_locations(self.certificate)

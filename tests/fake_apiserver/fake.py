@@ -1,6 +1,6 @@
-"""An API server on loopback, with real HTTP: list, watch, get, create, put, apply, delete, and every way to fail.
+"""A fake API server on loopback with real HTTP: list, watch, get, create, put, apply, delete, and injected failures.
 
-It keeps JSON objects of any kind and knows of them what writers notice: versions, generated names, preconditions,
+It stores JSON objects of any kind with the semantics that clients depend on: versions, generated names, preconditions,
 field selectors, immutable fields, times of taints, bookmarks, 410. It does not validate.
 """
 
@@ -29,7 +29,7 @@ Predicate = Callable[[Object], bool]
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came in."""
+    """A received request."""
 
     method: str
     path: str
@@ -49,40 +49,40 @@ class Seen:
 
 
 class FakeApi:
-    """Serves from `start` to `stop`; everything else may be called from the test at any time."""
+    """Serves between `start` and `stop`; all other methods may be called from the test at any time."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        """With `context` it speaks TLS."""
+        """With `context` it uses TLS."""
         self.store = Store()
         self.faults = Faults()
         self.requests: list[Seen] = []
         self.tokens: set[str] | None = None
-        """Bearer tokens that are accepted; None: everybody."""
+        """Accepted bearer tokens; None: all."""
         self.bookmark_every = 60.0
         """Seconds."""
         self.longest_watch = 3600.0
-        """Seconds after which a watch ends whatever the client asked for."""
+        """Seconds after which a watch ends, whatever timeout the client requested."""
         self.connections = 0
-        """How many were opened."""
+        """Number of accepted connections."""
         self._context = context
         self._server: _Server | None = None
-        self._place = _held_port()
-        weakref.finalize(self, self._place.close)
+        self._parse_path = _reserve_port()
+        weakref.finalize(self, self._parse_path.close)
         self.serving = 0
-        """Requests that are carried out now, watches not counted: one whose client has gone may still happen."""
+        """Number of running requests except watches: one whose client has disconnected can still take effect."""
         self._counting = threading.Lock()
         self._stopping = threading.Event()
 
     # The server itself.
 
     def start(self) -> None:
-        """Listen, after `stop` on the same port again: nobody else gets it meanwhile."""
+        """Listen, after `stop` on the same port again: it stays reserved meanwhile."""
         self._stopping = threading.Event()
-        self._server = _Server(self._place.getsockname(), self, self._context)
+        self._server = _Server(self._parse_path.getsockname(), self, self._context)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Break every connection and refuse new ones: the server is away."""
+        """Break every connection and refuse new ones."""
         if self._server is not None:
             self._stopping.set()
             server, self._server = self._server, None
@@ -94,7 +94,7 @@ class FakeApi:
 
     @property
     def url(self) -> str:
-        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._place.getsockname()[1]}"
+        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._parse_path.getsockname()[1]}"
 
     def kubeconfig(self, path: Path, **user: Any) -> Path:
         """Write a kubeconfig for it. `user` are fields of the user, such as token."""
@@ -112,10 +112,10 @@ class FakeApi:
         path.write_text(json.dumps(config))
         return path
 
-    # What the cluster does by itself.
+    # Actions of other components of the cluster.
 
     def put(self, plural: str, given: Object) -> Object:
-        """Create or replace an object, as somebody else would."""
+        """Create or replace an object, as another client would."""
         metadata = given["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata.get("name", "")
         if name and (namespace, name) in self.store.objects.get(plural, {}):
@@ -134,17 +134,17 @@ class FakeApi:
         return self.store.select(plural, chosen)[0]
 
     def remove(self, plural: str, name: str, namespace: str = "") -> None:
-        """Delete an object, as somebody else would."""
+        """Delete an object, as another client would."""
         self.store.delete(plural, namespace, name)
 
     def wipe(self, plural: str = "resourceslices", chosen: Predicate = lambda _: True) -> int:
-        """Delete all objects that are chosen, as a kubelet does when it starts; say how many there were."""
+        """Delete all selected objects, as a kubelet does when it starts; return their number."""
         found = self.objects(plural, chosen)
         for document in found:
             self.remove(plural, document["metadata"]["name"], document["metadata"].get("namespace", ""))
         return len(found)
 
-    # What goes wrong.
+    # Failures.
 
     def fail(
         self,
@@ -167,7 +167,7 @@ class FakeApi:
         return self._fault("answer", times, methods, path, **more)
 
     def html(self, status: int = 200, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
-        """Answer as a proxy's or a login page does."""
+        """Respond as a proxy or a login page does."""
         page = "<html><body><h1>Please log in</h1></body></html>"
         return self.fail(status, times=times, methods=methods, path=path, body=page, content_type="text/html")
 
@@ -180,15 +180,15 @@ class FakeApi:
         path: str = "",
         when: threading.Event | None = None,
     ) -> Fault:
-        """Say nothing for a while, or at most that long until the event `when`; then go on as if nothing were."""
+        """Delay the response for some seconds, or at most that long until the event `when`; then continue normally."""
         return self._fault("hang", times, methods, path, seconds=seconds, when=when)
 
     def late(self, seconds: float, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
-        """Carry the request out, and answer only a while later: watches tell of it first."""
+        """Carry the request out, and respond later: watches deliver the change first."""
         return self._fault("late", times, methods, path, seconds=seconds)
 
     def reset(self, *, times: int | None = 1, methods: str = "", path: str = "", done: bool = False) -> Fault:
-        """Break the connection instead of an answer; with `done` after the request has been carried out."""
+        """Break the connection instead of a response; with `done` after the request has been carried out."""
         return self._fault("reset-after" if done else "reset", times, methods, path)
 
     def _fault(self, action: Action, times: int | None, methods: str, path: str, **more: Any) -> Fault:
@@ -198,35 +198,35 @@ class FakeApi:
         return self.faults.add(Fault(action=action, times=times, methods=chosen, path=path, **more))
 
     def drop_fields(self, drop: Callable[[str, Object], None] | None) -> None:
-        """Call `drop(plural, object)` on whatever is written: it takes fields away, as a disabled gate does."""
+        """Call `drop(plural, object)` on every written object: it removes fields, as a disabled gate does."""
         self.store.drop = drop
 
     def end_watches(self) -> None:
-        """End every watch that runs now."""
+        """End every running watch."""
         if self._server is not None:
             self._server.watch_epoch += 1
             with self.store.changed:
                 self.store.changed.notify_all()
 
     def compact(self) -> None:
-        """Forget the history: whatever watches from before now gets 410."""
+        """Drop the history: a watch from an older version gets 410."""
         self.store.compact()
 
     def writes(self) -> list[Seen]:
-        """The requests that change something, in order."""
+        """Return the requests that change objects, in order."""
         return [seen for seen in self.requests if seen.write]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds; AssertionError, with the last requests, where it never does."""
+        """Wait until the condition holds; AssertionError, with the last requests, after the deadline."""
         eventually(condition, lambda: "\n".join(f"{seen.method} {seen.path}" for seen in self.requests[-20:]))
 
 
-def _held_port() -> socket.socket:
-    """Bind a port of loopback that no other process gets, and on which nothing listens: who connects is refused."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
+def _reserve_port() -> socket.socket:
+    """Bind a loopback port that no other process gets, without listening: connections are refused."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 class _Server(ThreadingHTTPServer):
@@ -262,7 +262,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are no news."""
+        """Ignore disconnected clients."""
 
     def break_connections(self) -> None:
         for connection in list(self._connections):
@@ -285,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests read `requests` instead."""
+        """Log nothing: tests read `requests` instead."""
 
     def _serve(self) -> None:
         api, method = self.server.api, self.command
@@ -297,18 +297,18 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(data) if data else None
         if query.get("watch") == "true":
             api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
-            self._answer_to(method, parts.path, query, body, headers)
+            self._handle(method, parts.path, query, body, headers)
             return
         with api._counting:
             api.serving += 1
             api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
         try:
-            self._answer_to(method, parts.path, query, body, headers)
+            self._handle(method, parts.path, query, body, headers)
         finally:
             with api._counting:
                 api.serving -= 1
 
-    def _answer_to(self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]) -> None:
+    def _handle(self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]) -> None:
         api = self.server.api
         fault = api.faults.next(method, self.path)
         if fault is not None and fault.action == "hang":
@@ -328,7 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
             if query.get("watch") == "true":
                 self._watch(path, query)
                 return
-            answer = self._carry_out(method, path, query, body)
+            response = self._execute(method, path, query, body)
         except RefusedError as error:
             self._status(error.code, error.reason, error.message)
             return
@@ -337,18 +337,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault is not None and fault.action == "late":
             api._stopping.wait(fault.seconds)
-        if fault is not None and fault.action == "stale" and "items" in answer:
-            answer = self._stale(answer, path, query)
+        if fault is not None and fault.action == "stale" and "items" in response:
+            response = self._stale(response, path, query)
         if fault is not None and fault.action == "truncate":
-            self._truncate(json.dumps(answer).encode())
+            self._truncate(json.dumps(response).encode())
             return
-        self._json(201 if method == "POST" else 200, answer)
+        self._json(201 if method == "POST" else 200, response)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
 
-    def _carry_out(self, method: str, path: str, query: dict[str, str], body: Any) -> Object:
+    def _execute(self, method: str, path: str, query: dict[str, str], body: Any) -> Object:
         store = self.server.api.store
-        plural, namespace, name, subresource = _place(path)
+        plural, namespace, name, subresource = _parse_path(path)
         dry = query.get("dryRun") == "All"
         if method == "GET" and name:
             return store.get(plural, namespace, name)
@@ -375,7 +375,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise RefusedError(405, "MethodNotAllowed", method)
 
     def _list(self, plural: str, namespace: str, query: dict[str, str]) -> Object:
-        items, version = self.server.api.store.select(plural, _chosen(namespace, query))
+        items, version = self.server.api.store.select(plural, _selector(namespace, query))
         start, limit = int(query.get("continue") or 0), int(query.get("limit") or 0)
         metadata: Object = {"resourceVersion": str(version)}
         if limit and start + limit < len(items):
@@ -387,16 +387,16 @@ class _Handler(BaseHTTPRequestHandler):
             "items": [_untyped(item) for item in (items[start : start + limit] if limit else items[start:])],
         }
 
-    def _stale(self, answer: Object, path: str, query: dict[str, str]) -> Object:
-        """The list as it was half of its history ago, with the version that it had then."""
-        plural, namespace, _, _ = _place(path)
-        then, version = self.server.api.store.at_half_of_history(plural, _chosen(namespace, query))
-        return {**answer, "metadata": {"resourceVersion": str(version)}, "items": [_untyped(item) for item in then]}
+    def _stale(self, response: Object, path: str, query: dict[str, str]) -> Object:
+        """Return the list as it was half of its history ago, with its version at that time."""
+        plural, namespace, _, _ = _parse_path(path)
+        then, version = self.server.api.store.at_half_of_history(plural, _selector(namespace, query))
+        return {**response, "metadata": {"resourceVersion": str(version)}, "items": [_untyped(item) for item in then]}
 
     def _watch(self, path: str, query: dict[str, str]) -> None:
         api, store = self.server.api, self.server.api.store
-        plural, namespace, _, _ = _place(path)
-        chosen = _chosen(namespace, query)
+        plural, namespace, _, _ = _parse_path(path)
+        chosen = _selector(namespace, query)
         version = int(query.get("resourceVersion") or 0)
         epoch, stopping = self.server.watch_epoch, api._stopping
         end = time.monotonic() + min(float(query.get("timeoutSeconds") or 3600), api.longest_watch)
@@ -411,18 +411,18 @@ class _Handler(BaseHTTPRequestHandler):
                 if version < store.oldest:
                     self._event("ERROR", _status(410, "Expired", f"too old resource version: {version}"))
                     break
-                news = [entry for entry in store.history if entry[0] > version and entry[1] == plural]
-                current = store.version  # of which `news` is all: a bookmark must not pass what comes while it waits
-                if not news:
+                changes = [entry for entry in store.history if entry[0] > version and entry[1] == plural]
+                current = store.version  # `changes` is complete up to it: a bookmark must not skip later changes
+                if not changes:
                     now = time.monotonic()
                     store.changed.wait(max(0.0, min(end, bookmark) - now))
-            if not news and time.monotonic() >= end:
-                break  # and never with news untold: such a watch says nothing, however short it is
-            for at, _, type_, document in news:
+            if not changes and time.monotonic() >= end:
+                break  # never with undelivered changes, however short the watch is
+            for at, _, type_, document in changes:
                 if chosen(document):
                     self._event(type_, document)
                 version = at
-            if not news and time.monotonic() >= bookmark:
+            if not changes and time.monotonic() >= bookmark:
                 bookmark = time.monotonic() + api.bookmark_every
                 if query.get("allowWatchBookmarks") == "true":
                     version = max(version, current)
@@ -442,15 +442,15 @@ class _Handler(BaseHTTPRequestHandler):
         body = fault.body
         if body is None:
             body = json.dumps(_status(fault.status, "Fault", f"a fault of status {fault.status}"))
-        self._answer(fault.status, body.encode(), fault.content_type, fault.headers)
+        self._send(fault.status, body.encode(), fault.content_type, fault.headers)
 
     def _status(self, code: int, reason: str, message: str) -> None:
         self._json(code, _status(code, reason, message))
 
     def _json(self, code: int, document: Object) -> None:
-        self._answer(code, json.dumps(document).encode(), "application/json", {})
+        self._send(code, json.dumps(document).encode(), "application/json", {})
 
-    def _answer(self, code: int, body: bytes, content_type: str, headers: dict[str, str]) -> None:
+    def _send(self, code: int, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self.send_response(code)
         for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
@@ -483,11 +483,11 @@ def _status(code: int, reason: str, message: str) -> Object:
 
 
 def _untyped(item: Object) -> Object:
-    """As the real one lists them: the kind is that of the list."""
+    """Return the item as the real server lists it: without kind and version."""
     return {key: value for key, value in item.items() if key not in ("apiVersion", "kind")}
 
 
-def _place(path: str) -> tuple[str, str, str, str | None]:
+def _parse_path(path: str) -> tuple[str, str, str, str | None]:
     """(plural, namespace, name, subresource) of /api/v1/... or /apis/GROUP/VERSION/..."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
@@ -498,18 +498,18 @@ def _place(path: str) -> tuple[str, str, str, str | None]:
     return plural, namespace, name, subresource or None
 
 
-def _chosen(namespace: str, query: dict[str, str]) -> Predicate:
+def _selector(namespace: str, query: dict[str, str]) -> Predicate:
     terms = [term.replace("==", "=").split("=", 1) for term in query.get("fieldSelector", "").split(",") if term]
     labels = [term.replace("==", "=").split("=", 1) for term in query.get("labelSelector", "").split(",") if term]
 
     def chosen(document: Object) -> bool:
         if namespace and document["metadata"].get("namespace") != namespace:
             return False
-        has = document["metadata"].get("labels") or {}
+        labels_of_document = document["metadata"].get("labels") or {}
         return all(
             _field(document, key.removesuffix("!")) != value if key.endswith("!") else _field(document, key) == value
             for key, value in terms
-        ) and all(has.get(key) == value for key, value in labels)
+        ) and all(labels_of_document.get(key) == value for key, value in labels)
 
     return chosen
 

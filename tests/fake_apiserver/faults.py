@@ -1,4 +1,4 @@
-"""What a fake API server does wrong when a test says so."""
+"""Faults that a test injects into the fake API server."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Action = Literal["answer", "reset", "hang", "reset-after", "late", "truncate", "stale"]
-"""truncate: half of the answer, then the end. stale: what a list was a while ago, as from a cache that lags."""
+"""truncate: half of the response, then the end. stale: an older list, as from a lagging cache."""
 
 
 @dataclass
 class Fault:
-    """Something that goes wrong with requests that match, `times` times (None: until it is lifted)."""
+    """A failure of the next `times` matching requests (None: until it is removed)."""
 
     action: Action = "answer"
     status: int = 500
     body: str | None = None
-    """The whole answer; a Status object of `status` where it is none."""
+    """The complete body; a Status object of `status` if None."""
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    """How long to hang, after which the request goes on; how late the answer is."""
+    """Seconds to hang before the request continues; delay of the response."""
     methods: frozenset[str] = frozenset()
     """Empty: all."""
     path: str = ""
-    """A part of the path with its query."""
+    """A substring of the path with its query."""
     times: int | None = 1
     when: threading.Event | None = None
-    """Nothing is answered before this happens."""
+    """The response waits for this event."""
     skip: int = 0
-    """How many requests that match pass before it happens."""
+    """Number of matching requests that pass before the first failure."""
 
     def matches(self, method: str, target: str) -> bool:
         return (not self.methods or method in self.methods) and self.path in target
 
 
 class Faults:
-    """The faults in force. Thread-safe."""
+    """The active faults. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Faults:
 
     @property
     def pending(self) -> int:
-        """How many have not (all) happened yet."""
+        """Return the number of faults that are not used up."""
         with self._lock:
             return len(self._faults)
 

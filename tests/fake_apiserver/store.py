@@ -1,4 +1,4 @@
-"""What an API server keeps: objects by kind, versions, history for watches, and the rules of each write."""
+"""The storage of the fake API server: objects by kind, versions, history for watches, and the rules of each write."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fake_apiserver.apply import merge_applied
 Object = dict[str, Any]
 
 IMMUTABLE = {"resourceslices": ("driver", "nodeName"), "resourceclaims": None}
-"""Fields of a spec that never change; None is the whole spec."""
+"""Immutable fields of a spec; None is the whole spec."""
 
 
 @dataclass
 class RefusedError(Exception):
-    """An answer of 400 or more."""
+    """A response with a status of 400 or more."""
 
     code: int
     reason: str
@@ -30,7 +30,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Store:
-    """Thread-safe. `drop` is applied to everything that is written, as disabled feature gates are."""
+    """Thread-safe. `drop` is applied to every written object, as disabled feature gates are."""
 
     drop: Callable[[str, Object], None] | None = None
     objects: dict[str, dict[tuple[str, str], Object]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Store:
     """(version, plural, type, object)"""
     version: int = 100
     oldest: int = 100
-    """A watch that asks for something older gets 410."""
+    """A watch from an older version gets 410."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     _applied: dict[tuple[str, str, str, str, str | None], Object] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Store:
             return found, self.version
 
     def at_half_of_history(self, plural: str, chosen: Callable[[Object], bool]) -> tuple[list[Object], int]:
-        """Return the objects of a kind as they were half of what is kept of its history ago, and that version."""
+        """Return the objects of a kind as they were half of the stored history ago, and that version."""
         with self.changed:
             own = [entry for entry in self.history if entry[1] == plural]
             then = own[len(own) // 2][0] if own else self.version
@@ -160,11 +160,11 @@ class Store:
                 if before["metadata"][key] != wanted:
                     raise RefusedError(409, "Conflict", f"Precondition failed: {key} in precondition: {wanted}")
             del self.objects[plural][(namespace, name)]
-            self._note(plural, "DELETED", before)
+            self._record(plural, "DELETED", before)
             return before
 
     def compact(self) -> None:
-        """Forget the history: watches from before now get 410."""
+        """Drop the history: watches from older versions get 410."""
         with self.changed:
             self.oldest = self.version
             self.history.clear()
@@ -172,12 +172,12 @@ class Store:
 
     def _store(self, plural: str, key: tuple[str, str], type_: str, made: Object) -> None:
         self.objects.setdefault(plural, {})[key] = made
-        self._note(plural, type_, made)
+        self._record(plural, type_, made)
 
-    def _note(self, plural: str, type_: str, noted: Object) -> None:
+    def _record(self, plural: str, type_: str, document: Object) -> None:
         self.version += 1
-        noted["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, plural, type_, copy.deepcopy(noted)))
+        document["metadata"]["resourceVersion"] = str(self.version)
+        self.history.append((self.version, plural, type_, copy.deepcopy(document)))
         self.changed.notify_all()
 
     def _clean(self, plural: str, written: Object) -> None:

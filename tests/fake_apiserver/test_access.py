@@ -1,4 +1,4 @@
-"""Kubeconfigs and service accounts, good and bad."""
+"""Valid and invalid kubeconfigs and service accounts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kubeconfig(
     return path
 
 
-def test_files_are_beside_the_kubeconfig_and_data_wins(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_kubeconfig_and_data_wins(tmp_path: Path) -> None:
     pem = b"-----BEGIN CERTIFICATE-----"
     user = {
         "client-certificate": "pki/agent.crt",
@@ -42,14 +42,14 @@ def test_files_are_beside_the_kubeconfig_and_data_wins(tmp_path: Path) -> None:
         "certificate-authority-data": base64.b64encode(pem).decode(),
         "tls-server-name": "kubernetes",
     }
-    access = load_client_config(kubeconfig(tmp_path / "kubeconfig", cluster=cluster, user=user), {})
-    assert access.server == "https://10.0.0.1:6443"
-    assert access.certificate == Pem(path=tmp_path / "pki/agent.crt") and access.key == Pem(data=pem)
-    assert access.authority == Pem(data=pem) and access.server_name == "kubernetes"
-    assert access.token_file == tmp_path / "token" and not access.insecure
+    config = load_client_config(kubeconfig(tmp_path / "kubeconfig", cluster=cluster, user=user), {})
+    assert config.server == "https://10.0.0.1:6443"
+    assert config.certificate == Pem(path=tmp_path / "pki/agent.crt") and config.key == Pem(data=pem)
+    assert config.authority == Pem(data=pem) and config.server_name == "kubernetes"
+    assert config.token_file == tmp_path / "token" and not config.insecure
 
 
-def test_a_command_for_credentials_is_read(tmp_path: Path) -> None:
+def test_exec_credentials_are_parsed(tmp_path: Path) -> None:
     run = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "aws",
@@ -57,16 +57,16 @@ def test_a_command_for_credentials_is_read(tmp_path: Path) -> None:
         "env": [{"name": "A", "value": "b"}],
         "interactiveMode": "Never",
     }
-    access = load_client_config(kubeconfig(tmp_path / "kubeconfig", user={"exec": run}), {})
-    assert access.command is not None
-    assert (access.command.command, access.command.args, access.command.env) == (
+    config = load_client_config(kubeconfig(tmp_path / "kubeconfig", user={"exec": run}), {})
+    assert config.command is not None
+    assert (config.command.command, config.command.args, config.command.env) == (
         "aws",
         ("eks", "get-token"),
         (("A", "b"),),
     )
 
 
-def test_a_command_with_a_slash_is_beside_the_kubeconfig_as_for_kubectl(tmp_path: Path) -> None:
+def test_a_relative_exec_command_is_resolved_like_kubectl(tmp_path: Path) -> None:
     def command(name: str) -> str:
         run = {"apiVersion": "client.authentication.k8s.io/v1", "command": name}
         found = load_client_config(kubeconfig(tmp_path / "kubeconfig", user={"exec": run}), {}).command
@@ -76,11 +76,11 @@ def test_a_command_with_a_slash_is_beside_the_kubeconfig_as_for_kubectl(tmp_path
     assert command("bin/login") == str(tmp_path / "bin/login")
     assert command("./login") == str(tmp_path / "login")
     assert command("/opt/login") == "/opt/login"
-    assert command("login") == "login", "of the PATH"
+    assert command("login") == "login", "found in PATH"
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"current-context": "there"}, "no context 'there'"),
         ({"clusters": []}, "no cluster 'c'"),
@@ -93,56 +93,58 @@ def test_a_command_with_a_slash_is_beside_the_kubeconfig_as_for_kubectl(tmp_path
         ({"user": {"token": 7}}, "not a kubeconfig"),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+def test_an_unusable_kubeconfig_is_reported_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     path = kubeconfig(tmp_path / "kubeconfig", **change)
-    with pytest.raises(UsageError, match=complaint) as caught:
+    with pytest.raises(UsageError, match=message) as error:
         load_client_config(path, {})
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "[", "just text", "clusters: 7", "\x00", "[" * 5000])
-def test_what_is_no_kubeconfig_says_so(tmp_path: Path, text: str) -> None:
+def test_other_content_is_reported_as_not_a_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(UsageError, match="kubeconfig|YAML"):
         load_client_config(path, {})
 
 
-def test_a_kubeconfig_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_client_config(tmp_path / "none", {})
 
 
-def test_a_kubeconfig_that_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="fifo: the kubeconfig cannot be read: Is a FIFO"):
         load_client_config(tmp_path / "fifo", {})
 
 
-def test_the_pod_knows_its_cluster(tmp_path: Path) -> None:
+def test_in_cluster_configuration_is_used(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    access = service_account(environ, tmp_path)
-    assert access.server == "https://[fd00::1]:443"
-    assert access.token_file == tmp_path / "token" and access.authority == Pem(path=tmp_path / "ca.crt")
+    config = service_account(environ, tmp_path)
+    assert config.server == "https://[fd00::1]:443"
+    assert config.token_file == tmp_path / "token" and config.authority == Pem(path=tmp_path / "ca.crt")
     (tmp_path / "token").unlink()
     with pytest.raises(UsageError, match="automountServiceAccountToken"):
         service_account(environ, tmp_path)
 
 
-def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
+def test_without_any_configuration_the_error_names_the_flag(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--kubeconfig"):
         load_client_config(None, {})
     path = kubeconfig(tmp_path / "kubeconfig", user={"token": "t"})
     assert load_client_config(None, {"KUBECONFIG": str(path)}).token == "t"
 
 
-def test_a_kubeconfig_that_cannot_be_read_does_not_show_what_is_in_it(tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_kubeconfig_hides_its_content(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text("users:\n- name: u\n  user:\n    token: geheim: x\n")
-    with pytest.raises(UsageError, match="not allowed here, line 4") as caught:
+    with pytest.raises(UsageError, match="not allowed here, line 4") as error:
         load_client_config(path, {})
-    assert "geheim" not in str(caught.value)
+    assert "geheim" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_kubeconfig_that_cannot_be_read_does_not_show_what_is_in_it(tmp_path: 
         ("https://10.0.0.1:6443", False, False),
     ],
 )
-def test_no_credentials_go_over_plain_http_but_to_loopback_where_that_is_asked_for(
+def test_credentials_over_plain_http_only_to_loopback_on_request(
     tmp_path: Path, user: dict[str, Any], server: str, insecure: bool, refused: bool
 ) -> None:
     cluster = {"server": server, "insecure-skip-tls-verify": insecure}
@@ -176,11 +178,11 @@ def test_no_credentials_go_over_plain_http_but_to_loopback_where_that_is_asked_f
     if not refused:
         assert load_client_config(path, {}).server == server
         return
-    with pytest.raises(UsageError, match="unencrypted") as caught:
+    with pytest.raises(UsageError, match="unencrypted") as error:
         load_client_config(path, {})
-    assert str(path) in str(caught.value) and "https://" in str(caught.value)
+    assert str(path) in str(error.value) and "https://" in str(error.value)
 
 
-def test_a_server_without_credentials_may_be_asked_over_plain_http(tmp_path: Path) -> None:
+def test_plain_http_is_allowed_without_credentials(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "kubeconfig", user={}, cluster={"server": "http://10.0.0.1:8001"})
     assert load_client_config(path, {}).server == "http://10.0.0.1:8001"

@@ -1,4 +1,4 @@
-"""Delays between tries."""
+"""Delays between retries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dra_agent.kube_client import Backoff, ThrottledError, UnavailableError
 
 
 @given(st.lists(st.floats(0, 0.999), min_size=1, max_size=200))
-def test_delays_grow_to_a_limit_and_never_beyond(draws: list[float]) -> None:
+def test_delays_grow_up_to_a_limit(draws: list[float]) -> None:
     numbers = iter(draws)
     backoff = Backoff(first=0.5, longest=30, jitter=lambda: next(numbers))
     for count in range(len(draws)):
@@ -20,18 +20,20 @@ def test_delays_grow_to_a_limit_and_never_beyond(draws: list[float]) -> None:
     assert backoff.failures == 0
 
 
-@pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7.0, 7.7), (0.0, 0.25, 0.5), (1e9, 300.0, 330.0)])
-def test_what_the_server_asks_for_is_the_least(asked: float, least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("retry_after", "minimum", "maximum"), [(7.0, 7.0, 7.7), (0.0, 0.25, 0.5), (1e9, 300.0, 330.0)]
+)
+def test_retry_after_is_the_minimum_delay(retry_after: float, minimum: float, maximum: float) -> None:
     for _ in range(50):
-        assert least <= Backoff().delay(ThrottledError("x", retry_after=asked)) <= most
+        assert minimum <= Backoff().delay(ThrottledError("x", retry_after=retry_after)) <= maximum
 
 
-def test_two_agents_do_not_come_back_together() -> None:
+def test_two_agents_retry_at_different_times() -> None:
     assert len({Backoff(first=10).delay() for _ in range(20)}) > 15
 
 
 @given(st.lists(st.floats(0, 0.999), min_size=1, max_size=50))
-def test_lists_are_spread_from_nothing_to_the_whole_step(draws: list[float]) -> None:
+def test_list_delays_cover_the_whole_range(draws: list[float]) -> None:
     numbers = iter(draws)
     backoff = Backoff(first=5, longest=30, spread=1.0, jitter=lambda: next(numbers))
     for count, draw in enumerate(draws):

@@ -1,4 +1,4 @@
-"""Credentials that are replaced, expire, or are not accepted."""
+"""Credentials that are replaced, expire, or are rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fake_apiserver.fake import FakeApi
 
 
 def replace(path: Path, text: str) -> None:
-    """As the kubelet replaces a token: another file under the same name."""
+    """Replace a file as the kubelet replaces a token: another file under the same name."""
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").rename(path)
 
@@ -34,7 +34,7 @@ def node(fake_api: FakeApi) -> FakeApi:
     return fake_api
 
 
-def test_a_refused_token_is_read_again_at_once(node: FakeApi, tmp_path: Path) -> None:
+def test_a_rejected_token_is_reread_at_once(node: FakeApi, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     node.tokens = {"old"}
@@ -51,10 +51,10 @@ def test_a_refused_token_is_read_again_at_once(node: FakeApi, tmp_path: Path) ->
                 await api.get(NODES, "n1")
 
     asyncio.run(main())
-    assert len(node.requests) == 4, "one try more with new credentials, none with the same"
+    assert len(node.requests) == 4, "one retry with new credentials, none with the same"
 
 
-def test_a_token_is_read_again_before_it_is_refused(tmp_path: Path, node: FakeApi) -> None:
+def test_a_token_is_reread_before_it_is_rejected(tmp_path: Path, node: FakeApi) -> None:
     token = tmp_path / "token"
     token.write_text("old")
     path = node.kubeconfig(tmp_path / "kubeconfig", tokenFile="token")
@@ -68,12 +68,12 @@ def test_a_token_is_read_again_before_it_is_refused(tmp_path: Path, node: FakeAp
         assert (await credentials.current())[0] == "Bearer new"
         token.unlink()
         now[0] = 62.0
-        assert (await credentials.current())[0] == "Bearer new", "a moment without the file does no harm"
+        assert (await credentials.current())[0] == "Bearer new", "the cached token is used while the file is missing"
 
     asyncio.run(main())
 
 
-def test_a_kubeconfig_that_is_replaced_is_followed(node: FakeApi, tmp_path: Path) -> None:
+def test_a_replaced_kubeconfig_is_used(node: FakeApi, tmp_path: Path) -> None:
     node.tokens = {"old"}
     path = node.kubeconfig(tmp_path / "kubeconfig", token="old")
 
@@ -87,7 +87,7 @@ def test_a_kubeconfig_that_is_replaced_is_followed(node: FakeApi, tmp_path: Path
     asyncio.run(main())
 
 
-def script(path: Path, document: Any, *, code: int = 0) -> dict[str, Any]:
+def write_exec_script(path: Path, document: Any, *, code: int = 0) -> dict[str, Any]:
     text = document if isinstance(document, str) else json.dumps(document)
     path.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
@@ -98,23 +98,23 @@ def script(path: Path, document: Any, *, code: int = 0) -> dict[str, Any]:
     return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(path), "interactiveMode": "Never"}}
 
 
-def test_a_command_gives_the_token_until_it_expires(node: FakeApi, tmp_path: Path) -> None:
+def test_an_exec_token_is_used_until_it_expires(node: FakeApi, tmp_path: Path) -> None:
     node.tokens = {"fresh"}
     command = tmp_path / "login"
-    user = script(command, {"status": {"token": "stale", "expirationTimestamp": "2124-01-01T00:00:00Z"}})
+    user = write_exec_script(command, {"status": {"token": "stale", "expirationTimestamp": "2124-01-01T00:00:00Z"}})
     path = node.kubeconfig(tmp_path / "kubeconfig", **user)
 
     async def main() -> None:
         async with connect(path) as api:
             with pytest.raises(UnauthorizedError):
                 await api.get(NODES, "n1")
-            script(command, {"status": {"token": "fresh", "expirationTimestamp": "2124-01-01T00:00:00Z"}})
+            write_exec_script(command, {"status": {"token": "fresh", "expirationTimestamp": "2124-01-01T00:00:00Z"}})
             await api.get(NODES, "n1")
             await api.get(NODES, "n1")
             runs = Path(f"{command}.ran").read_text().splitlines()
-            assert len(runs) == 3, "first, after its refusal, and after the second refusal"
+            assert len(runs) == 3, "initially, and after each rejection"
             assert json.loads(runs[0])["kind"] == "ExecCredential"
-            script(command, {"status": {"token": "fresh", "expirationTimestamp": "2001-01-01T00:00:00Z"}})
+            write_exec_script(command, {"status": {"token": "fresh", "expirationTimestamp": "2001-01-01T00:00:00Z"}})
             node.tokens = {"other"}
             with pytest.raises(UnauthorizedError):
                 await api.get(NODES, "n1")
@@ -123,17 +123,17 @@ def test_a_command_gives_the_token_until_it_expires(node: FakeApi, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("printed", "code", "complaint"),
+    ("printed", "code", "message"),
     [("{}", 0, "no ExecCredential"), ("", 1, "failed.*no network"), ({"status": {"token": 1}}, 0, "no ExecCredential")],
 )
-def test_a_command_that_fails_is_unavailable(
-    node: FakeApi, tmp_path: Path, printed: Any, code: int, complaint: str
+def test_a_failing_exec_command_is_unavailable(
+    node: FakeApi, tmp_path: Path, printed: Any, code: int, message: str
 ) -> None:
-    path = node.kubeconfig(tmp_path / "kubeconfig", **script(tmp_path / "login", printed, code=code))
+    path = node.kubeconfig(tmp_path / "kubeconfig", **write_exec_script(tmp_path / "login", printed, code=code))
 
     async def main() -> None:
         async with connect(path) as api:
-            with pytest.raises(UnavailableError, match=complaint):
+            with pytest.raises(UnavailableError, match=message):
                 await api.get(NODES, "n1")
 
     asyncio.run(main())
@@ -161,17 +161,17 @@ def secure_config(api: FakeApi, path: Path, authority: Authority | None, **user:
     return path
 
 
-def test_a_command_that_wants_to_know_the_cluster_is_told(
+def test_an_exec_command_gets_the_cluster_info_on_request(
     secure: FakeApi, authority: Authority, tmp_path: Path
 ) -> None:
     secure.tokens = {"t"}
     command = tmp_path / "login"
-    user = script(command, {"status": {"token": "t"}})
+    user = write_exec_script(command, {"status": {"token": "t"}})
     user["exec"]["provideClusterInfo"] = True
     path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)
     config = json.loads(path.read_text())
-    wanted = {"audience": "here"}
-    extension = {"name": "client.authentication.k8s.io/exec", "extension": wanted}
+    exec_config = {"audience": "here"}
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": exec_config}
     config["clusters"][0]["cluster"]["extensions"] = [{"name": "other", "extension": 1}, extension]
     path.write_text(json.dumps(config))
 
@@ -180,15 +180,13 @@ def test_a_command_that_wants_to_know_the_cluster_is_told(
             await api.get(NODES, "n1")
 
     asyncio.run(main())
-    told = json.loads(Path(f"{command}.ran").read_text())["spec"]["cluster"]
-    assert told["server"] == config["clusters"][0]["cluster"]["server"]
-    assert base64.b64decode(told["certificate-authority-data"]) == authority.certificate.read_bytes()
-    assert told["config"] == wanted
+    cluster_info = json.loads(Path(f"{command}.ran").read_text())["spec"]["cluster"]
+    assert cluster_info["server"] == config["clusters"][0]["cluster"]["server"]
+    assert base64.b64decode(cluster_info["certificate-authority-data"]) == authority.certificate.read_bytes()
+    assert cluster_info["config"] == exec_config
 
 
-def test_a_client_certificate_is_shown_and_followed_when_it_is_replaced(
-    secure: FakeApi, authority: Authority, tmp_path: Path
-) -> None:
+def test_a_replaced_client_certificate_is_used(secure: FakeApi, authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue("agent")
     user = {"client-certificate": str(certificate), "client-key": str(key)}
     path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)
@@ -204,9 +202,7 @@ def test_a_client_certificate_is_shown_and_followed_when_it_is_replaced(
     assert len(secure.requests) == 3
 
 
-def test_a_certificate_inside_the_kubeconfig_never_touches_the_disk(
-    secure: FakeApi, authority: Authority, tmp_path: Path
-) -> None:
+def test_certificate_data_is_never_written_to_disk(secure: FakeApi, authority: Authority, tmp_path: Path) -> None:
     certificate, key = (base64.b64encode(file.read_bytes()).decode() for file in authority.issue("agent"))
     user = {"client-certificate-data": certificate, "client-key-data": key}
     path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)
@@ -217,19 +213,19 @@ def test_a_certificate_inside_the_kubeconfig_never_touches_the_disk(
             await api.get(NODES, "n1")
 
     asyncio.run(main())
-    # The server closes its end of the connection on a thread of its own.
+    # The server closes its end of the connection in a separate thread.
     eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) <= handles + 2)
 
 
 @pytest.mark.parametrize(
-    ("valid", "trusted", "complaint"),
+    ("valid", "trusted", "message"),
     [
         (timedelta(days=-1), True, "certificate has expired.*check the clock"),
         (timedelta(days=1), False, "certificate is not accepted"),
     ],
 )
-def test_a_server_that_cannot_be_trusted_says_why(
-    authority: Authority, tmp_path: Path, valid: timedelta, trusted: bool, complaint: str
+def test_an_untrusted_server_is_reported_with_the_reason(
+    authority: Authority, tmp_path: Path, valid: timedelta, trusted: bool, message: str
 ) -> None:
     api = FakeApi(authority.server_context("other", valid=valid))
     api.start()
@@ -237,7 +233,7 @@ def test_a_server_that_cannot_be_trusted_says_why(
 
     async def main() -> None:
         async with connect(path) as client:
-            with pytest.raises(UnavailableError, match=complaint):
+            with pytest.raises(UnavailableError, match=message):
                 await client.get(NODES, "n1")
 
     try:
@@ -246,7 +242,7 @@ def test_a_server_that_cannot_be_trusted_says_why(
         api.stop()
 
 
-def test_a_certificate_that_is_none_says_so(secure: FakeApi, authority: Authority, tmp_path: Path) -> None:
+def test_an_invalid_client_certificate_is_reported(secure: FakeApi, authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "agent.crt").write_text("nothing")
     user = {"client-certificate": "agent.crt", "client-key": "agent.crt"}
     path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)
@@ -255,40 +251,42 @@ def test_a_certificate_that_is_none_says_so(secure: FakeApi, authority: Authorit
 
 
 @pytest.mark.parametrize("text", [None, "", "nothing"])
-def test_an_authority_that_is_none_says_so(
+def test_an_invalid_authority_is_reported(
     secure: FakeApi, authority: Authority, tmp_path: Path, text: str | None
 ) -> None:
     authority.certificate.unlink()
     if text is not None:
         authority.certificate.write_text(text)
-    with pytest.raises(UnavailableError, match="authority cannot be used") as caught:
+    with pytest.raises(UnavailableError, match="authority cannot be used") as error:
         connect(secure_config(secure, tmp_path / "kubeconfig", authority))
-    assert str(authority.certificate) in str(caught.value)
+    assert str(authority.certificate) in str(error.value)
 
 
 @pytest.mark.parametrize("token", ["secret one", "secret\nsecret", "secret\x00", "s\u00e9cret"])
-def test_a_token_that_is_none_is_refused_and_not_shown(node: FakeApi, tmp_path: Path, token: str) -> None:
+def test_an_invalid_token_is_refused_and_not_shown(node: FakeApi, tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(token)
     by_file = node.kubeconfig(tmp_path / "by-file", tokenFile="token")
     by_text = node.kubeconfig(tmp_path / "by-text", token=token)
     for path in (by_file, by_text):
-        with pytest.raises(UnavailableError, match="token") as caught:
+        with pytest.raises(UnavailableError, match="token") as error:
             connect(path)
-        assert "cret" not in str(caught.value)
-    by_command = node.kubeconfig(tmp_path / "by-command", **script(tmp_path / "login", {"status": {"token": token}}))
+        assert "cret" not in str(error.value)
+    by_command = node.kubeconfig(
+        tmp_path / "by-command", **write_exec_script(tmp_path / "login", {"status": {"token": token}})
+    )
 
     async def main() -> None:
         async with connect(by_command) as api:
-            with pytest.raises(UnavailableError, match="characters") as caught:
+            with pytest.raises(UnavailableError, match="characters") as error:
                 await api.get(NODES, "n1")
-            assert "cret" not in str(caught.value)
+            assert "cret" not in str(error.value)
 
     asyncio.run(main())
     assert not node.requests
 
 
 @pytest.mark.parametrize("name", ["client-certificate", "client-key", "certificate-authority", "tokenFile"])
-def test_a_fifo_in_place_of_a_file_of_the_kubeconfig_is_not_waited_for(
+def test_a_fifo_instead_of_a_credential_file_is_refused_at_once(
     secure: FakeApi, authority: Authority, tmp_path: Path, name: str
 ) -> None:
     for file in ("agent.crt", "agent.key"):

@@ -1,4 +1,4 @@
-"""What a peer between the agent and its API server can do (attacker N), and what the agent says about it."""
+"""Attacks of a peer between the agent and its API server (attacker N), and the agent's errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fake_apiserver.test_credentials import secure_config
 TOKEN = "c2VjcmV0LXRva2Vu.of-this-node"
 
 
-class Recorded(http.server.ThreadingHTTPServer):
-    """A server of somebody else that keeps what it is sent."""
+class RecordingServer(http.server.ThreadingHTTPServer):
+    """A foreign server that records requests."""
 
     daemon_threads = True
 
@@ -50,8 +50,8 @@ class Recorded(http.server.ThreadingHTTPServer):
 
 
 @pytest.fixture
-def stranger() -> Iterator[Recorded]:
-    server = Recorded()
+def foreign_server() -> Iterator[RecordingServer]:
+    server = RecordingServer()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -74,39 +74,39 @@ def get(path: Path) -> Any:
     return asyncio.run(main())
 
 
-def test_no_proxy_of_the_environment_sees_a_request(
-    node: FakeApi, stranger: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_proxy_of_the_environment_gets_a_request(
+    node: FakeApi, foreign_server: RecordingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, stranger.url)
-        monkeypatch.setenv(name.lower(), stranger.url)
+        monkeypatch.setenv(name, foreign_server.url)
+        monkeypatch.setenv(name.lower(), foreign_server.url)
     assert get(node.kubeconfig(tmp_path / "kubeconfig", token=TOKEN))["metadata"]["name"] == "n1"
-    assert stranger.heads == []
+    assert foreign_server.heads == []
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
-def test_no_token_follows_a_redirect(node: FakeApi, stranger: Recorded, tmp_path: Path, code: int) -> None:
-    node.fail(code, body="").headers["Location"] = f"{stranger.url}/api/v1/nodes/n1"
+def test_no_token_follows_a_redirect(node: FakeApi, foreign_server: RecordingServer, tmp_path: Path, code: int) -> None:
+    node.fail(code, body="").headers["Location"] = f"{foreign_server.url}/api/v1/nodes/n1"
     with pytest.raises(UnavailableError, match="redirects"):
         get(node.kubeconfig(tmp_path / "kubeconfig", token=TOKEN))
-    assert stranger.heads == []
+    assert foreign_server.heads == []
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["another authority", "no authority"])
 def test_no_token_reaches_a_server_of_another_authority(tmp_path: Path, known: bool) -> None:
     hostile = FakeApi(Authority(tmp_path / "hostile").server_context())
     hostile.start()
-    ours = Authority(tmp_path / "ours") if known else None
+    authority = Authority(tmp_path / "ours") if known else None
     try:
         with pytest.raises(UnavailableError, match="certificate is not accepted"):
-            get(secure_config(hostile, tmp_path / "kubeconfig", ours, token=TOKEN))
+            get(secure_config(hostile, tmp_path / "kubeconfig", authority, token=TOKEN))
         assert hostile.requests == []
     finally:
         hostile.stop()
 
 
 @pytest.mark.parametrize("fault", ["none", "401", "403", "500", "302", "html", "reset"])
-def test_no_log_and_no_error_shows_a_token(
+def test_no_log_and_no_error_contains_a_token(
     node: FakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -115,7 +115,7 @@ def test_no_log_and_no_error_shows_a_token(
     elif fault == "html":
         node.html()
     elif fault != "none":
-        # Hostile: it sends back what it was sent.
+        # Hostile: the response contains the token of the request.
         node.fail(int(fault), times=None, body='{"message": "a fault"}').headers["X-Echo"] = TOKEN
     shown = ""
     try:

@@ -1,4 +1,4 @@
-"""The API server's face, against real HTTP that fails in every way."""
+"""The API client with real HTTP and every kind of failure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from dra_agent.kube_client.slots import MAX_REQUESTS, MAX_REQUESTS_OF_A_RESOURCE
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 
-Story = Callable[[ApiClient], Awaitable[Any]]
+Scenario = Callable[[ApiClient], Awaitable[Any]]
 
 
 @pytest.fixture
-def ask(fake_api: FakeApi, tmp_path: Path) -> Callable[[Story], Any]:
-    """Run a story with a client of the fake API server."""
+def run_scenario(fake_api: FakeApi, tmp_path: Path) -> Callable[[Scenario], Any]:
+    """Run a scenario with a client of the fake API server."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig", token="abc")
 
-    def run(story: Story) -> Any:
+    def run(scenario: Scenario) -> Any:
         async def main() -> Any:
             async with connect(path) as api:
-                return await story(api)
+                return await scenario(api)
 
         return asyncio.run(main())
 
@@ -61,43 +61,43 @@ def a_slice(name: str = "", node: str = "n1", **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_objects_go_there_and_back_with_fields_that_nobody_knows(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiClient) -> None:
-        made = await api.create(RESOURCE_SLICES, a_slice(novelty={"a": [1, None]}))
-        assert made["metadata"]["name"].startswith("00000-d-n1-") and made["spec"]["novelty"] == {"a": [1, None]}
-        assert (made["apiVersion"], made["kind"]) == ("resource.k8s.io/v1", "ResourceSlice")
-        made["spec"]["pool"]["generation"] = 2
-        changed = await api.replace(RESOURCE_SLICES, made)
+def test_objects_keep_unknown_fields(fake_api: FakeApi, run_scenario: Any) -> None:
+    async def scenario(api: ApiClient) -> None:
+        created = await api.create(RESOURCE_SLICES, a_slice(novelty={"a": [1, None]}))
+        assert created["metadata"]["name"].startswith("00000-d-n1-") and created["spec"]["novelty"] == {"a": [1, None]}
+        assert (created["apiVersion"], created["kind"]) == ("resource.k8s.io/v1", "ResourceSlice")
+        created["spec"]["pool"]["generation"] = 2
+        changed = await api.replace(RESOURCE_SLICES, created)
         assert changed["metadata"]["generation"] == 2
-        read = await api.get(RESOURCE_SLICES, made["metadata"]["name"])
+        read = await api.get(RESOURCE_SLICES, created["metadata"]["name"])
         assert read == changed
         with pytest.raises(ConflictError):
-            await api.replace(RESOURCE_SLICES, made)
-        await api.delete(RESOURCE_SLICES, made["metadata"]["name"])
+            await api.replace(RESOURCE_SLICES, created)
+        await api.delete(RESOURCE_SLICES, created["metadata"]["name"])
         with pytest.raises(NotFoundError, match="not found"):
-            await api.get(RESOURCE_SLICES, made["metadata"]["name"])
+            await api.get(RESOURCE_SLICES, created["metadata"]["name"])
 
-    ask(story)
+    run_scenario(scenario)
     assert fake_api.requests[0].headers["authorization"] == "Bearer abc"
 
 
-def test_a_deletion_is_of_this_very_object(fake_api: FakeApi, ask: Any) -> None:
-    kept = fake_api.put("resourceslices", a_slice("s"))["metadata"]
+def test_a_deletion_checks_uid_and_version(fake_api: FakeApi, run_scenario: Any) -> None:
+    metadata = fake_api.put("resourceslices", a_slice("s"))["metadata"]
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(ConflictError):
-            await api.delete(RESOURCE_SLICES, "s", uid="another", resource_version=kept["resourceVersion"])
+            await api.delete(RESOURCE_SLICES, "s", uid="another", resource_version=metadata["resourceVersion"])
         with pytest.raises(ConflictError):
-            await api.delete(RESOURCE_SLICES, "s", uid=kept["uid"], resource_version="1")
+            await api.delete(RESOURCE_SLICES, "s", uid=metadata["uid"], resource_version="1")
         assert fake_api.objects("resourceslices")
-        await api.delete(RESOURCE_SLICES, "s", uid=kept["uid"], resource_version=kept["resourceVersion"])
+        await api.delete(RESOURCE_SLICES, "s", uid=metadata["uid"], resource_version=metadata["resourceVersion"])
 
-    ask(story)
+    run_scenario(scenario)
     assert not fake_api.objects("resourceslices")
 
 
-def test_a_list_is_what_the_fields_and_labels_choose_page_by_page(
-    fake_api: FakeApi, ask: Any, monkeypatch: pytest.MonkeyPatch
+def test_lists_are_paged_and_filtered_by_fields_and_labels(
+    fake_api: FakeApi, run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.kube_client.client.PAGE_ITEMS", 2)
     for number in range(5):
@@ -107,7 +107,7 @@ def test_a_list_is_what_the_fields_and_labels_choose_page_by_page(
     fake_api.put("nodes", labelled)
     fake_api.put("nodes", {"metadata": {"name": "y"}})
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         found = await api.list(RESOURCE_SLICES, fields={"spec.driver": "d", "spec.nodeName": "n1"})
         assert [item["metadata"]["name"] for item in found.items] == [f"mine-{number}" for number in range(5)]
         assert found.resource_version == str(fake_api.store.version)
@@ -115,29 +115,29 @@ def test_a_list_is_what_the_fields_and_labels_choose_page_by_page(
         chosen = await api.list(NODES, labels={"a": "b"})
         assert [item["metadata"]["name"] for item in chosen.items] == ["x"]
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_pages_that_are_too_old_are_read_again_in_one_piece(
-    fake_api: FakeApi, ask: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_expired_continue_token_restarts_the_list_unpaged(
+    fake_api: FakeApi, run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.kube_client.client.PAGE_ITEMS", 1)
     for number in range(3):
         fake_api.put("resourceslices", a_slice(f"s{number}"))
     fake_api.fail(410, path="continue=1")
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         found = await api.list(RESOURCE_SLICES)
         assert [item["metadata"]["name"] for item in found.items] == ["s0", "s1", "s2"]
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_namespaced_objects_and_their_status_are_applied(fake_api: FakeApi, ask: Any) -> None:
+def test_status_of_a_namespaced_object_is_applied(fake_api: FakeApi, run_scenario: Any) -> None:
     claim = {"metadata": {"name": "c", "namespace": "ns"}, "spec": {"devices": {}}}
     fake_api.put("resourceclaims", {**claim, "status": {"allocation": {"devices": {"results": []}}}})
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         row = {"driver": "d", "pool": "p", "device": "gpu-0", "conditions": [{"type": "Ready", "status": "True"}]}
         body = {"metadata": {"name": "c", "namespace": "ns"}, "status": {"devices": [row]}}
         applied = await api.apply(RESOURCE_CLAIMS, "c", body, "ns", field_manager="agent", subresource="status")
@@ -146,7 +146,7 @@ def test_namespaced_objects_and_their_status_are_applied(fake_api: FakeApi, ask:
         cleared = await api.apply(RESOURCE_CLAIMS, "c", body, "ns", field_manager="agent", subresource="status")
         assert not cleared["status"].get("devices") and "allocation" in cleared["status"]
 
-    ask(story)
+    run_scenario(scenario)
     (first, _) = fake_api.writes()
     assert first.path.endswith("/namespaces/ns/resourceclaims/c/status") and first.query["force"] == "true"
 
@@ -166,91 +166,95 @@ def test_namespaced_objects_and_their_status_are_applied(fake_api: FakeApi, ask:
         (503, UnavailableError),
     ],
 )
-def test_every_refusal_is_an_error_of_its_own(fake_api: FakeApi, ask: Any, status: int, kind: type[AgentError]) -> None:
+def test_every_status_has_its_own_error(
+    fake_api: FakeApi, run_scenario: Any, status: int, kind: type[AgentError]
+) -> None:
     fake_api.fail(status)
 
-    async def story(api: ApiClient) -> None:
-        with pytest.raises(kind) as caught:
+    async def scenario(api: ApiClient) -> None:
+        with pytest.raises(kind) as error:
             await api.get(NODES, "n1")
-        assert type(caught.value) is kind
-        assert f"a fault of status {status}" in str(caught.value) and "GET /api/v1/nodes/n1" in str(caught.value)
+        assert type(error.value) is kind
+        assert f"a fault of status {status}" in str(error.value) and "GET /api/v1/nodes/n1" in str(error.value)
 
-    ask(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", None)])
-def test_the_server_may_say_when_to_come_back(fake_api: FakeApi, ask: Any, value: str, seconds: float | None) -> None:
+def test_retry_after_of_the_server_is_kept(
+    fake_api: FakeApi, run_scenario: Any, value: str, seconds: float | None
+) -> None:
     fake_api.fail(429, retry_after=value)
 
-    async def story(api: ApiClient) -> None:
-        with pytest.raises(ThrottledError) as caught:
+    async def scenario(api: ApiClient) -> None:
+        with pytest.raises(ThrottledError) as error:
             await api.get(NODES, "n1")
-        assert caught.value.retry_after == seconds
+        assert error.value.retry_after == seconds
 
-    ask(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("status", [200, 403, 502])
-def test_a_page_instead_of_an_answer_says_so(fake_api: FakeApi, ask: Any, status: int) -> None:
+def test_an_html_page_is_reported(fake_api: FakeApi, run_scenario: Any, status: int) -> None:
     fake_api.html(status)
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(AgentError, match="Please log in"):
             await api.get(NODES, "n1")
         fake_api.put("nodes", {"metadata": {"name": "n1"}})
         assert (await api.get(NODES, "n1"))["metadata"]["name"] == "n1"
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_json_that_is_torn_or_no_object_is_unavailable(fake_api: FakeApi, ask: Any) -> None:
+def test_invalid_json_is_unavailable(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.fail(200, body='{"metadata":')
     fake_api.fail(200, body='{"metadata":' * 10_000)
     fake_api.fail(200, body="[1]")
 
-    async def story(api: ApiClient) -> None:
-        for what in ("not JSON", "not JSON", "not an object"):
-            with pytest.raises(UnavailableError, match=what):
+    async def scenario(api: ApiClient) -> None:
+        for message in ("not JSON", "not JSON", "not an object"):
+            with pytest.raises(UnavailableError, match=message):
                 await api.get(NODES, "n1")
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_redirect_is_no_api_server(fake_api: FakeApi, ask: Any) -> None:
+def test_a_redirect_is_unavailable(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.fail(302, body="")
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(UnavailableError, match="redirects"):
             await api.get(NODES, "n1")
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_silence_ends_at_the_deadline(fake_api: FakeApi, ask: Any) -> None:
+def test_a_hanging_request_ends_at_the_deadline(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.hang(600)
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(UnavailableError, match=r"no response within 0\.2 s"):
                 await api.get(NODES, "n1", timeout=0.2)
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_server_that_is_not_there_is_unavailable(fake_api: FakeApi, ask: Any) -> None:
+def test_a_stopped_server_is_unavailable(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.stop()
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(UnavailableError, match="no connection"):
             await api.get(NODES, "n1")
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(fake_api: FakeApi, ask: Any) -> None:
+def test_a_request_on_a_closed_connection_is_repeated(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.put("nodes", {"metadata": {"name": "n1"}})
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         await api.get(NODES, "n1")
         fake_api.stop()
         fake_api.start()
@@ -258,104 +262,104 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(fake_api: Fak
         fake_api.reset(methods="GET")
         await api.get(NODES, "n1")
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_creation_whose_fate_is_unknown_is_not_repeated(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiClient) -> None:
+def test_a_create_with_unknown_outcome_is_not_repeated(fake_api: FakeApi, run_scenario: Any) -> None:
+    async def scenario(api: ApiClient) -> None:
         await api.list(RESOURCE_SLICES)
         fake_api.reset(methods="POST", done=True)
         with pytest.raises(UnavailableError):
             await api.create(RESOURCE_SLICES, a_slice())
 
-    ask(story)
+    run_scenario(scenario)
     assert len(fake_api.objects("resourceslices")) == 1
 
 
-def test_requests_run_side_by_side_and_connections_are_kept(fake_api: FakeApi, ask: Any) -> None:
+def test_requests_run_in_parallel_and_connections_are_reused(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.put("nodes", {"metadata": {"name": "n1"}})
-    answer = threading.Event()
-    fake_api.hang(600, times=4, when=answer)
+    respond = threading.Event()
+    fake_api.hang(600, times=4, when=respond)
 
-    async def story(api: ApiClient) -> None:
-        asked = [asyncio.create_task(api.get(NODES, "n1", timeout=DEADLINE_S)) for _ in range(4)]
-        await eventually_async(lambda: len(fake_api.requests) == 4)  # and none is answered
-        answer.set()
-        await asyncio.gather(*asked)
+    async def scenario(api: ApiClient) -> None:
+        tasks = [asyncio.create_task(api.get(NODES, "n1", timeout=DEADLINE_S)) for _ in range(4)]
+        await eventually_async(lambda: len(fake_api.requests) == 4)  # and no response is sent
+        respond.set()
+        await asyncio.gather(*tasks)
         for _ in range(20):
             await api.get(NODES, "n1")
         assert api.requests == {"GET": 24}
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_nothing_is_sent_after_close(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiClient) -> None:
+def test_no_request_is_sent_after_close(fake_api: FakeApi, run_scenario: Any) -> None:
+    async def scenario(api: ApiClient) -> None:
         await api.close()
         with pytest.raises(UnavailableError, match="stopping"):
             await api.get(NODES, "n1")
 
-    ask(story)
+    run_scenario(scenario)
     assert not fake_api.requests
 
 
 @pytest.mark.parametrize("name", ["../nodes", "a/b", "a?b#c"])
-def test_a_name_cannot_leave_its_path(fake_api: FakeApi, ask: Any, name: str) -> None:
-    async def story(api: ApiClient) -> None:
+def test_a_name_cannot_change_the_request_path(fake_api: FakeApi, run_scenario: Any, name: str) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(NotFoundError):
             await api.get(RESOURCE_CLAIMS, name, "ns")
 
-    ask(story)
-    (seen,) = fake_api.requests
-    assert seen.path.startswith("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/")
-    assert seen.path.count("/") == 7 and not seen.query
+    run_scenario(scenario)
+    (request,) = fake_api.requests
+    assert request.path.startswith("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/")
+    assert request.path.count("/") == 7 and not request.query
 
 
 @pytest.mark.parametrize(
     "body", ['{"items": [null]}', '{"items": 7}', '{"metadata": 7}', '{"metadata": {"continue": 1}}']
 )
-def test_a_list_that_is_none_is_unavailable(fake_api: FakeApi, ask: Any, body: str) -> None:
+def test_an_invalid_list_is_unavailable(fake_api: FakeApi, run_scenario: Any, body: str) -> None:
     fake_api.fail(200, body=body)
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         with pytest.raises(UnavailableError, match="not a list"):
             await api.list(NODES)
         assert (await api.list(NODES)).items == []
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_request_that_runs_fails_when_the_client_is_closed(fake_api: FakeApi, ask: Any) -> None:
+def test_a_running_request_fails_when_the_client_is_closed(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.hang(10)
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         waiting = asyncio.ensure_future(api.get(NODES, "n1"))
         await asyncio.to_thread(fake_api.wait, lambda: bool(fake_api.requests))
         await api.close()
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(waiting, 60)
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_a_burst_opens_few_connections_and_reuses_them(fake_api: FakeApi, ask: Any) -> None:
+def test_a_burst_opens_few_connections_and_reuses_them(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.put("nodes", {"metadata": {"name": "n1"}})
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         for _ in range(2):
             await asyncio.gather(*(api.get(NODES, "n1", timeout=60) for _ in range(100)))
 
-    ask(story)
+    run_scenario(scenario)
     assert len(fake_api.requests) == 200
     assert fake_api.connections <= MAX_REQUESTS
 
 
-def test_waiting_for_a_connection_counts_against_the_deadline_and_is_said(fake_api: FakeApi, ask: Any) -> None:
+def test_the_deadline_includes_the_wait_for_a_connection(fake_api: FakeApi, run_scenario: Any) -> None:
     fake_api.put("nodes", {"metadata": {"name": "n1"}})
-    answer = threading.Event()
-    fake_api.hang(60, times=None, when=answer)
+    respond = threading.Event()
+    fake_api.hang(60, times=None, when=respond)
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         busy = [asyncio.create_task(api.get(NODES, "n1", timeout=60)) for _ in range(MAX_REQUESTS_OF_A_RESOURCE)]
         await eventually_async(lambda: len(fake_api.requests) >= MAX_REQUESTS_OF_A_RESOURCE)
         with pytest.raises(
@@ -363,29 +367,29 @@ def test_waiting_for_a_connection_counts_against_the_deadline_and_is_said(fake_a
             match=r"no response within 0\.1 s: waited for a free connection; pending requests: 6 of nodes",
         ):
             await api.get(NODES, "n1", timeout=0.1)
-        answer.set()
+        respond.set()
         await asyncio.gather(*busy)
         await asyncio.gather(*(api.get(NODES, "n1", timeout=60) for _ in range(20)))
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_reads_that_hang_keep_no_write_of_another_resource_waiting(fake_api: FakeApi, ask: Any) -> None:
-    answer = threading.Event()
-    fake_api.hang(60, times=None, path="/resourceclaims/", when=answer)
-    made = {"metadata": {"name": "s"}, "spec": {"nodeName": "n1", "driver": "d", "pool": {"name": "p"}}}
+def test_hanging_reads_do_not_delay_writes_of_other_resources(fake_api: FakeApi, run_scenario: Any) -> None:
+    respond = threading.Event()
+    fake_api.hang(60, times=None, path="/resourceclaims/", when=respond)
+    created = {"metadata": {"name": "s"}, "spec": {"nodeName": "n1", "driver": "d", "pool": {"name": "p"}}}
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         reads = [asyncio.create_task(api.get(RESOURCE_CLAIMS, "c", "default", timeout=60)) for _ in range(50)]
         await eventually_async(lambda: len(fake_api.requests) >= MAX_REQUESTS_OF_A_RESOURCE)
-        await api.create(RESOURCE_SLICES, made)
-        answer.set()
+        await api.create(RESOURCE_SLICES, created)
+        respond.set()
         assert {type(error) for error in await asyncio.gather(*reads, return_exceptions=True)} == {NotFoundError}
 
-    ask(story)
+    run_scenario(scenario)
 
 
-def test_slots_are_given_in_the_order_of_asking_and_none_is_lost() -> None:
+def test_request_slots_are_fair_and_never_lost() -> None:
     order: list[int] = []
 
     async def main() -> None:
@@ -410,5 +414,5 @@ def test_slots_are_given_in_the_order_of_asking_and_none_is_lost() -> None:
 
     asyncio.run(main())
     for resource in (0, 1):
-        taken = [number for number in order if bool(number % 3) == bool(resource)]
-        assert taken == sorted(taken) and len(taken) > 5
+        granted = [number for number in order if bool(number % 3) == bool(resource)]
+        assert granted == sorted(granted) and len(granted) > 5

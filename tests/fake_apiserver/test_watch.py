@@ -1,4 +1,4 @@
-"""Watches: no change is lost or told twice, and a server that is gone is noticed."""
+"""Watches: every change is delivered once, and a failed server is detected."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def node_slice(name: str, node: str = "n1") -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"nodeName": node, "driver": "d", "pool": {"name": "p"}}}
 
 
-async def take(api: ApiClient, version: str, count: int, meanwhile: Callable[[int], None]) -> list[tuple[str, str]]:
-    """The next `count` events; `meanwhile` is called with how many there were before each of them."""
-    seen: list[tuple[str, str]] = []
+async def collect(api: ApiClient, version: str, count: int, meanwhile: Callable[[int], None]) -> list[tuple[str, str]]:
+    """Return the next `count` events; `meanwhile` is called before each with the number of events so far."""
+    events: list[tuple[str, str]] = []
     meanwhile(0)
     async with asyncio.timeout(60):
         async for event in api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=version):
-            seen.append((event.type, event.object["metadata"]["name"]))
-            if len(seen) == count:
-                return seen
-            meanwhile(len(seen))
+            events.append((event.type, event.object["metadata"]["name"]))
+            if len(events) == count:
+                return events
+            meanwhile(len(events))
     raise AssertionError("the watch ended")
 
 
@@ -39,7 +39,7 @@ def kubeconfig(fake_api: FakeApi, tmp_path: Path) -> Path:
     return fake_api.kubeconfig(tmp_path / "kubeconfig")
 
 
-def test_changes_come_in_order_and_only_those_that_were_chosen(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_selected_changes_are_delivered_in_order(fake_api: FakeApi, kubeconfig: Path) -> None:
     fake_api.put("resourceslices", node_slice("a"))
 
     def meanwhile(_: int) -> None:
@@ -52,13 +52,13 @@ def test_changes_come_in_order_and_only_those_that_were_chosen(fake_api: FakeApi
     async def main() -> None:
         async with connect(kubeconfig) as api:
             listed = await api.list(RESOURCE_SLICES, fields=FIELDS)
-            seen = await take(api, listed.resource_version, 3, meanwhile)
-            assert seen == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
+            events = await collect(api, listed.resource_version, 3, meanwhile)
+            assert events == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
 
     asyncio.run(main())
 
 
-def test_a_watch_that_the_server_ends_goes_on_without_a_gap(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_a_watch_ended_by_the_server_resumes_without_a_gap(fake_api: FakeApi, kubeconfig: Path) -> None:
     fake_api.longest_watch = 0.05
 
     def meanwhile(count: int) -> None:
@@ -67,14 +67,14 @@ def test_a_watch_that_the_server_ends_goes_on_without_a_gap(fake_api: FakeApi, k
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
-            seen = await take(api, str(fake_api.store.version), 20, meanwhile)
-            assert seen == [("ADDED", f"s{number}") for number in range(20)]
+            events = await collect(api, str(fake_api.store.version), 20, meanwhile)
+            assert events == [("ADDED", f"s{number}") for number in range(20)]
 
     asyncio.run(main())
-    assert sum(seen.watch for seen in fake_api.requests) > 1
+    assert sum(events.watch for events in fake_api.requests) > 1
 
 
-def test_bookmarks_keep_a_quiet_watch_from_getting_old(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_bookmarks_keep_an_idle_watch_current(fake_api: FakeApi, kubeconfig: Path) -> None:
     fake_api.bookmark_every = 0.02
 
     async def main() -> None:
@@ -82,12 +82,12 @@ def test_bookmarks_keep_a_quiet_watch_from_getting_old(fake_api: FakeApi, kubeco
             cursor = WatchCursor(str(fake_api.store.version))
             watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=cursor)
             waiting = asyncio.ensure_future(anext(watch))
-            await asyncio.to_thread(fake_api.wait, lambda: any(seen.watch for seen in fake_api.requests))
+            await asyncio.to_thread(fake_api.wait, lambda: any(events.watch for events in fake_api.requests))
             fake_api.put("resourceslices", node_slice("other", "n2"))
             await eventually_async(lambda: cursor.resource_version == str(fake_api.store.version))
             fake_api.compact()
             fake_api.end_watches()
-            await asyncio.to_thread(fake_api.wait, lambda: sum(seen.watch for seen in fake_api.requests) == 2)
+            await asyncio.to_thread(fake_api.wait, lambda: sum(events.watch for events in fake_api.requests) == 2)
             fake_api.put("resourceslices", node_slice("mine"))
             event = await asyncio.wait_for(waiting, 60)
             assert event.object["metadata"]["name"] == "mine"
@@ -96,24 +96,24 @@ def test_bookmarks_keep_a_quiet_watch_from_getting_old(fake_api: FakeApi, kubeco
     asyncio.run(main())
 
 
-def test_what_is_too_old_is_gone(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_an_expired_version_is_gone(fake_api: FakeApi, kubeconfig: Path) -> None:
     fake_api.put("resourceslices", node_slice("a"))
     fake_api.compact()
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
             with pytest.raises(GoneError, match="too old"):
-                await take(api, "1", 1, lambda _: None)
+                await collect(api, "1", 1, lambda _: None)
 
     asyncio.run(main())
 
 
-def test_a_server_that_goes_away_breaks_the_watch(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_a_stopped_server_breaks_the_watch(fake_api: FakeApi, kubeconfig: Path) -> None:
     async def main() -> None:
         async with connect(kubeconfig) as api:
             watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=str(fake_api.store.version))
             waiting = asyncio.ensure_future(anext(watch))
-            await asyncio.to_thread(fake_api.wait, lambda: any(seen.watch for seen in fake_api.requests))
+            await asyncio.to_thread(fake_api.wait, lambda: any(events.watch for events in fake_api.requests))
             await asyncio.to_thread(fake_api.stop)
             with pytest.raises(UnavailableError):
                 await asyncio.wait_for(waiting, 60)
@@ -121,7 +121,7 @@ def test_a_server_that_goes_away_breaks_the_watch(fake_api: FakeApi, kubeconfig:
     asyncio.run(main())
 
 
-def test_a_server_that_falls_silent_is_given_up(
+def test_a_silent_server_is_abandoned_after_the_deadline(
     fake_api: FakeApi, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.kube_client.client.WATCH_TIMEOUT_S", (1, 1))
@@ -130,23 +130,23 @@ def test_a_server_that_falls_silent_is_given_up(
     async def main() -> None:
         async with connect(kubeconfig) as api:
             with pytest.raises(UnavailableError, match="no data"):
-                await take(api, str(fake_api.store.version), 1, lambda _: None)
+                await collect(api, str(fake_api.store.version), 1, lambda _: None)
 
     asyncio.run(main())
 
 
-def test_garbage_in_a_watch_is_unavailable(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_invalid_watch_data_is_unavailable(fake_api: FakeApi, kubeconfig: Path) -> None:
     fake_api.fail(200, body="<html>\n", path="watch=true")
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
             with pytest.raises(UnavailableError, match="unknown message"):
-                await take(api, "1", 1, lambda _: None)
+                await collect(api, "1", 1, lambda _: None)
 
     asyncio.run(main())
 
 
-def test_an_event_of_several_megabytes_arrives_whole(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_an_event_of_several_megabytes_is_complete(fake_api: FakeApi, kubeconfig: Path) -> None:
     async def main() -> None:
         async with connect(kubeconfig) as api:
             watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=str(fake_api.store.version))
@@ -158,17 +158,17 @@ def test_an_event_of_several_megabytes_arrives_whole(fake_api: FakeApi, kubeconf
     asyncio.run(main())
 
 
-def test_watches_that_end_at_once_do_not_go_round_and_round(
+def test_watches_that_end_at_once_are_limited(
     fake_api: FakeApi, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No time passes, however long the machine takes for a request.
+    # The clock is stopped, so that the duration of requests does not matter.
     monkeypatch.setattr("dra_agent.kube_client.client.time", SimpleNamespace(monotonic=lambda: 0.0))
     fake_api.fail(200, body="", path="watch=true", times=None)
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
             with pytest.raises(UnavailableError, match="end as soon as they start"):
-                await take(api, "1", 1, lambda _: None)
+                await collect(api, "1", 1, lambda _: None)
 
     asyncio.run(main())
     assert len(fake_api.requests) == 3

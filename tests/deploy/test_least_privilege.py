@@ -1,4 +1,4 @@
-"""The chart grants what the agent's code asks of the API server, and nothing more."""
+"""The chart grants exactly the permissions that the agent's code uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dra_agent.kube_client import kinds
 
 PACKAGE = ROOT / "python/dra_agent"
 WITH_OTHER_CREDENTIALS = ("cli", "cluster", "explain")
-"""Commands ask as whoever calls them; cluster/ is the client itself."""
+"""Commands use the credentials of their user; cluster/ is the client itself."""
 VERBS = {
     "get": {"get"},
     "list": {"list"},
@@ -22,20 +22,20 @@ VERBS = {
     "create": {"create"},
     "replace": {"update"},
     "delete": {"delete"},
-    # Server-side apply is a patch, and makes what is not there.
+    # Server-side apply is a patch, and creates missing objects.
     "apply": {"patch", "create"},
 }
-Right = tuple[str, str, str]
+Permission = tuple[str, str, str]
 """API group, resource, verb."""
-MOVE_PODS = {("", "pods", "get"), ("", "pods", "delete"), ("", "pods/eviction", "create")}
-OPTIONAL = MOVE_PODS
-"""What only the value podEviction grants: test_chart.py."""
-NEEDLESS = {("", "nodes", "create")}
-"""The agent applies to its Node, which is there: without this right it cannot make one."""
+EVICT_PODS = {("", "pods", "get"), ("", "pods", "delete"), ("", "pods/eviction", "create")}
+OPTIONAL = EVICT_PODS
+"""Permissions that only the value podEviction grants: test_chart.py."""
+UNNEEDED = {("", "nodes", "create")}
+"""The agent applies to its existing Node: without this permission it cannot create one."""
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a method of ApiServer, with where it is."""
+    """Yield every call of a method of ApiServer, with its location."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] in WITH_OTHER_CREDENTIALS:
             continue
@@ -47,13 +47,13 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-def used() -> set[Right]:
-    found: set[Right] = set()
+def used_permissions() -> set[Permission]:
+    found: set[Permission] = set()
     for where, call in calls():
         assert isinstance(call.func, ast.Attribute)
         name = call.args[0].id if isinstance(call.args[0], ast.Name) else ""
         kind = getattr(kinds, name, None)
-        assert isinstance(kind, kinds.Kind), f"{where}: name the kind by its constant, so that its right is known"
+        assert isinstance(kind, kinds.Kind), f"{where}: name the kind by its constant, so that the permission is known"
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         if "subresource" not in keywords:
             found |= {(kind.group, kind.plural, verb) for verb in VERBS[call.func.attr]}
@@ -68,7 +68,7 @@ def used() -> set[Right]:
     return found
 
 
-def granted() -> set[Right]:
+def granted_permissions() -> set[Permission]:
     rules = role()["rules"]
     return {
         (group, resource, verb)
@@ -85,16 +85,19 @@ def role() -> dict[str, list[dict[str, list[str]]]]:
     return dict(found)
 
 
-def test_the_chart_grants_what_the_code_uses_and_nothing_more() -> None:
-    assert len(list(calls())) >= 10, "the search finds nothing"
-    assert used() >= OPTIONAL and not OPTIONAL & granted()
-    assert {"not granted": used() - OPTIONAL - NEEDLESS - granted(), "never used": granted() - used()} == {
+def test_chart_grants_exactly_the_used_permissions() -> None:
+    assert len(list(calls())) >= 10, "the search finds no calls"
+    assert used_permissions() >= OPTIONAL and not OPTIONAL & granted_permissions()
+    assert {
+        "not granted": used_permissions() - OPTIONAL - UNNEEDED - granted_permissions(),
+        "never used": granted_permissions() - used_permissions(),
+    } == {
         "not granted": set(),
         "never used": set(),
     }
 
 
-def test_no_rule_is_wider_than_it_looks() -> None:
+def test_no_rule_uses_wildcards() -> None:
     for rule in role()["rules"]:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
         assert "nonResourceURLs" not in rule
