@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests shares."""
+"""Fixtures of all test folders."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ RECORDED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 
 keep_in_memory()
 
-# How long examples take to draw says how busy the machine is, and nothing of what is tested.
+# The time to draw examples depends on the load of the machine only.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
 
 @pytest.fixture
 def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Unpack a recorded machine, named by indirect parametrisation; skip where the recordings are not at hand."""
+    """Unpack a recorded machine, named by indirect parametrization; skips without the recordings."""
     archive = RECORDED / f"{request.param}.tar.xz"
     if not archive.exists():
-        pytest.skip(f"recorded machine {request.param} is not at hand ({archive})")
+        pytest.skip(f"recorded machine {request.param} is not available ({archive})")
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="fully_trusted")
     for path in tmp_path.rglob("*"):
@@ -56,12 +56,12 @@ def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """Give a directory for sockets: paths of unix sockets have 107 bytes at most, and `tmp_path` can be long."""
+    """A directory for sockets: paths of unix sockets have at most 107 bytes, and `tmp_path` can be long."""
     with tempfile.TemporaryDirectory(prefix="dra-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def kubelet_dir(short_path: Path) -> Path:
-    """Name the root directory of a kubelet that is not there yet."""
+    """The root directory of a kubelet that does not exist yet."""
     return short_path / "k"

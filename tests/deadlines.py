@@ -1,4 +1,4 @@
-"""Deadlines for calls that are not about time, and those that pass when a test says so."""
+"""Deadlines for calls that do not test timing, and a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dra_agent.deadline import Deadline
 
 
 def a_minute() -> Deadline:
-    """More than any call takes, and less than a test may."""
+    """Return a deadline longer than any call and shorter than the timeout of a test."""
     return Deadline.of(60)
 
 
 class DeadlineClock:
-    """What every `Deadline` of this process takes for the time. It stands still until a test lets time pass.
+    """The clock of every `Deadline` of this process. It stands still until a test advances it.
 
-    For tests in which nobody waits: who waits until a deadline would do so for ever.
+    Only for tests without waits: a wait until a deadline would never end.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class DeadlineClock:
 
 @pytest.fixture
 def deadline_clock(monkeypatch: pytest.MonkeyPatch) -> DeadlineClock:
-    """Set the deadlines' clock apart from the machine's, for one test."""
+    """Replace the clock of deadlines for one test."""
     clock = DeadlineClock()
     monkeypatch.setattr(dra_agent.deadline, "time", clock)
     return clock

@@ -1,7 +1,7 @@
-"""Waiting for what happens in another thread, process or task: the one way to wait in tests.
+"""Waiting for events of another thread, process or task: the only way to wait in tests.
 
-A test waits for an event, never for time to pass. Deadlines only end a test that would never end, so they are far
-longer than what any machine needs.
+A test waits for an event, never for time to pass. Deadlines only end a test that would hang, so they are far longer
+than any machine needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar, overload
 
 DEADLINE_S = float(os.environ.get("DRA_AGENT_TEST_DEADLINE_S", "60"))
-"""Seconds after which an event counts as one that never comes. Also right for subprocess timeouts and joins."""
+"""Seconds after which a wait fails. Also for subprocess timeouts and joins."""
 POLL_INTERVAL_S = 0.01
 
 _T = TypeVar("_T")
@@ -22,14 +22,14 @@ Explain = Callable[[], object] | str
 
 
 def eventually(condition: Callable[[], _T], explain: Explain = "", *, within: float = DEADLINE_S) -> _T:
-    """Wait until the condition returns something true, and return that.
+    """Wait until the condition returns a true value, and return it.
 
-    AssertionError after `within` seconds, with the last value and what `explain` is or returns (a log, for example).
+    AssertionError after `within` seconds, with the last value and `explain` or its result (a log, for example).
     """
     end = time.monotonic() + within
     while not (value := condition()):
         if time.monotonic() > end:
-            _give_up(value, explain, within)
+            _fail(value, explain, within)
         time.sleep(POLL_INTERVAL_S)
     return value
 
@@ -55,11 +55,11 @@ async def eventually_async(
         if value:
             return value
         if time.monotonic() > end:
-            _give_up(value, explain, within)
+            _fail(value, explain, within)
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _give_up(value: object, explain: Explain, within: float) -> NoReturn:
+def _fail(value: object, explain: Explain, within: float) -> NoReturn:
     __tracebackhide__ = True
     context = explain if isinstance(explain, str) else str(explain())
     raise AssertionError(f"not within {within:.0f} s; the last value is {value!r}{context and chr(10) + context}")

@@ -1,4 +1,4 @@
-"""A host's clocks under a test's control: time that passes, and a wall clock that is stepped."""
+"""The clocks of a host under control of a test: elapsed time, and a wall clock that can be stepped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dra_agent.clock import SteadyClock
 
 
 class FakeTime:
-    """The host's time since its boot, and what its wall clock says."""
+    """The time since boot and the wall clock of a host."""
 
     def __init__(self, *, uptime_s: float = 100_000.0) -> None:
         self.uptime_s = uptime_s
@@ -27,5 +27,5 @@ class FakeTime:
         return self._wall_at_boot + timedelta(seconds=self.uptime_s)
 
     def clock(self) -> SteadyClock:
-        """A clock as a process that starts now would make it."""
+        """Return a clock as a process that starts now creates it."""
         return SteadyClock(elapsed=self.boottime, wall=self.wall)

@@ -1,4 +1,4 @@
-"""Telling whether a file was written since, whoever has read it meanwhile."""
+"""Detection of writes to a file, independent of reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def last_write(path: Path) -> tuple[int, int, int]:
-    """What every write changes. A whole `stat_result` also has the time of the last reading, in seconds."""
+    """Return the fields that every write changes. A complete `stat_result` also has the access time."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns

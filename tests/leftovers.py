@@ -1,7 +1,7 @@
-"""What a test leaves behind fails that test, and no other one: processes, threads, open files, sockets, settings.
+"""A test that leaves processes, threads, open files, sockets or changed settings behind fails itself, not a later one.
 
-Without this, Python's ResourceWarning for a process or socket of one test is raised while another one runs, and a test
-that turns off the process's log fails whichever test reads the log after it.
+Otherwise Python's ResourceWarning for a process or socket of one test is raised during another one, and a test that
+disables the log of the process fails a later test that reads the log.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _wide_fixtures = 0
 _start = subprocess.Popen.__init__
 
 
-def _noted(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+def _record_process(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
     _start(process, *args, **kwargs)
     if not _wide_fixtures:
         _processes.add(process)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark this run: processes inherit the mark, and are found by it in the end."""
-    subprocess.Popen.__init__ = _noted  # type: ignore[method-assign,assignment]  # no other place sees every process
+    """Mark this run: processes inherit the mark, and are found by it at the end."""
+    subprocess.Popen.__init__ = _record_process  # type: ignore[method-assign,assignment]  # the only place with every process
     if not hasattr(config, "workerinput"):
         os.environ[SESSION] = uuid.uuid4().hex
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-    """What a fixture of a module or session starts outlives a test."""
+    """Processes that a fixture of a module or session starts outlive a test."""
     global _wide_fixtures
     wide = fixturedef.scope != "function"
     _wide_fixtures += wide
@@ -58,13 +58,13 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Run first and last of a test's own fixtures."""
+    """Runs first and last of a test's fixtures."""
     descriptors, threads, settings = _descriptors(), set(threading.enumerate()), _process_settings()
     yield
-    left = [f"process {process.pid} ({process.args!r})" for process in list(_processes) if _ended_by_force(process)]
+    left = [f"process {process.pid} ({process.args!r})" for process in list(_processes) if _was_killed(process)]
     left += [f"thread {thread.name}" for thread in _running_since(threads)]
     if _descriptors() > descriptors:
-        gc.collect()  # here and now Python's warning about a file or socket is about this test
+        gc.collect()  # Python's warning about a file or socket belongs to this test now
     assert not left, f"still running after the test: {'; '.join(left)}"
     changed = [
         f"{name}: {old} before, {new} after"
@@ -75,15 +75,15 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def adopt_processes() -> None:
-    """Leave every process that was started so far to who calls: a cluster ends its own."""
+    """Transfer every process started so far to the caller: a cluster stops its own."""
     _processes.clear()
 
 
 def _process_settings() -> dict[str, object]:
-    """Read what belongs to the whole process and is read by other tests."""
+    """Return settings of the whole process that other tests depend on."""
     root = logging.getLogger()
     return {
-        "levels of the log that are turned off": root.manager.disable,
+        "disabled log levels": root.manager.disable,
         "level of the root logger": root.level,
         "handlers of the root logger": [
             handler for handler in root.handlers if type(handler).__module__ != "_pytest.logging"
@@ -101,7 +101,7 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def _ended_by_force(process: subprocess.Popen[Any]) -> bool:
+def _was_killed(process: subprocess.Popen[Any]) -> bool:
     _processes.discard(process)
     if process.returncode is not None:
         return False
@@ -116,7 +116,7 @@ def _ended_by_force(process: subprocess.Popen[Any]) -> bool:
 
 
 def _running_since(before: set[threading.Thread]) -> list[threading.Thread]:
-    """Threads that keep a process from ending. A pool that was shut down needs a moment."""
+    """Return threads that prevent the process from ending. A pool that was shut down needs a moment."""
     mine = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
     for thread in mine:
         thread.join(POLL_INTERVAL_S)
@@ -130,7 +130,7 @@ def _joined(thread: threading.Thread) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A failed test's frames keep what it had open; their end is no failure of the next test."""
+    """Frames of a failed test keep its open files; closing them must not fail the next test."""
     failed = item.session.testsfailed
     result = yield
     if item.session.testsfailed > failed:
@@ -145,11 +145,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Find processes that daemonized themselves; they carry the name of the test that started them."""
+    """Find processes that daemonized themselves; they have the name of the test that started them."""
     result = yield
     if hasattr(session.config, "workerinput"):
         return result
-    left = _that_stay()
+    left = _remaining_processes()
     session.config.stash[_LEFT] = left
     if left and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -160,20 +160,20 @@ _LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name what was left behind by the whole run."""
+    """List the processes that the whole run left behind."""
     for line in config.stash.get(_LEFT, []):
         terminalreporter.write_line(f"FAILED: left running: {line}", red=True)
 
 
-def _that_stay() -> list[str]:
-    """Processes that do not end. What follows its parent, which the last test ended, needs a moment for that."""
+def _remaining_processes() -> list[str]:
+    """Return processes that do not end. Children of a process that the last test ended need a moment."""
     end = time.monotonic() + DEADLINE_S
-    while (left := _of_this_run()) and time.monotonic() < end:
+    while (left := _processes_of_this_run()) and time.monotonic() < end:
         threading.Event().wait(POLL_INTERVAL_S)
     return left
 
 
-def _of_this_run() -> list[str]:
+def _processes_of_this_run() -> list[str]:
     mark = f"{SESSION}={os.environ[SESSION]}".encode()
     found = []
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""What one part of the product logs, whoever else logs in the same process meanwhile."""
+"""The log records of one part of the product, without those of other parts of the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def logged_by(caplog: pytest.LogCaptureFixture, module: str, *, least: int = logging.NOTSET) -> list[logging.LogRecord]:
-    """Give the records of a module and of the modules below it, from the level `least` up."""
+    """Return the records of a module and its submodules, from the level `least` up."""
     return [
         record for record in caplog.records if f"{record.name}.".startswith(f"{module}.") and record.levelno >= least
     ]

@@ -1,12 +1,12 @@
-"""Every state-writing call of an agent fails once, in every way; the agent is started again, and its promises hold.
+"""Injects every fault once into every state-writing call of an agent, restarts the agent, and checks its guarantees.
 
     make faults-disk                       # every point, every fault
     make faults-disk ARGS='--every 20'     # a sample
-    make faults-disk ARGS='--from 120'     # what is left of a run that was ended
+    make faults-disk ARGS='--from 120'     # the rest of an interrupted run
     make faults-disk ARGS='--point 17 --fault ENOSPC'
 
-A case: the agent starts with two prepared claims, takes four more of different kinds, releases two, and stops. One of
-its state-writing calls is hit on the way. After that the disk works again, the agent is started, and `Node` checks.
+A case: the agent starts with two prepared claims, prepares four more of different kinds, releases two, and stops. One
+of its state-writing calls gets the fault. After that the disk works again, the agent is started, and `Node` checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from faults.run import Selection, Termination, exit_code, run
 
 
 class Campaign:
-    """One node after another; a new one only where a case has left claims that nobody can release."""
+    """Runs cases on one node; creates a new one only if a case has left claims that cannot be released."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class Campaign:
         self._nodes = 0
         self._node: Node | None = None
         self.calls: list[str] = []
-        """Names of the calls of a case without a fault, in their order."""
+        """The calls of a case without a fault, in order."""
 
     def close(self) -> None:
         if self._node is not None:
@@ -40,21 +40,21 @@ class Campaign:
         self._node = None
 
     def rehearse(self) -> list[str]:
-        """Run one case without a fault and return the state-writing calls that it makes, one "NAME PATH" each."""
+        """Run one case without a fault; return its state-writing calls, one "NAME PATH" each."""
         node = self._prepared_node()
         node.disk.watch()
-        _go(node)
+        _run_workload(node)
         node.disk.repair()
         self.calls = node.disk.calls()
         _check(node)
         return self.calls
 
     def run(self, point: int, fault: Fault, before_check: Callable[[Node], None] | None = None) -> str:
-        """Run one case; return which call was hit, "" where none was. Raises BrokenPromiseError."""
+        """Run one case; return the call that was hit, "" if none. Raises BrokenPromiseError."""
         try:
             node = self._prepared_node()
             node.disk.arm(point, fault)
-            _go(node)
+            _run_workload(node)
             hit = next((line.removeprefix("HIT:") for line in node.disk.calls() if line.startswith("HIT:")), "")
             node.disk.repair()
             if before_check is not None:
@@ -66,7 +66,7 @@ class Campaign:
         return hit
 
     def log(self) -> str:
-        """Return what the agent logged last."""
+        """Return the log of the last agent."""
         logs = sorted(self._folder.glob("node-*/log"), key=lambda path: path.stat().st_mtime)
         return logs[-1].read_text(errors="replace") if logs else ""
 
@@ -79,11 +79,11 @@ class Campaign:
         node.apply(*CLASSES, *HELD)
         node.stop()
         if set(node.prepared) != {claim["metadata"]["name"] for claim in HELD}:
-            raise BrokenPromiseError(f"a working disk, and only these claims were prepared: {sorted(node.prepared)}")
+            raise BrokenPromiseError(f"only these claims were prepared on a working disk: {sorted(node.prepared)}")
         return node
 
 
-def _go(node: Node) -> None:
+def _run_workload(node: Node) -> None:
     if node.start():
         node.apply(*CLAIMS)
         node.delete(HELD[0]["metadata"]["name"], CLAIMS[0]["metadata"]["name"])

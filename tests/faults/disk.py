@@ -1,6 +1,6 @@
-"""A disk that fails where a test says: an agent's state-writing calls are counted, and one of them is hit.
+"""Injected disk faults: the state-writing calls of an agent are counted, and one of them gets a fault.
 
-The calls of the agent's process and of its children are intercepted by `interposer.c`, whatever language makes them.
+`interposer.c` intercepts the calls of the agent's process and of its children, in any language.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYOUT = struct.Struct("=qqiiii")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a call. A sticky fault happens to every later call too, until the disk is repaired."""
+    """The result of a call. A sticky fault affects every later call too, until the disk is repaired."""
 
     name: str
     code: int
@@ -41,11 +41,11 @@ FAULTS = (
     Fault("ENOSPC-sticky", errno.ENOSPC, sticky=True),
     Fault("EROFS-sticky", errno.EROFS, sticky=True),
 )
-"""A torn write ends the process after half of its bytes; a call that is not a write is killed at its beginning."""
+"""A torn write kills the process after half of its bytes; other calls are killed before they run."""
 
 
 def build(folder: Path) -> Path:
-    """Compile the interposer with the C compiler that Rust links with."""
+    """Compile the interposer with the C compiler that Rust uses for linking."""
     library = folder / "interposer.so"
     command: list[str | Path] = [
         "cc",
@@ -65,10 +65,10 @@ def build(folder: Path) -> Path:
 
 
 class Disk:
-    """The directories of one agent, as its processes see them. Not thread-safe."""
+    """The directories of one agent with fault injection. Not thread-safe."""
 
     def __init__(self, library: Path, folder: Path, roots: Iterable[Path], excluded: Iterable[Path] = ()) -> None:
-        """`folder` keeps the control file and the record; calls below `excluded` are neither counted nor hit."""
+        """`folder` has the control file and the record; calls below `excluded` are neither counted nor hit."""
         folder.mkdir(parents=True, exist_ok=True)
         control = folder / "control"
         control.write_bytes(bytes(_LAYOUT.size))
@@ -88,7 +88,7 @@ class Disk:
         os.close(self._handle)
 
     def arm(self, point: int, fault: Fault) -> None:
-        """Have the call number `point`, from 0, hit by the fault."""
+        """Inject the fault into call number `point`, counted from 0."""
         self._record.unlink(missing_ok=True)
         self._set(countdown=point + 1, fault=fault)
 
@@ -106,7 +106,7 @@ class Disk:
         return bool(_LAYOUT.unpack(self._control[:])[4])
 
     def calls(self) -> list[str]:
-        """Return what was recorded, one "NAME PATH" for each call; after `arm` only the calls that were hit."""
+        """Return the recorded calls, one "NAME PATH" each; after `arm` only the calls that were hit."""
         if not self._record.exists():
             return []
         return self._record.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The run of a campaign: which cases, how far it is, and what it came to; SIGTERM ends it after the case in work."""
+"""The run of a campaign: its cases, progress and results; SIGTERM ends it after the current case."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 PROGRESS_EVERY = 50
-"""Cases between two lines about how far a run is."""
+"""Number of cases between two lines of progress."""
 LOG_LINES = 30
-"""Of the agent, shown with a failure."""
+"""Lines of the agent's log that are shown with a failure."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases are run. Points are numbers of calls, in the order in which an agent makes them."""
+    """The selected cases. Points are numbers of calls, in the order in which an agent makes them."""
 
     every: int = 1
     seed: int = 0
@@ -30,14 +30,14 @@ class Selection:
     def add_arguments(parser: argparse.ArgumentParser, faults: Iterable[str]) -> None:
         """Add the options that `of` reads."""
         parser.add_argument("--every", type=int, default=1, help="run every N-th case only")
-        parser.add_argument("--seed", type=int, default=0, help="with which case to begin")
-        parser.add_argument("--from", type=int, default=0, dest="first", metavar="POINT", help="go on at this point")
+        parser.add_argument("--seed", type=int, default=0, help="offset of the first case")
+        parser.add_argument("--from", type=int, default=0, dest="first", metavar="POINT", help="continue at this point")
         parser.add_argument("--point", type=int, help="only this point")
         parser.add_argument("--fault", choices=list(faults), help="only this fault")
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Selection:
-        """Return what was asked for on the command line."""
+        """Return the selection of the command line."""
         return cls(args.every, args.seed, args.first, args.point, args.fault)
 
     def cases(self, points: int, faults: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -50,18 +50,18 @@ class Selection:
 
 @dataclass
 class Tally:
-    """What the cases that were run came to."""
+    """The results of the cases that were run."""
 
     passed: int = 0
     failed: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How often each thing that a case returned happened."""
+    """Count of each result that a case returned."""
     next_point: int | None = None
-    """Where a run that was ended goes on; None: every case was run."""
+    """The point at which an interrupted run continues; None: every case was run."""
 
 
 class Termination:
-    """Takes note of a SIGTERM, from now on until it is left: the case in work ends as it should."""
+    """Records a SIGTERM during the block, so that the current case can finish."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -84,13 +84,13 @@ def run(
     log: Callable[[], str],
     termination: Termination,
 ) -> Tally:
-    """Run cases one by one until all are done or a SIGTERM ends the run, and print what fails.
+    """Run cases one by one until all are done or a SIGTERM ends the run, and print failures.
 
-    `case` returns what happened, "" for nothing to count; what it raises is a failure. `log` returns what the agent of
-    the last case logged.
+    `case` returns its result, "" for nothing to count; an exception is a failure. `log` returns the agent's log of the
+    last case.
     """
     tally = Tally()
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         for number, (point, fault) in enumerate(cases):
             if termination.requested:
@@ -106,19 +106,19 @@ def run(
                 tally.passed += 1
                 tally.outcomes[outcome] += 1
             if (number + 1) % PROGRESS_EVERY == 0:
-                seconds = time.monotonic() - began
+                seconds = time.monotonic() - started
                 print(f"{number + 1} of {len(cases)} cases, at point {point}, {seconds:.0f} s", flush=True)
     finally:
         for name, count in sorted(tally.outcomes.items()):
             print(f"{count:6} {name}", flush=True)
-        print(f"{tally.passed} passed, {tally.failed} failed in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{tally.passed} passed, {tally.failed} failed in {time.monotonic() - started:.0f} s", flush=True)
         if tally.next_point is not None:
             print(f"ended by SIGTERM; ARGS='--from {tally.next_point}' goes on", flush=True)
     return tally
 
 
 def exit_code(tally: Tally) -> int:
-    """Return 0 where every case was run and passed."""
+    """Return 0 if every case was run and passed."""
     if tally.next_point is not None:
         return 128 + signal.SIGTERM
     return 1 if tally.failed else 0

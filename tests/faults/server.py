@@ -1,10 +1,10 @@
-"""Every request of an agent to the API server goes wrong once, in every way; what it serves and publishes stays right.
+"""Injects every fault once into every API request of an agent; what it prepares and publishes stays correct.
 
     make faults-server                     # every request, every fault (about an hour)
     make faults-server ARGS='--every 10'   # a sample
 
 A case: an agent starts and publishes, prepares a claim for a kubelet and prepares it again, taints its devices on a
-notice, withdraws the taints, releases the claim, and stops. One of its requests meets a fault on the way.
+notice, withdraws the taints, releases the claim, and stops. One of its requests gets a fault.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROFILE = "l40s"
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-01-00-0"
 DEVICES = 10
-"""Those of the profile, in two pools."""
+"""Number of devices of the profile, in two pools."""
 DEADLINE_S = 120.0
 FAULTS: dict[str, Callable[[], Fault]] = {
     "reset": lambda: Fault("reset"),
@@ -55,7 +55,7 @@ FAULTS: dict[str, Callable[[], Fault]] = {
 
 
 class BrokenPromiseError(AssertionError):
-    """Something that must never happen has happened."""
+    """A guarantee of the agent does not hold."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Case:
         kubelet = FakeKubelet(self.folder / "k")
         agent = self._start(api)
         try:
-            await self._live(api, await kubelet.driver(), agent)
+            await self._run_workload(api, await kubelet.driver(), agent)
             self.requests = [f"{seen.method} {seen.path}" for seen in api.requests]
         finally:
             await kubelet.close()
@@ -109,30 +109,32 @@ class Case:
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
-    async def _live(self, api: FakeApi, driver: Driver, agent: subprocess.Popen[bytes]) -> None:
+    async def _run_workload(self, api: FakeApi, driver: Driver, agent: subprocess.Popen[bytes]) -> None:
         await _until(lambda: len(published(api)) == DEVICES, "not every device is published", api)
-        whole = published(api)
+        published_at_first = published(api)
         claim = allocate(api)
-        answer = await call(driver, "prepare", claim)
-        if await call(driver, "prepare", claim) != answer:
+        response = await call(driver, "prepare", claim)
+        if await call(driver, "prepare", claim) != response:
             raise BrokenPromiseError("a repeat of prepare has another answer")
         await asyncio.to_thread(send_request, self.folder / "state", Start(what="maintenance"))
         await _until(lambda: all(tainted(api).values()), "not every device is tainted", api)
         await asyncio.to_thread(send_request, self.folder / "state", Cancel(everything=True))
         await _until(lambda: not any(tainted(api).values()), "a device is still tainted", api)
         await call(driver, "unprepare", claim)
-        if published(api) != whole:
-            raise BrokenPromiseError(f"published at first {sorted(whole)}, and then {sorted(published(api))}")
+        if published(api) != published_at_first:
+            raise BrokenPromiseError(
+                f"published at first {sorted(published_at_first)}, and then {sorted(published(api))}"
+            )
         check_pools(api)
-        left = list((self.folder / "cdi").iterdir())
-        if left:
-            raise BrokenPromiseError(f"CDI files of a released claim: {left}")
+        leftovers = list((self.folder / "cdi").iterdir())
+        if leftovers:
+            raise BrokenPromiseError(f"CDI files of a released claim: {leftovers}")
         agent.send_signal(signal.SIGTERM)
         await asyncio.to_thread(agent.wait, DEADLINE_S)
 
 
 def devices(api: FakeApi) -> list[dict[str, Any]]:
-    """Every device in every slice; one that is in two slices twice."""
+    """Return every device in every slice; a device in two slices appears twice."""
     return [device for one in api.objects("resourceslices") for device in one["spec"].get("devices", ())]
 
 
@@ -147,7 +149,7 @@ def tainted(api: FakeApi) -> dict[str, bool]:
 
 
 def check_pools(api: FakeApi) -> None:
-    """Every pool is whole, of one generation, and has each device once."""
+    """Check that every pool is complete, of one generation, and has each device once."""
     named = Counter(device["name"] for device in devices(api))
     if twice := [name for name, count in named.items() if count > 1]:
         raise BrokenPromiseError(f"published twice: {twice}")
@@ -162,9 +164,9 @@ def check_pools(api: FakeApi) -> None:
 
 
 def allocate(api: FakeApi) -> tuple[str, str, str]:
-    """Put an allocated claim into the API server; (namespace, name, uid)."""
+    """Create an allocated claim in the API server; return (namespace, name, uid)."""
     result = {"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": GPU}
-    made = api.put(
+    created = api.put(
         "resourceclaims",
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -174,18 +176,18 @@ def allocate(api: FakeApi) -> tuple[str, str, str]:
             "status": {"allocation": {"devices": {"results": [result]}}},
         },
     )
-    return "default", "one", made["metadata"]["uid"]
+    return "default", "one", created["metadata"]["uid"]
 
 
 async def call(driver: Driver, method: str, claim: tuple[str, str, str]) -> Any:
-    """Call as the kubelet does: an error is asked again."""
+    """Call as the kubelet does: an error is retried."""
     end = time.monotonic() + DEADLINE_S
     while True:
-        answer = (await driver.call(method, [claim])).claims[claim[2]]
-        if not answer.error:
-            return answer
+        response = (await driver.call(method, [claim])).claims[claim[2]]
+        if not response.error:
+            return response
         if time.monotonic() > end:
-            raise BrokenPromiseError(f"{method} is not done after {DEADLINE_S:.0f} s: {answer.error}")
+            raise BrokenPromiseError(f"{method} is not done after {DEADLINE_S:.0f} s: {response.error}")
         await asyncio.sleep(0.1)
 
 
@@ -198,7 +200,7 @@ async def _until(condition: Callable[[], bool], otherwise: str, api: FakeApi) ->
 
 
 def run(point: int, fault: str, folder: Path) -> Case:
-    """Run one case in which the request number `point` meets a fault; raises BrokenPromiseError."""
+    """Run one case in which request number `point` gets a fault; raises BrokenPromiseError."""
     case = Case(folder, FAULTS[fault]())
     assert case.fault is not None
     case.fault.skip = point

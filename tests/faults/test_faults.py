@@ -1,4 +1,4 @@
-"""A sample of the fault campaign, and that the campaign itself can fail: the whole of it is `make faults`."""
+"""A sample of the fault campaign, and a test that the campaign can fail: the whole campaign is `make faults`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
         ("pwrite", "/ledger/journal", "ENOSPC-sticky"),
     ],
 )
-def test_a_call_that_fails_breaks_no_promise(campaign: Campaign, call: str, path: str, fault: str) -> None:
+def test_a_failing_call_breaks_no_guarantee(campaign: Campaign, call: str, path: str, fault: str) -> None:
     points = [n for n, line in enumerate(campaign.calls) if line.startswith(f"{call} ") and path in line]
     assert points, f"a case makes no {call} below {path}"
     point = points[len(points) // 2]
@@ -51,7 +51,7 @@ def test_a_call_that_fails_breaks_no_promise(campaign: Campaign, call: str, path
     assert hit, "the fault did not happen"
 
 
-def test_the_campaign_notices_a_lost_claim(campaign: Campaign) -> None:
+def test_the_campaign_detects_a_lost_claim(campaign: Campaign) -> None:
     def lose_the_state(node: Node) -> None:
         shutil.rmtree(node.state / "ledger")
         for path in node.state.glob("objects.db*"):

@@ -1,4 +1,4 @@
-"""A campaign goes on after a failure, ends at SIGTERM with what it came to, and goes on where it was."""
+"""A campaign continues after a failure, reports results at SIGTERM, and can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults.run import Selection, Termination, exit_code, run
 FAULTS = ("EIO", "ENOSPC")
 
 
-def test_a_run_that_is_ended_tells_what_it_came_to_and_goes_on_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_reports_results_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     done: list[tuple[int, str]] = []
 
     def case(point: int, fault: str) -> str:
@@ -29,15 +29,17 @@ def test_a_run_that_is_ended_tells_what_it_came_to_and_goes_on_there(capsys: pyt
     assert signal.getsignal(signal.SIGTERM) is before
     assert done == [(0, "EIO"), (0, "ENOSPC"), (1, "EIO"), (1, "ENOSPC"), (2, "EIO")]
     assert (tally.passed, tally.failed, tally.next_point, exit_code(tally)) == (4, 1, 2, 143)
-    told = capsys.readouterr().out
-    assert "FAILED --point 1 --fault 'EIO' (call 1)" in told and "a claim is gone" in told and "    the log" in told
-    assert "     2 EIO" in told and "4 passed, 1 failed" in told and "ARGS='--from 2' goes on" in told
-    # The point at which it ended is run whole.
+    output = capsys.readouterr().out
+    assert (
+        "FAILED --point 1 --fault 'EIO' (call 1)" in output and "a claim is gone" in output and "    the log" in output
+    )
+    assert "     2 EIO" in output and "4 passed, 1 failed" in output and "ARGS='--from 2' goes on" in output
+    # The point at which it was interrupted is run completely.
     rest = list(Selection(first=2).cases(4, FAULTS))
     assert rest == [(2, "EIO"), (2, "ENOSPC"), (3, "EIO"), (3, "ENOSPC")]
 
 
-def test_a_run_to_the_end_fails_where_a_case_failed() -> None:
+def test_a_complete_run_fails_if_a_case_failed() -> None:
     def case(point: int, fault: str) -> str:
         if point == 1:
             raise RuntimeError
@@ -49,7 +51,7 @@ def test_a_run_to_the_end_fails_where_a_case_failed() -> None:
     assert (exit_code(bad), exit_code(good), bad.next_point) == (1, 0, None)
 
 
-def test_a_sample_takes_every_nth_case_and_a_seed_takes_others() -> None:
+def test_a_sample_has_every_nth_case_and_depends_on_the_seed() -> None:
     everything = list(Selection().cases(10, FAULTS))
     samples = [list(Selection(every=4, seed=seed).cases(10, FAULTS)) for seed in range(20)]
     assert {len(sample) for sample in samples} == {5} and len({tuple(sample) for sample in samples}) == 4

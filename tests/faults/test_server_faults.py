@@ -1,4 +1,4 @@
-"""A sample of the campaign in which the API server fails: the whole of it is `make faults-server`."""
+"""A sample of the campaign with API server faults: the whole campaign is `make faults-server`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults.server import FAULTS, BrokenPromiseError, rehearse, run
 
 @pytest.fixture(scope="module")
 def requests() -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="dra-") as folder:  # short: sockets of a kubelet are made below it
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:  # short: sockets of a kubelet are created below it
         return rehearse(Path(folder))
 
 
@@ -26,7 +26,7 @@ def requests() -> list[str]:
         ("PUT", "resourceslices", "503 three times"),
     ],
 )
-def test_a_request_that_fails_breaks_no_promise(
+def test_a_failing_request_breaks_no_guarantee(
     requests: list[str], short_path: Path, verb: str, path: str, fault: str
 ) -> None:
     points = [number for number, one in enumerate(requests) if one.startswith(f"{verb} ") and path in one]
@@ -38,6 +38,6 @@ def test_a_request_that_fails_breaks_no_promise(
         pytest.fail(f"--point {points[-1]} --fault '{fault}': {broken}\n{log}")
 
 
-def test_there_is_a_fault_for_every_way_in_which_a_server_fails() -> None:
+def test_every_kind_of_server_failure_has_a_fault() -> None:
     actions = {make().action for make in FAULTS.values()}
     assert actions == {"answer", "reset", "hang", "reset-after", "late", "truncate", "stale"}

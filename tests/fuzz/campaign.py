@@ -20,11 +20,11 @@ from fuzz import libfuzzer
 from fuzz.targets import CORPUS, PYTHON, ROOT, TARGETS, WORK, Target, build_drivers, install_atheris
 
 MEMORY = Path("/dev/shm")
-"""What targets write goes here, where there is such a file system: a disk takes many times as long."""
+"""Targets write here if this file system exists: a disk is many times slower."""
 
 
 class Campaign:
-    """Targets that are built, and their working corpora."""
+    """Built targets and their working corpora."""
 
     def __init__(self, targets: list[Target]) -> None:
         self.targets = targets
@@ -42,7 +42,7 @@ class Campaign:
         return [str(self._drivers / target.name), *target.options()]
 
     def fuzz(self, target: Target, seconds: int, inputs: int) -> libfuzzer.Outcome:
-        """Fuzz one target; what is new is kept in its working corpus."""
+        """Fuzz one target; new inputs are kept in its working corpus."""
         corpora = [WORK / "corpus" / target.name, CORPUS / target.name]
         with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
             return libfuzzer.run(
@@ -55,9 +55,9 @@ class Campaign:
             )
 
     def minimise(self, target: Target) -> int:
-        """Replace the committed corpus by few inputs that reach as much; return their number.
+        """Replace the committed corpus by fewer inputs with the same coverage; return their number.
 
-        Inputs named `past-...` failed once. They stay.
+        Inputs named `past-...` failed once. They are kept.
         """
         committed = CORPUS / target.name
         with tempfile.TemporaryDirectory(dir=WORK) as folder:
@@ -74,7 +74,7 @@ class Campaign:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a campaign; return 1 where a target failed."""
+    """Run a campaign; return 1 if a target failed."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1, help="for each target")
     parser.add_argument("--inputs", type=int, default=0, help="end a target after so many inputs (default: no limit)")
@@ -106,15 +106,15 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(target: Target, outcome: libfuzzer.Outcome) -> str:
-    """Return what failed, and the command that runs it again."""
+    """Return the failure and the command that reproduces it."""
     if outcome.failure is None:
         tail = "\n".join(outcome.log.read_text(errors="replace").splitlines()[-5:])
         return f"{target.name}: libFuzzer ended without an input that fails: {outcome.log}\n{tail}"
     lines = outcome.log.read_text(errors="replace").splitlines()
     panics = [index for index, line in enumerate(lines) if "panicked at" in line or line.startswith(" === Uncaught")]
     reason = "\n".join(lines[panics[0] : panics[0] + 4]) if panics else lines[-1]
-    again = f"make fuzz ARGS='--target {target.name} --input {outcome.failure}'"
-    return f"{target.name}: {reason}\nreproduce: {again}"
+    command = f"make fuzz ARGS='--target {target.name} --input {outcome.failure}'"
+    return f"{target.name}: {reason}\nreproduce: {command}"
 
 
 if __name__ == "__main__":

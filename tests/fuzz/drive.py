@@ -12,19 +12,19 @@ from collections.abc import Callable
 CPU_LIMIT_S = 5.0
 """CPU time of one input. Coverage makes Python several times slower."""
 MEMORY_LIMIT_KIB = 64 << 10
-"""By which one input may raise the peak of the process."""
+"""The maximum increase of the peak memory by one input."""
 
 
 def limited(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return a check that fails where an input takes too much time or memory."""
+    """Return a check that fails if an input takes too much time or memory."""
 
     def run(data: bytes) -> None:
-        began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         check(data)
-        taken = time.process_time() - began
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        assert taken <= CPU_LIMIT_S, f"{taken:.1f} s of CPU time, at most {CPU_LIMIT_S} are allowed"
-        assert grown <= MEMORY_LIMIT_KIB, f"{grown} KiB of memory, at most {MEMORY_LIMIT_KIB} are allowed"
+        cpu_time = time.process_time() - started
+        increase = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert cpu_time <= CPU_LIMIT_S, f"{cpu_time:.1f} s of CPU time, at most {CPU_LIMIT_S} are allowed"
+        assert increase <= MEMORY_LIMIT_KIB, f"{increase} KiB of memory, at most {MEMORY_LIMIT_KIB} are allowed"
 
     return run
 
@@ -34,12 +34,12 @@ def main(arguments: list[str]) -> None:
     import atheris
 
     name, *options = arguments
-    # What the agent logs of each input would be most of the work.
+    # Logging would take most of the time.
     logging.disable(logging.CRITICAL)
-    # tomllib is Python's own, and what the agent does with what it raises is part of the target.
+    # tomllib is included, because the agent's handling of its exceptions is part of the target.
     with atheris.instrument_imports(include=["dra_agent", "tomllib"]):
         target = importlib.import_module(f"fuzz.inputs.{name}")
-        # Modules that are imported when they are needed.
+        # Import modules that are imported on first use.
         target.check(b"")
     atheris.Setup([sys.argv[0], *options], limited(target.check))
     atheris.Fuzz()

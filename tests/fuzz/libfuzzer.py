@@ -1,4 +1,4 @@
-"""One run of libFuzzer, and what it reports."""
+"""One run of libFuzzer and its results."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _STATUS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
 _INPUTS = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 _ARTIFACT = re.compile(r"Test unit written to (\S+)")
 HANG_TIMEOUT_S = 120
-"""Wall clock time of one input. Targets measure CPU time; this ends what waits."""
+"""Wall clock time of one input. Targets measure CPU time; this ends a blocked target."""
 MEMORY_LIMIT_MB = 2048
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run did."""
+    """The results of one run."""
 
     inputs: int
     coverage: int
-    """Edges of the control flow that were reached."""
+    """Covered edges of the control flow."""
     new_files: int
-    """Inputs that reached something new and were added to the working corpus."""
+    """Inputs with new coverage that were added to the working corpus."""
     seconds: float
     failure: Path | None
-    """The input that failed, where one did."""
+    """The failing input, if any."""
     log: Path
     failed: bool
 
@@ -43,9 +43,9 @@ def run(
     inputs: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Fuzz for so many seconds, or until so many inputs were run; stop at the first failure.
+    """Fuzz for that many seconds, or until that many inputs were run; stop at the first failure.
 
-    New inputs go to the first corpus. `folder` gets the log and the input that fails.
+    New inputs go to the first corpus. `folder` gets the log and the failing input.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for corpus in corpora:
@@ -64,7 +64,7 @@ def run(
     ]
     started = time.monotonic()
     with log.open("wb") as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*command, *options, *map(str, corpora)],
             stdout=output,
             stderr=output,
@@ -74,22 +74,22 @@ def run(
     text = log.read_text(errors="replace")
     artifact = _ARTIFACT.search(text)
     statuses = _STATUS.findall(text)
-    counted = _INPUTS.search(text)
+    executed = _INPUTS.search(text)
     return Outcome(
-        inputs=int(counted[1]) if counted else int(statuses[-1][0]) if statuses else 0,
+        inputs=int(executed[1]) if executed else int(statuses[-1][0]) if statuses else 0,
         coverage=int(statuses[-1][1]) if statuses else 0,
         new_files=len(set(corpora[0].iterdir()) - before),
         seconds=time.monotonic() - started,
         failure=Path(artifact[1]) if artifact else None,
         log=log,
-        failed=done.returncode != 0,
+        failed=completed.returncode != 0,
     )
 
 
 def minimise(
     command: Sequence[str], into: Path, corpora: Sequence[Path], log: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Fill `into` with few inputs that together reach what those of the corpora reach."""
+    """Fill `into` with few inputs that have the same coverage as the corpora."""
     into.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

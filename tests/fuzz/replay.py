@@ -1,4 +1,4 @@
-"""Check inputs of one Python target in a process of its own: `python -m fuzz.replay NAME FILE...`."""
+"""Check inputs of one Python target in a separate process: `python -m fuzz.replay NAME FILE...`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> None:
-    """End with the name of the first input that breaks a property of its target."""
+    """Fail with the name of the first input that breaks a property of its target."""
     name, *files = arguments
     logging.disable(logging.CRITICAL)
     check = importlib.import_module(f"fuzz.inputs.{name}").check

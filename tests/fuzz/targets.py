@@ -1,4 +1,4 @@
-"""The fuzz targets: their names, what drives each, and how it is built."""
+"""The fuzz targets: their names, drivers and build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRIVERS = ROOT / "fuzz"
 CORPUS = DRIVERS / "corpus"
 """Committed inputs, one folder for each target."""
 WORK = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "fuzz"
-"""What a run builds and finds. Not committed."""
+"""Build results and findings of a run. Not committed."""
 
 # Edge coverage and traced comparisons, as cargo-fuzz asks of rustc. LLVM's pass is in the stable compiler; address
 # sanitizing is not, and code without `unsafe` has no use for it.
@@ -34,7 +34,7 @@ class Target:
 
     name: str
     max_length: int
-    """Bytes of an input."""
+    """Maximum length of an input in bytes."""
     dictionary: str = ""
 
     def options(self) -> list[str]:
@@ -69,13 +69,13 @@ TARGETS = {target.name: target for target in (*RUST, *PYTHON)}
 
 
 def install_atheris() -> Path:
-    """Install what drives the Python targets, pinned, beside the working corpus; return the folder to import from."""
+    """Install atheris, pinned, next to the working corpus; return the folder to import from."""
     folder, pins = WORK / "atheris", DRIVERS / "requirements.txt"
-    done = folder / ".pins"
-    if not done.exists() or done.read_text() != pins.read_text():
+    stamp = folder / ".pins"
+    if not stamp.exists() or stamp.read_text() != pins.read_text():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
         subprocess.run([*command, "--no-deps", "--upgrade", "--target", str(folder), "-r", str(pins)], check=True)
-        done.write_text(pins.read_text())
+        stamp.write_text(pins.read_text())
     return folder
 
 
@@ -86,7 +86,7 @@ def build_drivers() -> Path:
     hosts: list[str] = re.findall(r"^host: (.+)$", version, re.MULTILINE)
     (host,) = hosts
     folder = WORK / "build"
-    # With a target of its own, what runs while building (build scripts, macros) has no coverage.
+    # With its own target, code that runs during the build (build scripts, macros) has no coverage.
     command = [cargo, "build", "--locked", "--quiet", "--release", "--target", host, "--target-dir", str(folder)]
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""The campaign finds what a target breaks, reports it, and says how to run it again; it needs no compiler here."""
+"""The campaign reports failures of targets and how to reproduce them; it needs no compiler here."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def drive(folder: Path, fails: bool) -> libfuzzer.Outcome:
     return libfuzzer.run(command, [folder / "work", folder / "committed"], folder / "failures", seconds=1)
 
 
-def test_a_run_is_counted(tmp_path: Path) -> None:
+def test_results_of_a_run_are_counted(tmp_path: Path) -> None:
     outcome = drive(tmp_path, fails=False)
     assert (outcome.inputs, outcome.coverage, outcome.new_files) == (600, 12, 1)
     assert not outcome.failed and outcome.failure is None
 
 
-def test_a_failure_names_its_input_and_the_command_that_repeats_it(tmp_path: Path) -> None:
+def test_a_failure_names_its_input_and_the_reproducing_command(tmp_path: Path) -> None:
     outcome = drive(tmp_path, fails=True)
     assert outcome.failed and outcome.inputs == 512
     assert outcome.failure is not None and outcome.failure.read_bytes() == b"bad"
@@ -50,7 +50,7 @@ def test_a_failure_names_its_input_and_the_command_that_repeats_it(tmp_path: Pat
     assert f"make fuzz ARGS='--target quantity --input {outcome.failure}'" in text
 
 
-def test_every_target_has_a_driver_a_corpus_and_a_dictionary_that_is_there() -> None:
+def test_every_target_has_a_driver_a_corpus_and_a_dictionary() -> None:
     assert {path.stem for path in (DRIVERS / "src" / "bin").iterdir()} == {target.name for target in RUST}
     assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
     for target in TARGETS.values():
@@ -64,7 +64,7 @@ def test_the_committed_corpus_stays_small() -> None:
     assert total < 1 << 20, f"the corpus has {total} bytes: make fuzz ARGS=--minimise"
 
 
-def test_the_drivers_use_the_crates_that_the_product_uses() -> None:
+def test_drivers_use_the_crate_versions_of_the_product() -> None:
     def packages(lock: Path) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         for package in tomllib.loads(lock.read_text())["package"]:
@@ -77,13 +77,13 @@ def test_the_drivers_use_the_crates_that_the_product_uses() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--target", "nothing"], ["--minutes", "many"]])
-def test_a_wrong_argument_is_refused_before_anything_is_built(arguments: list[str]) -> None:
-    done = subprocess.run(
+def test_a_wrong_argument_is_refused_before_the_build(arguments: list[str]) -> None:
+    result = subprocess.run(
         [sys.executable, "-m", "fuzz.campaign", *arguments],
         cwd=ROOT / "tests",
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert arguments[1] in done.stderr
+    assert result.returncode == 2
+    assert arguments[1] in result.stderr

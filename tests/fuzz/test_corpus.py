@@ -1,4 +1,4 @@
-"""Every committed input of a Python target keeps its properties; `rust/fuzz/tests/corpus.rs` has the Rust targets."""
+"""Every committed input of a Python target keeps its properties; `rust/fuzz/tests/corpus.rs` checks the Rust ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 600
 
 
 def replay(name: str, files: list[Path], temporary: Path) -> subprocess.CompletedProcess[str]:
-    """Check inputs in a process of their own: a target changes its process, and serves until it ends."""
+    """Check inputs in a separate process: a target changes its process and serves until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "fuzz.replay", name, *map(str, files)],
         cwd=ROOT / "tests",
@@ -28,14 +28,14 @@ def replay(name: str, files: list[Path], temporary: Path) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("name", [target.name for target in PYTHON])
-def test_every_committed_input_keeps_the_properties_of_its_target(name: str, short_path: Path) -> None:
+def test_committed_inputs_keep_the_properties_of_their_target(name: str, short_path: Path) -> None:
     inputs = sorted((CORPUS / name).iterdir())
     assert inputs, f"no corpus of {name}"
-    done = replay(name, inputs, short_path)
-    assert done.returncode == 0, done.stderr
+    result = replay(name, inputs, short_path)
+    assert result.returncode == 0, result.stderr
 
 
-def test_an_input_that_breaks_a_property_is_named(short_path: Path) -> None:
+def test_a_failing_input_is_named(short_path: Path) -> None:
     absent = short_path / "absent"
-    done = replay("config", [absent], short_path)
-    assert done.returncode != 0 and f"{absent}: FileNotFoundError" in done.stderr
+    result = replay("config", [absent], short_path)
+    assert result.returncode != 0 and f"{absent}: FileNotFoundError" in result.stderr

@@ -1,4 +1,4 @@
-"""A vendor is added by what docs/contributing/add-a-vendor.md shows, and by nothing else."""
+"""Adding a vendor takes exactly the steps of docs/contributing/add-a-vendor.md."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MACHINE = Machine(
 
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The modules of the page, in place of files in the packages; the names of the modules."""
+    """The modules of the page, instead of files in the packages; yields their names."""
     page = PAGE.read_text()
     written = []
     for module in MODULE.finditer(page):
@@ -69,16 +69,16 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
         del sys.modules[name]
 
 
-def test_the_registry_of_the_page_is_the_one_of_the_code() -> None:
+def test_registry_of_the_page_matches_the_code() -> None:
     line = REGISTRY.search(PAGE.read_text())
     assert line is not None
     namespace: dict[str, dict[str, str]] = {}
     exec(line[0], namespace)
-    shown = namespace["GPU_VENDORS"]
-    assert {key: value for key, value in shown.items() if value != "acme"} == vendors.GPU_VENDORS
+    registry = namespace["GPU_VENDORS"]
+    assert {key: value for key, value in registry.items() if value != "acme"} == vendors.GPU_VENDORS
 
 
-def test_a_made_up_vendor_is_published_and_prepared(acme: list[str], tmp_path: Path) -> None:
+def test_a_fictional_vendor_is_published_and_prepared(acme: list[str], tmp_path: Path) -> None:
     assert acme == ["dra_agent.inventory.acme.backend", "dra_agent.cdi.edits.acme"]
     host = build_machine(MACHINE, tmp_path / "host")
     inventory = collect(host, scan(host))
@@ -94,7 +94,7 @@ def test_a_made_up_vendor_is_published_and_prepared(acme: list[str], tmp_path: P
     assert edits.notes == ("image: bring libacme",)
 
 
-def test_without_its_modules_a_vendor_is_published_with_the_common_attributes(tmp_path: Path) -> None:
+def test_a_vendor_without_modules_has_the_common_attributes(tmp_path: Path) -> None:
     host = build_machine(MACHINE, tmp_path)
     (gpu,) = collect(host, scan(host)).devices
     assert gpu.vendor == "0xacce"

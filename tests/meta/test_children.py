@@ -1,4 +1,4 @@
-"""Processes that run the agent's own code are started in one way."""
+"""Child processes with the agent's own code are started in one place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ONE_WAY = ROOT / "python/dra_agent/child.py"
+CHILD_MODULE = ROOT / "python/dra_agent/child.py"
 INTERPRETER = re.compile(r"sys\.executable|[\"' /]python3?[\"' ]|[\"']-m[\"']")
 
 
@@ -14,14 +14,14 @@ def test_only_one_module_starts_an_interpreter() -> None:
     elsewhere = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sorted((ROOT / "python/dra_agent").rglob("*.py"))
-        if path != ONE_WAY
+        if path != CHILD_MODULE
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if INTERPRETER.search(line) and not line.lstrip().startswith(("#", '"""'))
     ]
     assert not elsewhere, f"start it through dra_agent.child: {elsewhere}"
 
 
-def test_what_is_installed_starts_the_interpreter_isolated() -> None:
+def test_the_installed_command_isolates_the_interpreter() -> None:
     installer = (ROOT / "deploy/install.py").read_text()
     assert 'LAUNCHER = """#!{python} -I\n' in installer
     started = re.findall(r"subprocess\.run\(\[python, (\S+),", installer)

@@ -1,4 +1,4 @@
-"""Time that no step of the wall clock changes."""
+"""Time that steps of the wall clock do not change."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fake_clock import FakeTime
 
 EIGHT_HOURS_S = 8 * 3600.0
 ROUNDING_S = 1e-5
-"""By which times of whole microseconds differ from the clock's nanoseconds."""
+"""Rounding of times in whole microseconds compared with the clock's nanoseconds."""
 
 
 @pytest.mark.parametrize("step", [-EIGHT_HOURS_S, EIGHT_HOURS_S])
-def test_a_step_of_the_wall_clock_is_no_time(step: float) -> None:
+def test_a_step_of_the_wall_clock_is_not_elapsed_time(step: float) -> None:
     time = FakeTime()
     clock = time.clock()
     before = clock.now()
@@ -26,26 +26,26 @@ def test_a_step_of_the_wall_clock_is_no_time(step: float) -> None:
     assert abs(clock.from_wall(time.wall()) - clock.now()) < timedelta(milliseconds=1)
 
 
-def test_without_a_step_both_are_the_same() -> None:
+def test_without_a_step_both_clocks_agree() -> None:
     time = FakeTime()
     clock = time.clock()
     time.pass_(1e6)
-    time.step_wall(1.0)  # less than what counts as a step
+    time.step_wall(1.0)  # smaller than a step
     assert clock.to_wall(clock.now()) == clock.now()
 
 
-def test_it_is_the_time_since_the_boot_suspended_time_included() -> None:
+def test_the_clock_counts_suspended_time_since_boot() -> None:
     import time
 
     monotonic = time.clock_gettime(time.CLOCK_MONOTONIC)
     before = boottime()
     since_boot = (STEADY.now() - STEADY.booted).total_seconds()
     after = boottime()
-    assert before >= monotonic, "only this one counts the time in suspension"
+    assert before >= monotonic, "only CLOCK_BOOTTIME counts suspended time"
     assert before - ROUNDING_S <= since_boot <= after + ROUNDING_S
 
 
-def test_a_time_at_the_end_of_the_calendar_stays() -> None:
+def test_the_latest_time_of_the_calendar_is_unchanged() -> None:
     from datetime import UTC, datetime
 
     time = FakeTime()

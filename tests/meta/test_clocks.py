@@ -28,7 +28,7 @@ _FORBIDDEN = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("date
 
 
 def wall_clock_uses(tree: ast.AST) -> list[int]:
-    """Lines in which the wall clock is read, or handed on to be read."""
+    """Return the lines that read the wall clock, or pass on a function that does."""
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -50,7 +50,7 @@ def test_the_wall_clock_is_read_only_where_wall_time_is_needed() -> None:
     assert not unexpected, f"measure durations by dra_agent.clock, or give the reason in WALL_TIME: {unexpected}"
 
 
-def test_every_way_of_reading_the_wall_clock_is_found() -> None:
+def test_every_way_to_read_the_wall_clock_is_found() -> None:
     for source in (
         "import time; time.time()",
         "import time; clock = time.time",

@@ -1,4 +1,4 @@
-"""Where the test cluster cannot run, `make cluster` says in one line what is missing, and leaves no trace."""
+"""`make cluster` lists all missing prerequisites of the test cluster in one line and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cluster.kube import build, prerequisites
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
-    # No program is on PATH, and none is built.
+def test_all_missing_prerequisites_are_reported_at_once(tmp_path: Path) -> None:
+    # PATH has no binary, and none is built.
     environment = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, "-m", "cluster.kube", "up"],
@@ -24,21 +24,21 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 1
-    (said,) = run.stderr.splitlines()
-    for lacking in ("Go 1.26 or newer", "apt-get install runc", "openssl", "iproute2"):
-        assert lacking in said
-    assert ("root" in said) == (os.geteuid() != 0)
+    (message,) = run.stderr.splitlines()
+    for missing in ("Go 1.26 or newer", "apt-get install runc", "openssl", "iproute2"):
+        assert missing in message
+    assert ("root" in message) == (os.geteuid() != 0)
     assert not (tmp_path / "dra-agent-cluster").exists()
 
 
-def test_the_cache_is_named_after_the_versions() -> None:
+def test_the_cache_directory_has_the_versions_in_its_name() -> None:
     versions = {module.name: module.version() for module in build.modules()}
     assert versions.keys() == {"etcd", "containerd", "kubernetes", "helm"}
     name = build.directory().name
     assert all(f"{module}-{version}" in name for module, version in versions.items())
 
 
-def test_a_dynamic_busybox_does_not_do(tmp_path: Path) -> None:
+def test_a_dynamically_linked_busybox_is_refused(tmp_path: Path) -> None:
     dynamic, static = tmp_path / "dynamic", tmp_path / "static"
     dynamic.write_bytes(b"\x7fELF" + b"\0" * 60 + b"/lib64/ld-linux-x86-64.so.2\0")
     static.write_bytes(b"\x7fELF" + b"\0" * 60)

@@ -1,4 +1,4 @@
-"""Threads of the agent's executors: as many as are needed, and none that keeps the process alive."""
+"""Threads of the agent's executors: started on demand, and none keeps the process alive."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pytest
 from dra_agent import daemon_threads
 from dra_agent.daemon_threads import DaemonExecutor
 
-GENEROUS_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def test_calls_run_side_by_side_up_to_the_limit_and_give_results_and_errors() -> None:
+def test_calls_run_in_parallel_up_to_the_limit() -> None:
     executor = DaemonExecutor(3, "test")
     together, last = threading.Barrier(3), threading.Event()
-    done = [executor.submit(together.wait, GENEROUS_S) for _ in range(3)]
-    assert sorted(one.result(GENEROUS_S) for one in done) == [0, 1, 2]
+    done = [executor.submit(together.wait, TIMEOUT_S) for _ in range(3)]
+    assert sorted(one.result(TIMEOUT_S) for one in done) == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
-        executor.submit(lambda: 1 // 0).result(GENEROUS_S)
-    blocked = [executor.submit(last.wait, GENEROUS_S) for _ in range(3)]
+        executor.submit(lambda: 1 // 0).result(TIMEOUT_S)
+    blocked = [executor.submit(last.wait, TIMEOUT_S) for _ in range(3)]
     late = executor.submit(int, "7")
     assert not late.done()
     last.set()
-    assert all(one.result(GENEROUS_S) for one in blocked) and late.result(GENEROUS_S) == 7
+    assert all(one.result(TIMEOUT_S) for one in blocked) and late.result(TIMEOUT_S) == 7
 
 
-def test_idle_threads_end_and_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_end_and_later_calls_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_threads, "IDLE_TIMEOUT_S", 0.01)
     executor = DaemonExecutor(4, "idle-test")
-    assert executor.submit(int, "1").result(GENEROUS_S) == 1
+    assert executor.submit(int, "1").result(TIMEOUT_S) == 1
     waited = threading.Event()
     for _ in range(6000):
         if not any(thread.name.startswith("idle-test") for thread in threading.enumerate()):
@@ -41,25 +41,25 @@ def test_idle_threads_end_and_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         waited.wait(0.01)
     else:
         pytest.fail("an idle thread stays")
-    assert executor.submit(int, "2").result(GENEROUS_S) == 2
+    assert executor.submit(int, "2").result(TIMEOUT_S) == 2
 
 
-def test_after_the_end_nothing_is_taken_and_what_has_not_begun_is_dropped() -> None:
-    executor, begun, gate = DaemonExecutor(1, "test"), threading.Event(), threading.Event()
+def test_shutdown_refuses_new_calls_and_cancels_pending_ones() -> None:
+    executor, started, gate = DaemonExecutor(1, "test"), threading.Event(), threading.Event()
 
-    def begin_and_wait() -> bool:
-        begun.set()
-        return gate.wait(GENEROUS_S)
+    def start_and_wait() -> bool:
+        started.set()
+        return gate.wait(TIMEOUT_S)
 
-    running, dropped = executor.submit(begin_and_wait), executor.submit(int, "1")
-    assert begun.wait(GENEROUS_S)
+    running, dropped = executor.submit(start_and_wait), executor.submit(int, "1")
+    assert started.wait(TIMEOUT_S)
     executor.shutdown(wait=True)  # does not wait
     with pytest.raises(CancelledError):
-        dropped.result(GENEROUS_S)
+        dropped.result(TIMEOUT_S)
     with pytest.raises(RuntimeError):
         executor.submit(int, "1")
     gate.set()
-    assert running.result(GENEROUS_S)
+    assert running.result(TIMEOUT_S)
 
 
 HUNG = """
@@ -78,14 +78,14 @@ print("ended")
 """
 
 
-def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
+def test_a_hanging_call_does_not_prevent_the_process_from_ending() -> None:
     done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_it_serves_as_the_executor_of_an_event_loop() -> None:
-    async def story() -> int:
+def test_executor_works_in_an_event_loop() -> None:
+    async def scenario() -> int:
         asyncio.get_running_loop().set_default_executor(DaemonExecutor(2, "loop"))
         return await asyncio.to_thread(int, "5")
 
-    assert asyncio.run(story()) == 5
+    assert asyncio.run(scenario()) == 5

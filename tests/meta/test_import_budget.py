@@ -1,4 +1,4 @@
-"""What `import dra_agent.cli.main` may load: the import list is the agent's memory and start-up budget."""
+"""The modules that `import dra_agent.cli.main` may load: imports cost memory and start-up time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 HEAVY = {"pynvml", "pyroute2", "prometheus_client", "psutil", "rich", "yaml", "grpc", "asyncio", "sqlite3"}
 
 
-def test_standalone_mode_loads_nothing_of_kubernetes() -> None:
+def test_standalone_mode_loads_no_kubernetes_modules() -> None:
     code = "import sys, dra_agent.agent.agent, dra_agent.agent.standalone_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     kubernetes = {
@@ -26,16 +26,16 @@ def test_standalone_mode_loads_nothing_of_kubernetes() -> None:
 
 
 @pytest.mark.parametrize("module", ["dra_agent", "dra_agent.cli.main", "dra_agent.allocator"])
-def test_importing_loads_nothing_heavy(module: str) -> None:
+def test_importing_loads_no_heavy_modules(module: str) -> None:
     code = f"import sys, {module}; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert HEAVY.isdisjoint(loaded), f"{module} pulls in {sorted(HEAVY & set(loaded))}"
 
 
-FOR_OTHERS = HEAVY - {"grpc", "asyncio"} | {"lightkube", "httpx2", "email", "hashlib", "difflib", "tomllib"}
+OPTIONAL = HEAVY - {"grpc", "asyncio"} | {"lightkube", "httpx2", "email", "hashlib", "difflib", "tomllib"}
 
 
-def test_an_agent_of_kubernetes_loads_only_what_every_node_needs() -> None:
+def test_kubernetes_mode_loads_only_what_every_node_needs() -> None:
     code = "import sys, dra_agent.agent.kubernetes_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert FOR_OTHERS.isdisjoint(loaded), f"it pulls in {sorted(FOR_OTHERS & set(loaded))}"
+    assert OPTIONAL.isdisjoint(loaded), f"it pulls in {sorted(OPTIONAL & set(loaded))}"

@@ -1,4 +1,4 @@
-"""Text from elsewhere that is nested too deeply, or no UTF-8, is refused in words, as any other that cannot be read."""
+"""Input that is nested too deeply or not UTF-8 is refused with the usual message for unreadable input."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from dra_agent.webhook.admission import MalformedReviewError, review
 DEEP = b'{"none":' + b"[" * 3000
 
 
-def wrong(field: str) -> list[bytes]:
-    """Return what is nested too deeply, and what has a text that is no UTF-8."""
+def malformed(field: str) -> list[bytes]:
+    """Return input that is nested too deeply, and input that is not UTF-8."""
     return [DEEP, b'{"%s":"\xff"}' % field.encode()]
 
 
-@pytest.mark.parametrize("line", wrong("op"))
-def test_a_reclaim_request(line: bytes) -> None:
+@pytest.mark.parametrize("line", malformed("op"))
+def test_malformed_reclaim_request_is_refused(line: bytes) -> None:
     with pytest.raises(UsageError, match="not a request"):
         reclaim.decode_request(line)
 
 
-@pytest.mark.parametrize("line", [b'{"op":"apply","objects":[' + b'{"a":' * 3000, *wrong("op")])
-def test_a_standalone_request(line: bytes) -> None:
+@pytest.mark.parametrize("line", [b'{"op":"apply","objects":[' + b'{"a":' * 3000, *malformed("op")])
+def test_malformed_standalone_request_is_refused(line: bytes) -> None:
     with pytest.raises(UsageError, match="not a request"):
         standalone.decode_request(line)
 
 
-@pytest.mark.parametrize("line", wrong("op"))
-def test_a_request_to_release(line: bytes) -> None:
+@pytest.mark.parametrize("line", malformed("op"))
+def test_malformed_release_request_is_refused(line: bytes) -> None:
     with pytest.raises(UsageError, match="not a request"):
         release_socket.decode_request(line)
 
 
-@pytest.mark.parametrize("line", wrong("task"))
-def test_a_request_of_a_hook(line: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", malformed("task"))
+def test_malformed_hook_request_is_refused(line: bytes, tmp_path: Path) -> None:
     hooks = HookServer(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
         asyncio.run(hooks._handle(line))
 
 
-@pytest.mark.parametrize("body", wrong("apiVersion"))
-def test_a_review(body: bytes) -> None:
+@pytest.mark.parametrize("body", malformed("apiVersion"))
+def test_malformed_admission_review_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedReviewError, match="not an AdmissionReview"):
         review(body, "d.example.com", {})
 
 
-def test_a_metadata_file() -> None:
+def test_malformed_metadata_file_is_ignored() -> None:
     assert generation_of(DEEP) is None

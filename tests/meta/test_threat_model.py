@@ -1,4 +1,4 @@
-"""The threat model names a test for everything that an attacker cannot do."""
+"""The threat model names a test for every prevented attack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| ([ABCDN]) \| .+ \| `(tests/\S+\.py)::(\w+)` \|$")
 
 
-def test_each_statement_names_a_test_that_exists() -> None:
+def test_each_row_names_an_existing_test() -> None:
     page = (ROOT / "docs/threat-model.md").read_text()
     table = page.partition("## Prevented attacks")[2].partition("## Not protected")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
@@ -22,4 +22,4 @@ def test_each_statement_names_a_test_that_exists() -> None:
         assert path.exists(), match[2]
         names = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
         assert match[3] in names, f"{match[2]} has no {match[3]}"
-    assert {match[1] for match in found if match} == set("ABCDN"), "each attacker is tried"
+    assert {match[1] for match in found if match} == set("ABCDN"), "each attacker has a test"

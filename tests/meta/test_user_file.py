@@ -1,4 +1,4 @@
-"""Files that a user names are regular ones of a bounded size; everything else is refused at once, never waited for."""
+"""Files named by a user are regular files of limited size; everything else is refused at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from dra_agent import user_file
 
 
-def test_reads_a_regular_file_through_links(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_through_symlinks(tmp_path: Path) -> None:
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "config.toml").write_bytes(b"x = 1\n")
     (tmp_path / "config.toml").symlink_to("..data/config.toml")
@@ -23,7 +23,7 @@ def test_reads_a_regular_file_through_links(tmp_path: Path) -> None:
     assert user_file.read(str(tmp_path / "config.toml"), 100) == b"x = 1\n"
 
 
-def test_refuses_what_is_no_regular_file_without_opening_it_for_long(tmp_path: Path) -> None:
+def test_other_file_types_are_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -40,7 +40,7 @@ def test_refuses_what_is_no_regular_file_without_opening_it_for_long(tmp_path: P
             assert raised.value.filename == str(path) or raised.value.filename == path
 
 
-def test_refuses_a_file_above_the_bound_also_where_its_size_is_not_known(tmp_path: Path) -> None:
+def test_a_file_above_the_limit_is_refused_also_without_a_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     with pytest.raises(OSError, match="Larger than 4 bytes"):
         user_file.read(tmp_path / "file", 4)
@@ -53,7 +53,7 @@ def test_refuses_a_file_above_the_bound_also_where_its_size_is_not_known(tmp_pat
 
 
 READ = "import sys; from dra_agent import user_file; sys.stdout.buffer.write({call})"
-WAYS = {
+CALLS = {
     "standard input": "user_file.read_standard_input(100)",
     "/dev/stdin": "user_file.read('/dev/stdin', 100)",
     "/dev/fd/0": "user_file.read('/dev/fd/0', 100)",
@@ -68,7 +68,7 @@ def reader(
     return subprocess.run(command, capture_output=True, check=False, stdin=stdin, input=input)
 
 
-@pytest.mark.parametrize("call", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_pipes_of_the_caller_are_read_to_their_end(call: str, tmp_path: Path) -> None:
     assert reader(call, input=b"claim").stdout == b"claim"
     assert b"Larger than 100 bytes" in reader(call, input=b"x" * 200_000).stderr
@@ -77,10 +77,10 @@ def test_pipes_of_the_caller_are_read_to_their_end(call: str, tmp_path: Path) ->
         assert reader(call, stdin=file).stdout == b"a file"
 
 
-def test_a_pipe_that_is_not_blocking_is_waited_for() -> None:
+def test_a_nonblocking_pipe_is_awaited() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
-    command = [sys.executable, "-c", READ.format(call=WAYS["standard input"])]
+    command = [sys.executable, "-c", READ.format(call=CALLS["standard input"])]
     with subprocess.Popen(command, stdin=read_end, stdout=subprocess.PIPE) as process:
         os.close(read_end)
         os.write(write_end, b"one ")
@@ -89,7 +89,7 @@ def test_a_pipe_that_is_not_blocking_is_waited_for() -> None:
         assert process.communicate()[0] == b"one two"
 
 
-def test_closed_standard_input_is_an_error_like_any_other() -> None:
-    command = f'exec {sys.executable} -c "{READ.format(call=WAYS["standard input"])}" <&-'
-    ran = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
-    assert b"standard input is closed" in ran.stderr
+def test_closed_standard_input_is_an_error() -> None:
+    command = f'exec {sys.executable} -c "{READ.format(call=CALLS["standard input"])}" <&-'
+    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
+    assert b"standard input is closed" in result.stderr

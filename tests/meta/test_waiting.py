@@ -1,4 +1,4 @@
-"""Tests wait in one way: with tests/eventually.py, whose deadline is right for slow machines."""
+"""Tests wait with tests/eventually.py only, whose deadline suits slow machines."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 EXCEPTIONS = {
-    "agent/test_update_under_load.py": "prepares claims again and again while an instance ends",
-    "cel/test_budget.py": "counts the turns that another thread leaves",
-    "cluster": "scenarios of a real cluster have helpers and deadlines of their own",
+    "agent/test_update_under_load.py": "prepares claims repeatedly while an instance ends",
+    "cel/test_budget.py": "counts loop iterations during an evaluation",
+    "cluster": "scenarios of a real cluster have their own helpers and deadlines",
     "eventually.py": "the helper",
-    "faults": "programs of their own that report broken promises",
-    "inventory/test_amd_mode_transition.py": "the time for which a device is offered is the subject",
-    "mutants/plugin.py": "a program of its own that ends a test run which takes too long",
+    "faults": "standalone programs that report broken guarantees",
+    "inventory/test_amd_mode_transition.py": "tests how long a device is published",
+    "mutants/plugin.py": "a standalone program that ends slow test runs",
     "prepare/test_sharing.py": "keeps two agents busy",
-    "publish/test_publisher.py": "changes devices all the time",
+    "publish/test_publisher.py": "changes devices continuously",
     "reclaim/fake_logind.py": "a server",
-    "soak/soak.py": "a program of its own that measures an agent over hours",
-    "device_setup/mps_control.py": "a program that stands for NVIDIA's, and hangs",
+    "soak/soak.py": "a standalone program that measures an agent over hours",
+    "device_setup/mps_control.py": "a fake MPS control program that hangs",
 }
 
 
 def loops_that_sleep(path: Path) -> Iterator[int]:
-    """The lines of `while` loops with a call of something's `sleep` in them."""
+    """Yield the lines of `while` loops that call a `sleep`."""
     for loop in ast.walk(ast.parse(path.read_text())):
         if isinstance(loop, ast.While) and any(
             isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
@@ -33,15 +33,15 @@ def loops_that_sleep(path: Path) -> Iterator[int]:
             yield loop.lineno
 
 
-def excepted(name: str) -> bool:
+def is_excepted(name: str) -> bool:
     return any(name == exception or name.startswith(f"{exception}/") for exception in EXCEPTIONS)
 
 
-def test_no_test_has_a_wait_loop_of_its_own() -> None:
+def test_no_test_has_its_own_wait_loop() -> None:
     found = [
         f"tests/{path.relative_to(TESTS)}:{line}"
         for path in sorted(TESTS.rglob("*.py"))
-        if not excepted(str(path.relative_to(TESTS)))
+        if not is_excepted(str(path.relative_to(TESTS)))
         for line in loops_that_sleep(path)
     ]
     assert not found, f"wait with eventually or eventually_async of tests/eventually.py: {found}"
@@ -55,7 +55,7 @@ def test_every_exception_has_a_reason_and_is_needed() -> None:
 
 
 def test_no_python_test_has_a_tight_timeout() -> None:
-    """A timeout for a test finds one that hangs; below ten minutes it finds slow machines."""
+    """A timeout of a test detects hangs; below ten minutes it fails on slow machines."""
     marked = [
         str(path.relative_to(TESTS))
         for path in sorted(TESTS.rglob("test_*.py"))

@@ -1,4 +1,4 @@
-"""Configuration files: any bytes are a configuration, or one error that names the file."""
+"""Configuration files: any bytes are either a configuration or one error that names the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_MESSAGE_LENGTH = 8192
 
 
 def check(data: bytes) -> None:
-    """Read a file twice: the same configuration, or the same error."""
+    """Read a file twice: the configuration or the error must be the same."""
     _FILE.write_bytes(data)
     first, second = _read(), _read()
     assert first == second, f"{first} and then {second}"
@@ -29,5 +29,5 @@ def _read() -> Config | str:
     try:
         return load_config(argparse.Namespace(config=_FILE), {})
     except UsageError as error:
-        assert error.message, "an error that says nothing"
+        assert error.message, "an error without a message"
         return str(error)

@@ -1,4 +1,4 @@
-"""Bytes on the plugin's socket: whatever comes, the next call of the kubelet is answered."""
+"""Bytes on the plugin's socket: after any input, the next call of the kubelet gets a response."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fuzz.inputs.grpc_message import _Claims, _Devices
 
 DRIVER = "d.example.com"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-ANSWER_TIMEOUT_S = 60.0
+RESPONSE_TIMEOUT_S = 60.0
 _METHOD = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources"
 
 
 class _Server:
-    """A plugin on a thread of its own, and one connection of a kubelet to it."""
+    """A plugin in a separate thread, and one connection of a kubelet to it."""
 
     def __init__(self) -> None:
         self.paths = socket_paths(Path(tempfile.mkdtemp(prefix="dra-fuzz-")), DRIVER, "")
         ready = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True).start()
-        assert ready.wait(ANSWER_TIMEOUT_S), "the plugin does not start"
+        assert ready.wait(RESPONSE_TIMEOUT_S), "the plugin does not start"
         channel = grpc.insecure_channel(f"unix:{self.endpoint}")
         self.call: Any = channel.unary_unary(_METHOD)
 
@@ -47,19 +47,19 @@ _servers: list[_Server] = []
 
 
 def check(data: bytes) -> None:
-    """Send bytes, with a preface of HTTP/2 before them where the first is odd, and ask as a kubelet does."""
+    """Send bytes, with an HTTP/2 preface if the first byte is odd, and call as a kubelet does."""
     if not _servers:
         _servers.append(_Server())
     server = _servers[0]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(ANSWER_TIMEOUT_S)
+        sock.settimeout(RESPONSE_TIMEOUT_S)
         sock.connect(server.endpoint)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server may hang up at any byte
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server may close at any byte
             sock.sendall((PREFACE if data[:1] and data[0] & 1 else b"") + data[1:])
             sock.shutdown(socket.SHUT_WR)
     claim = dra_v1_pb2.Claim(namespace="default", name="c", uid="c")
     request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[claim])
-    answer = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(
-        server.call(request.SerializeToString(), timeout=ANSWER_TIMEOUT_S)
+    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(
+        server.call(request.SerializeToString(), timeout=RESPONSE_TIMEOUT_S)
     )
-    assert answer.claims["c"].error == ""
+    assert response.claims["c"].error == ""

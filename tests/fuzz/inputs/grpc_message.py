@@ -1,4 +1,4 @@
-"""Messages of the kubelet: the first byte says which method is called, the rest is the message."""
+"""Messages of the kubelet: the first byte selects the method, the rest is the message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSIONS: tuple[Any, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
 
 
 class _Claims:
-    """Claims of even length of the name exist."""
+    """Claims with a name of even length exist."""
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
         if len(name) % 2:
@@ -49,7 +49,7 @@ class _Context:
         return 5.0
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        assert details, "a refusal that says nothing"
+        assert details, "a refusal without a message"
         self.code = code
         raise _AbortedError(details)
 
@@ -72,7 +72,7 @@ async def _start() -> None:
 
 
 def check(data: bytes) -> None:
-    """Call a method; every claim that it names has one answer, and nothing else has."""
+    """Call a method; every claim in it has one response, and no other claim has one."""
     if not _handlers:
         _loop.run_until_complete(_start())
     kind, message = (data[0], data[1:]) if data else (0, b"")
@@ -86,15 +86,15 @@ def check(data: bytes) -> None:
         response = _loop.run_until_complete(handler.unary_unary(request, context))
     except _AbortedError:
         assert context.code == grpc.StatusCode.INVALID_ARGUMENT
-        assert request is None or len(request.claims) > MAX_CLAIMS, "a message that can be read is refused"
+        assert request is None or len(request.claims) > MAX_CLAIMS, "a valid message is refused"
         return
-    assert request is not None, "no message, and there is an answer"
+    assert request is not None, "a response without a message"
     written = handler.response_serializer(response)
     assert type(response).FromString(written) == response
-    asked = {claim.uid for claim in request.claims}
-    assert set(response.claims) == asked, "an answer for each claim"
-    for uid, answer in response.claims.items():
-        devices = getattr(answer, "devices", ())
-        assert not (answer.error and devices), f"claim {uid} has devices and an error"
+    uids = {claim.uid for claim in request.claims}
+    assert set(response.claims) == uids, "a response for each claim"
+    for uid, result in response.claims.items():
+        devices = getattr(result, "devices", ())
+        assert not (result.error and devices), f"claim {uid} has devices and an error"
         if method == METHODS[0]:
-            assert answer.error or devices, f"claim {uid} has neither devices nor an error"
+            assert result.error or devices, f"claim {uid} has neither devices nor an error"

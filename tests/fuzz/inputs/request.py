@@ -1,6 +1,6 @@
-"""Requests on local sockets and reviews of the API server: the first byte says which, the rest is the request.
+"""Requests on local sockets and reviews of the API server: the first byte selects the kind, the rest is the request.
 
-It is understood, or refused in words; what is understood and written is read as the same.
+It is decoded, or refused with a message; a decoded request that is encoded decodes to the same.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ def check(data: bytes) -> None:
             case decoder:
                 request = _DECODERS[decoder](text)
                 written = msgspec.json.encode(request)
-                assert _DECODERS[decoder](written) == request, "what was written is another request"
+                assert _DECODERS[decoder](written) == request, "the encoded request is another request"
     except (AgentError, MalformedReviewError) as error:
-        assert str(error), "a refusal that says nothing"
+        assert str(error), "a refusal without a message"

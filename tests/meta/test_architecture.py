@@ -1,4 +1,4 @@
-"""The walks of ARCHITECTURE.md lead through code that exists."""
+"""The walkthroughs of ARCHITECTURE.md name existing code."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def names_of(file: Path) -> set[str]:
     return names
 
 
-def test_there_are_four_walks() -> None:
+def test_walkthroughs_have_steps() -> None:
     assert len(STEPS) > 35
 
 
 @pytest.mark.parametrize(("path", "name"), STEPS)
-def test_a_step_exists(path: str, name: str) -> None:
+def test_each_step_exists(path: str, name: str) -> None:
     assert (PACKAGE / path).is_file(), f"ARCHITECTURE.md: {path} does not exist"
     assert name in names_of(PACKAGE / path), f"ARCHITECTURE.md: {path} has no {name}"
 

@@ -1,4 +1,4 @@
-"""No two threads may be the first to decode a Struct: msgspec crashes the process then."""
+"""Two threads must not decode a Struct for the first time at once: msgspec crashes the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.setswitchinterval(1e-6)
 import msgspec
 import {module}
 from dra_agent import msgspec_warmup
-{settle}
+{warmup}
 structs = msgspec_warmup._subclasses(msgspec.Struct)
 assert len(structs) > {at_least}, structs
 THREADS = 6
@@ -31,18 +31,18 @@ for struct in structs:
 """
 
 
-def race(module: str, settle: str, at_least: int) -> int:
-    code = RACE.format(module=module, settle=settle, at_least=at_least)
+def race(module: str, warmup: str, at_least: int) -> int:
+    code = RACE.format(module=module, warmup=warmup, at_least=at_least)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120).returncode
 
 
 @pytest.mark.parametrize(
-    ("module", "settle", "at_least"),
+    ("module", "warmup", "at_least"),
     [
         ("dra_agent.agent.kubernetes_mode, dra_agent.agent.agent", "msgspec_warmup.build_decoders()", 40),
         ("dra_agent.agent.standalone_mode, dra_agent.agent.agent", "msgspec_warmup.build_decoders()", 40),
-        ("dra_agent.prepare", "", 15),  # used by threads also without an agent around it
+        ("dra_agent.prepare", "", 15),  # used by threads outside the agent, too
     ],
 )
-def test_structs_are_settled_before_threads_decode_them(module: str, settle: str, at_least: int) -> None:
-    assert [race(module, settle, at_least) for _ in range(2)] == [0, 0]
+def test_decoders_are_built_before_threads_use_them(module: str, warmup: str, at_least: int) -> None:
+    assert [race(module, warmup, at_least) for _ in range(2)] == [0, 0]
