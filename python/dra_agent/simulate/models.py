@@ -51,8 +51,10 @@ class GpuModel:
     architecture: int
     compute_capability: tuple[int, int]
     memory_bytes: int
+    """0: it has no memory of its own, and NVML reports none."""
     reserved_bytes: int
     bar1_bytes: int
+    """0: NVML reports none."""
     multiprocessors: int
     cores: int
     copy_engines: int
@@ -231,3 +233,23 @@ T4 = GpuModel(
     vbios="90.04.96.00.02",
     part_number="900-2G183-0000-001",
 )
+
+GB10 = GpuModel(
+    name="NVIDIA GB10",
+    brand=NVIDIA_BRAND,
+    architecture=BLACKWELL,
+    compute_capability=(12, 1),
+    memory_bytes=0,
+    reserved_bytes=0,
+    bar1_bytes=0,
+    multiprocessors=48,
+    cores=6144,
+    copy_engines=2,
+    decoders=1,
+    encoders=1,
+    power_limit_watts=140,
+    vbios="9A.0B.0C.00.00",
+    part_number="",
+    ecc=False,
+)
+"""It has no memory of its own: the CPU's is used, and NVML reports none. Engines, brand and VBIOS are assumed."""

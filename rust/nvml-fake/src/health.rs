@@ -130,8 +130,8 @@ pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
 ) -> c_int {
     const AMPERE: u32 = 7;
     device("nvmlDeviceGetRemappedRows", handle, |state, gpu| {
-        // GPUs before Ampere retire pages and do not remap rows.
-        if gpu.architecture < AMPERE {
+        // GPUs before Ampere retire pages and do not remap rows; neither do those without ECC.
+        if gpu.architecture < AMPERE || !gpu.ecc {
             return Err(Code::NOT_SUPPORTED);
         }
         let rows = state.condition(gpu).remapped_rows;

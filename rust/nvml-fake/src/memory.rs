@@ -15,7 +15,11 @@ struct MemoryUse {
     used: u64,
 }
 
+/// A GPU without memory of its own (GB10) supports no version of the call (kubernetes-sigs/dra-driver-nvidia-gpu#1073).
 fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Code> {
+    if gpu.memory_bytes == 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let (total, reserved, instance) = match target {
         Target::Gpu(_) => {
             // k8s-device-plugin#1683: "error getting parent memory info: Insufficient Permissions".
@@ -45,6 +49,9 @@ fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Co
 values! {
     nvmlDeviceGetBAR1MemoryInfo: Memory = |_, gpu| {
         const USED_BYTES: u64 = 1 << 20;
+        if gpu.bar1_bytes == 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
         Ok(Memory { total: gpu.bar1_bytes, free: gpu.bar1_bytes.saturating_sub(USED_BYTES), used: USED_BYTES })
     };
 }

@@ -32,9 +32,12 @@ ARCHITECTURES = {
     8: "Ada Lovelace",
     9: "Hopper",
     10: "Blackwell",
+    11: "DLA",
+    12: "DLA2",
     13: "Rubin",
+    15: "NPU3",
 }
-"""By nvmlDeviceArchitecture_t, in the spelling of NVIDIA's own DRA driver."""
+"""By nvmlDeviceArchitecture_t, in the spelling of NVIDIA's own DRA driver; 11 to 15 as nvml.h of driver 615."""
 
 BRANDS = {
     1: "Quadro",
@@ -53,26 +56,22 @@ BRANDS = {
     14: "Nvidia",
     15: "GeForceRTX",
     16: "TitanRTX",
+    17: "NvidiaDLA",
+    18: "NvidiaVGameDev",
+    19: "NvidiaNPU",
 }
+"""By nvmlBrandType_t of driver 615."""
+_UNKNOWN = (0, 0xFFFF_FFFF)
+"""NVML's own values for an unknown brand or architecture."""
 
-# CUDA cores per multiprocessor (CUDA C++ programming guide, compute capabilities); NVML reports only the cores.
 _CORES = {
-    (6, 0): 64,
-    (6, 1): 128,
-    (6, 2): 128,
-    (7, 0): 64,
-    (7, 2): 64,
-    (7, 5): 64,
-    (8, 0): 64,
-    (8, 6): 128,
-    (8, 7): 128,
-    (8, 9): 128,
-    (9, 0): 128,
-    (10, 0): 128,
-    (10, 3): 128,
-    (12, 0): 128,
-    (12, 1): 128,
+    **dict.fromkeys([(3, 0), (3, 2), (3, 5), (3, 7)], 192),
+    **dict.fromkeys([(5, 0), (5, 2), (5, 3), (6, 1), (6, 2)], 128),
+    **dict.fromkeys([(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)], 64),
+    **dict.fromkeys([(8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)], 128),
 }
+"""CUDA cores per multiprocessor by compute capability (NVIDIA's cuda-samples, helper_cuda.h); NVML reports only the
+cores. 10.1 is the number of Thor before CUDA 13, and 11.0 the one since."""
 
 # nvmlMemoryErrorType_t and nvmlEccCounterType_t: since the driver was loaded.
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
@@ -163,15 +162,24 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
     persistence = ask("nvmlDeviceGetPersistenceMode")
     mig = ask("nvmlDeviceGetMigMode")
     rows = ask("nvmlDeviceGetRemappedRows")
+
+    def named(names: dict[int, str], value: int | None, kind: str) -> str | None:
+        if value is not None and value not in _UNKNOWN and value not in names:
+            problems.append(_unknown(address, f"{kind} {value}"))
+        return names.get(value or 0)
+
     fabric = read_fabric(nvml, ask, call)
     if fabric.unknown:
         problems.append(_unknown(address, fabric.unknown))
+    if capability and per_multiprocessor is None:
+        major, minor = capability
+        problems.append(_unknown(address, f"compute capability {major}.{minor}"))
     return GpuInfo(
         uuid=ask("nvmlDeviceGetUUID"),
         name=ask("nvmlDeviceGetName"),
         minor=ask("nvmlDeviceGetMinorNumber"),
-        brand=BRANDS.get(ask("nvmlDeviceGetBrand") or 0),
-        architecture=ARCHITECTURES.get(ask("nvmlDeviceGetArchitecture") or 0),
+        brand=named(BRANDS, ask("nvmlDeviceGetBrand"), "brand"),
+        architecture=named(ARCHITECTURES, ask("nvmlDeviceGetArchitecture"), "architecture"),
         compute_capability=tuple(capability) if capability else None,
         memory_bytes=memory.total if memory else None,
         multiprocessors=cores // per_multiprocessor if cores and per_multiprocessor else None,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -333,7 +334,14 @@ class NvmlClient:
             module.NVML_ERROR_IRQ_ISSUE: "check the kernel log for interrupts that were not delivered",
             module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; contact its vendor",
         }.get(code)
+        if code not in _known_codes(module):
+            return NvmlError(f"{name}: {error} (error {code}, which this version of the agent does not know)", code)
         return NvmlError(f"{name}: {error}", code, hint)
+
+
+@cache
+def _known_codes(module: ModuleType) -> frozenset[int]:
+    return frozenset(getattr(module, name) for name in dir(module) if name.startswith("NVML_ERROR_"))
 
 
 _SHARING = threading.Lock()

@@ -15,12 +15,13 @@ from dra_agent.simulate.mig_models import (
     H100_PCIE,
     RTX_PRO_6000,
 )
-from dra_agent.simulate.models import A100_PCIE, H100_SXM, H200_SXM, L40S, T4, GpuModel
+from dra_agent.simulate.models import A100_PCIE, GB10, H100_SXM, H200_SXM, L40S, T4, GpuModel
 from dra_agent.simulate.parts.bridges import serial_number, uuid
 from dra_agent.simulate.roles.nvidia import NvidiaGpu, NvSwitch
 
 _NVIDIA = 0x10DE
 _3D = 0x030200
+_VGA = 0x030000
 _MIB = 1 << 20
 
 ONE_HOST_FABRIC = ("00000000-0000-0000-0000-000000000000", 0)
@@ -33,6 +34,7 @@ class _Board:
     subsystem: int
     link: LinkState
     model: GpuModel
+    class_code: int = _3D
 
 
 _BOARDS = {
@@ -54,6 +56,7 @@ _BOARDS = {
         (RTX_PRO_6000, 0x2BB5, 0x204E, LinkState(5, 16)),
     )
 }
+_BOARDS[GB10.name] = _Board(0x2E12, 0x0000, LinkState(5, 16), GB10, _VGA)
 
 
 def gpu(
@@ -80,11 +83,15 @@ def gpu(
     )
     return Function(
         address,
-        PciId(_NVIDIA, board.device, _3D, _NVIDIA, board.subsystem, 0xA1),
+        PciId(_NVIDIA, board.device, board.class_code, _NVIDIA, board.subsystem, 0xA1),
         driver="nvidia",
         link=board.link,
         numa_node=numa_node,
-        bars=(Bar(16 * _MIB), Bar(model.bar1_bytes, prefetchable=True), Bar(32 * _MIB, prefetchable=True)),
+        bars=(
+            Bar(16 * _MIB),
+            *([Bar(model.bar1_bytes, prefetchable=True)] if model.bar1_bytes else ()),
+            Bar(32 * _MIB, prefetchable=True),
+        ),
         roles=(role,),
     )
 

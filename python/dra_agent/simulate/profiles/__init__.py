@@ -10,6 +10,7 @@ from dra_agent.simulate.machine import Machine
 _MODULES = {
     "dgx-h100": "dgx_h100",
     "hgx-h200": "hgx_h200",
+    "dgx-spark": "dgx_spark",
     "mi300x": "mi300x",
     "mi300x-linux-6.18": "mi300x_linux_6_18",
     "mi300x-vf": "mi300x_vf",
