@@ -46,6 +46,10 @@ EXPECTED = {
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
     "arc-b60": {"gpu": 5, "nic": 1},
+    "gb200-nvl": {"gpu": 4, "nic": 8},
+    "dgx-2": {"gpu": 16},
+    "azure-ndv5": {"gpu": 8, "nic": 8},
+    "aws-p4d": {"gpu": 8, "nic": 5},
     # Two B70 and a B65, and a B50 as its two virtual functions.
     "arc-pro": {"gpu": 5, "nic": 1},
     "l40s": {"gpu": 4, "nic": 6},

@@ -10,6 +10,7 @@ import pytest
 
 from conftest import RECORDED
 from dra_agent.host import Host
+from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
 from topology.xml_trees import from_lstopo, from_nccl
 
@@ -100,3 +101,54 @@ def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., To
     for gpu in of_kind(topology, DeviceKind.GPU):
         [nic] = nearest(topology, gpu, of_kind(topology, DeviceKind.NIC))
         assert nic.split(":")[1] == gpu.pci_address.split(":")[1]
+
+
+RECORDED_IN = {
+    "dgx-2": ("hwloc-nvidiaDGX2.xml", from_lstopo, 16),
+    "mi300x": ("rccl-mi300x-8gpu-8nic.xml", from_nccl, 16),
+    "azure-ndv5": ("Azure-ndv5-topo.xml", from_nccl, 16),
+    "aws-p4d": ("aws-p4d-24xl-topo.xml", from_nccl, 12),
+}
+
+
+@pytest.mark.parametrize("profile", RECORDED_IN)
+def test_a_profile_has_the_addresses_nodes_and_links_of_its_recording(
+    profile: str, vendor_host: Callable[..., Topology], tmp_path: Path
+) -> None:
+    name, make, count = RECORDED_IN[profile]
+    recorded = vendor_host(name, make)
+    simulated = scan(Host(sysfs=build(profile, tmp_path / "host").sysfs), distances=True).by_address
+    compared = 0
+    for device in recorded.relevant:
+        own = simulated[device.pci_address]
+        assert (own.class_, own.kind, own.numa_node) == (device.class_, device.kind, device.numa_node)
+        if device.link is not None:
+            assert own.link is not None
+            assert (own.link.generation, own.link.width) == (device.link.generation, device.link.width)
+        if device.vendor_id not in ("0x0000", "0xffff"):
+            assert (own.vendor_id, own.device_id) == (device.vendor_id, device.device_id)
+        compared += 1
+    assert compared == count
+    if profile == "dgx-2":
+        # This one is recorded with all its bridges.
+        assert {gpu.pci_address: gpu.parents for gpu in of_kind(recorded, DeviceKind.GPU)} == {
+            gpu.pci_address: gpu.parents for gpu in simulated.values() if gpu.kind is DeviceKind.GPU
+        }
+
+
+def test_a_tray_of_a_gb200_has_memory_nodes_and_a_clique(tmp_path: Path) -> None:
+    topology = scan(build("gb200-nvl", tmp_path / "host"), distances=True)
+    assert topology.problems == ()
+    nodes = topology.numa_nodes
+    assert (len(nodes), [node.id for node in nodes if node.cpus]) == (34, [0, 1])
+    assert [node.id for node in nodes if not node.cpus and node.memory_bytes] == [2, 10, 18, 26]
+    gpus = of_kind(topology, DeviceKind.GPU)
+    assert [(gpu.pci_address, gpu.numa_node) for gpu in gpus] == [
+        ("0008:01:00.0", 0),
+        ("0009:01:00.0", 0),
+        ("0018:01:00.0", 1),
+        ("0019:01:00.0", 1),
+    ]
+    assert len({gpu.pcie_root for gpu in gpus}) == 4
+    assert topology.distance("0008:01:00.0", "0009:01:00.0") is Distance.NODE
+    assert topology.distance("0008:01:00.0", "0018:01:00.0") is Distance.SYS

@@ -122,6 +122,13 @@ class HostBridge:
     name: str
     numa_node: int
     functions: tuple[Function, ...]
+    parent: str = ""
+    """The folder below sys/devices that holds it, if the platform has one: that of a VMBus channel under Hyper-V."""
+
+    @property
+    def path(self) -> str:
+        """Its folder in the tree: "sys/devices/pci0000:15"."""
+        return "/".join(filter(None, ("sys/devices", self.parent, self.name)))
 
 
 @dataclass(frozen=True)

@@ -253,3 +253,22 @@ GB10 = GpuModel(
     ecc=False,
 )
 """It has no memory of its own: the CPU's is used, and NVML reports none. Engines, brand and VBIOS are assumed."""
+
+V100_SXM3 = GpuModel(
+    name="Tesla V100-SXM3-32GB",
+    brand=NVIDIA_BRAND,
+    architecture=VOLTA,
+    compute_capability=(7, 0),
+    memory_bytes=32768 * MIB,
+    reserved_bytes=258 * MIB,
+    bar1_bytes=32 * GIB,
+    multiprocessors=80,
+    cores=5120,
+    copy_engines=6,
+    decoders=1,
+    encoders=3,
+    power_limit_watts=350,
+    vbios="88.00.6B.00.01",
+    part_number="900-2G504-0000-000",
+    nvlinks=6,
+)

@@ -145,9 +145,9 @@ def _pci(function: Function) -> Pci:
 
 def _paths(machine: Machine) -> list[tuple[str, tuple[str, ...]]]:
     return [
-        (site.function.address, tuple(site.path.removeprefix("sys/devices/").split("/")))
+        (site.function.address, (bridge.name, *site.path.removeprefix(f"{bridge.path}/").split("/")))
         for bridge in machine.bridges
-        for site in sites(machine, bridge, f"sys/devices/{bridge.name}")
+        for site in sites(machine, bridge)
     ]
 
 

@@ -74,7 +74,6 @@ _IORESOURCE_MEM_64 = 0x100000
 _STANDARD_RESOURCES = 7
 _SRIOV_RESOURCES = 6
 _BRIDGE_WINDOWS = 4
-_DEPTH_AT_ROOT = 3  # sys/devices/pci0000:00/0000:00:01.0
 
 
 def plan(machine: Machine, tree: Tree) -> None:
@@ -88,9 +87,8 @@ def plan(machine: Machine, tree: Tree) -> None:
         tree.node("dev/iommu", MAJORS["misc"], IOMMU_MINOR, 0o660)
     addresses = _Addresses()
     for bridge in machine.bridges:
-        path = f"sys/devices/{bridge.name}"
-        _host_bridge(machine, bridge, path, tree)
-        for site in sites(machine, bridge, path):
+        _host_bridge(machine, bridge, tree)
+        for site in sites(machine, bridge):
             _function(site, bridge, tree, addresses)
             for role in site.function.roles:
                 role.plan(site, tree)
@@ -98,7 +96,7 @@ def plan(machine: Machine, tree: Tree) -> None:
         _iommu(machine, tree)
 
 
-def sites(machine: Machine, bridge: HostBridge, path: str) -> Iterator[RoleContext]:
+def sites(machine: Machine, bridge: HostBridge) -> Iterator[RoleContext]:
     """Where each function below a host bridge lies."""
 
     def below(functions: tuple[Function, ...], folder: str) -> Iterator[RoleContext]:
@@ -111,7 +109,7 @@ def sites(machine: Machine, bridge: HostBridge, path: str) -> Iterator[RoleConte
             if function.domain:
                 yield from below(function.domain.functions, f"{here}/{function.domain.name}")
 
-    yield from below(bridge.functions, path)
+    yield from below(bridge.functions, bridge.path)
 
 
 def modalias(function: Function) -> str:
@@ -136,7 +134,8 @@ class _Addresses:
         return start
 
 
-def _host_bridge(machine: Machine, bridge: HostBridge, path: str, tree: Tree) -> None:
+def _host_bridge(machine: Machine, bridge: HostBridge, tree: Tree) -> None:
+    path = bridge.path
     cpus = system.local(machine, bridge.numa_node)
     bus = bridge.name.removeprefix("pci")
     folder = f"{path}/pci_bus/{bus}"
@@ -177,7 +176,7 @@ def _function(site: RoleContext, bridge: HostBridge, tree: Tree, addresses: _Add
     tree.files(
         path, {"numa_node": numa, "enable": int(function.driver is not None), "driver_override": "(null)"}, WRITABLE
     )
-    tree.traced(f"{path}/config", header(function, at_root=path.count("/") == _DEPTH_AT_ROOT))
+    tree.traced(f"{path}/config", header(function, at_root=path == f"{bridge.path}/{address}"))
     tree.link(f"{path}/subsystem", "sys/bus/pci")
     tree.link(f"sys/bus/pci/devices/{address}", path)
     if function.link:

@@ -36,9 +36,16 @@ def plan(machine: Machine, tree: Tree) -> None:
         tree.file(f"sys/devices/system/cpu/{name}", cpus)
     for number, node in enumerate(machine.nodes):
         _numa_node(number, node, tree)
-    nodes = text(frozenset(range(len(machine.nodes))))
-    for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
-        tree.file(f"sys/devices/system/node/{name}", nodes)
+    nodes = dict(enumerate(machine.nodes))
+    with_cpus = frozenset(number for number, node in nodes.items() if node.cpus)
+    with_memory = frozenset(number for number, node in nodes.items() if node.memory_bytes)
+    for names, numbers in (
+        (("online", "possible"), frozenset(nodes)),
+        (("has_cpu",), with_cpus),
+        (("has_memory", "has_normal_memory"), with_memory),
+    ):
+        for name in names:
+            tree.file(f"sys/devices/system/node/{name}", text(numbers))
     for module, version in machine.modules.items():
         tree.file(f"sys/module/{module}/version", version)
     rows = "".join(f"{major:3d} {name}\n" for major, name in CHARACTER_MAJORS.items())

@@ -23,6 +23,11 @@ def connectx8(address: str, number: int, name: str, index: int, *, machine: str,
     return _connectx(address, 0x1023, number, name, index, machine, ethernet, speed, LinkState(6, 16))
 
 
+def connectx7_vf(address: str, number: int, name: str, index: int, *, machine: str) -> Function:
+    """A virtual function of a ConnectX-7 with InfiniBand, alone in a virtual machine."""
+    return _connectx(address, 0x101E, number, name, index, machine, False, 400_000, LinkState(5, 16))
+
+
 def _connectx(
     address: str,
     device: int,

@@ -15,7 +15,7 @@ from dra_agent.simulate.mig_models import (
     H100_PCIE,
     RTX_PRO_6000,
 )
-from dra_agent.simulate.models import A100_PCIE, GB10, H100_SXM, H200_SXM, L40S, T4, GpuModel
+from dra_agent.simulate.models import A100_PCIE, GB10, H100_SXM, H200_SXM, L40S, T4, V100_SXM3, GpuModel
 from dra_agent.simulate.parts.bridges import serial_number, uuid
 from dra_agent.simulate.roles.nvidia import NvidiaGpu, NvSwitch
 
@@ -54,6 +54,7 @@ _BOARDS = {
         (B200, 0x2901, 0x1999, LinkState(5, 16)),
         (GB200, 0x2941, 0x2046, LinkState(5, 16)),
         (RTX_PRO_6000, 0x2BB5, 0x204E, LinkState(5, 16)),
+        (V100_SXM3, 0x1DB8, 0x131D, LinkState(3, 16)),
     )
 }
 _BOARDS[GB10.name] = _Board(0x2E12, 0x0000, LinkState(5, 16), GB10, _VGA)
@@ -69,8 +70,12 @@ def gpu(
     fabric: tuple[str, int] | None = None,
     numa_node: int | None = None,
     virtualization: int = 0,
+    link: LinkState | None = None,
 ) -> Function:
-    """A GPU; its UUID and serial number follow from the machine's name and the minor."""
+    """A GPU; its UUID and serial number follow from the machine's name and the minor.
+
+    `link` is that of the slot, if it is not the model's own.
+    """
     board = _BOARDS[model.name]
     role = NvidiaGpu(
         minor=minor,
@@ -85,7 +90,7 @@ def gpu(
         address,
         PciId(_NVIDIA, board.device, board.class_code, _NVIDIA, board.subsystem, 0xA1),
         driver="nvidia",
-        link=board.link,
+        link=link or board.link,
         numa_node=numa_node,
         bars=(
             Bar(16 * _MIB),
@@ -98,11 +103,20 @@ def gpu(
 
 def nvswitch(address: str, number: int) -> Function:
     """A third-generation NVSwitch, which PCIe reaches over two lanes."""
+    return _nvswitch(address, number, PciId(_NVIDIA, 0x22A3, 0x068000, _NVIDIA, 0x1796, 0xA1), LinkState(2, 2, 4, 2))
+
+
+def first_nvswitch(address: str, number: int) -> Function:
+    """A first-generation NVSwitch, as in a DGX-2."""
+    return _nvswitch(address, number, PciId(_NVIDIA, 0x1AC2, 0x068000, revision=0xA1), LinkState(2, 2))
+
+
+def _nvswitch(address: str, number: int, id: PciId, link: LinkState) -> Function:
     return Function(
         address,
-        PciId(_NVIDIA, 0x22A3, 0x068000, _NVIDIA, 0x1796, 0xA1),
+        id,
         driver="nvidia-nvswitch",
-        link=LinkState(2, 2, 4, 2),
+        link=link,
         bars=(Bar(32 * _MIB),),
         roles=(NvSwitch(number),),
     )
