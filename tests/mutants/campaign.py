@@ -1,12 +1,12 @@
-"""Mutation testing of packages of the product: does a test fail when a line does something else?
+"""Mutation tests of the packages of the product: whether a test fails when the behavior of a line changes.
 
     make mutants-python                                            # every mutant of the five packages (hours)
-    make mutants-python ARGS='--package prepare --sample 200'      # some of one package
+    make mutants-python ARGS='--package prepare --sample 200'      # a sample of one package
     make mutants-python ARGS='--mutant dra_agent/prepare/locks.py#17'
 
-First it records which test runs which line (kept below target/mutants, and recorded again where a test or the product
-has changed). Then each mutant is run against the tests of the package's own folder that run its line, quickest first,
-until one fails.
+The campaign first records which test runs which line (stored below target/mutants, and recorded again if a test or the
+product has changed). Each mutant then runs against the tests of the package's own folder that run its line, fastest
+first, until one fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mutants.tracing import VARIABLE
 from mutants.tree import ROOT, SOURCE, Tree
 
 MUTATED = ("prepare", "kubelet_plugin", "reclaim", "publish", "device_setup")
-BESIDE = {
+EXTRA_TESTS = {
     "prepare": (
         "tests/ledger/test_journal_ledger.py",
         "tests/cli/test_config.py",
@@ -41,16 +41,16 @@ BESIDE = {
         "tests/webhook/test_admission.py",
     ),
 }
-"""Tests of a package in other folders: those of a command that is little more than a function of the package."""
+"""Tests of a package in other folders: those of a command that calls little more than one function of the package."""
 TARGET = ROOT / "target" / "mutants"
 DEAD = frozenset({"killed", "timeout"})
 TEST_DEADLINE_S = os.environ.get(DEADLINE, "20")
-"""How long a test waits for what a mutant may never do."""
+"""How long a test waits for an event that a mutant may never cause."""
 
 
 @dataclass
-class Recorded:
-    """One test: how long it takes and what it runs."""
+class TestRun:
+    """The duration of one test, and the code that it runs."""
 
     seconds: float
     lines: dict[str, set[int]]
@@ -58,31 +58,31 @@ class Recorded:
 
 
 class Record:
-    """Which test runs what."""
+    """Which test runs which code."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, Recorded] = {}
+        self.tests: dict[str, TestRun] = {}
         self.at_import: dict[str, set[int]] = {}
-        self.left_out: dict[str, str] = {}
+        self.excluded: dict[str, str] = {}
 
     def add(self, raw: dict[str, Any]) -> None:
         for file, lines in raw.pop("")["lines"].items():
             self.at_import.setdefault(file, set()).update(lines)
         for test, found in raw.items():
             if found["outcome"] != "passed":
-                self.left_out[test] = found["outcome"]
+                self.excluded[test] = found["outcome"]
                 continue
             functions: dict[str, set[int]] = {}
-            for one in found.get("functions", ()):
-                file, _, first = one.rpartition(":")
+            for entry in found.get("functions", ()):
+                file, _, first = entry.rpartition(":")
                 functions.setdefault(file, set()).add(int(first))
             lines = {file: set(numbers) for file, numbers in found["lines"].items()}
-            self.tests[test] = Recorded(found["seconds"], lines, functions)
+            self.tests[test] = TestRun(found["seconds"], lines, functions)
 
     def covering(self, mutant: Mutant, budget: float) -> list[str]:
-        """Return the tests that run the mutated code, quickest first, up to `budget` seconds of tests.
+        """Return the tests that run the mutated code, fastest first, up to `budget` seconds of tests.
 
-        Of what runs when modules are imported: all tests, those first that run anything else of the file.
+        For code that runs when modules are imported: all tests, starting with those that run other code of the file.
         """
         wanted = range(mutant.lines[0], mutant.lines[1] + 1)
         chosen = []
@@ -105,34 +105,34 @@ class Record:
         return kept
 
     def fresh(self, mutant: Mutant) -> bool:
-        """Whether the mutated code also runs where modules are imported and tests collected."""
+        """Whether the mutated code also runs when modules are imported and tests collected."""
         wanted = range(mutant.lines[0], mutant.lines[1] + 1)
         return not mutant.in_body or not self.at_import.get(mutant.file, set()).isdisjoint(wanted)
 
 
 def test_files(package: str) -> list[str]:
-    """Return the files of tests that have to hold, by themselves, what the package does."""
+    """Return the test files that must detect every change of the package by themselves."""
     own = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / package).rglob("test_*.py"))
-    return [*own, *BESIDE.get(package, ())]
+    return [*own, *EXTRA_TESTS.get(package, ())]
 
 
-def recorded(place: Path, workers: int, files: list[str]) -> Record:
-    """Return what the tests run; record what is not known."""
+def load_record(target: Path, workers: int, files: list[str]) -> Record:
+    """Return which tests run which code; record the files that have no current record."""
     product = _hash([SOURCE / file for file in modules(SOURCE, list(MUTATED))])
-    folder = place / "record"
+    folder = target / "record"
     folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, Path] = {}
     missing: queue.SimpleQueue[str] = queue.SimpleQueue()
     for file in files:
-        beside = [*(ROOT / file).parent.glob("*.py")]
-        beside = [path for path in beside if not path.name.startswith("test_")]
-        known[file] = folder / f"{_hash([ROOT / file, *sorted(beside)], product)}.json"
+        helpers = [*(ROOT / file).parent.glob("*.py")]
+        helpers = [path for path in helpers if not path.name.startswith("test_")]
+        known[file] = folder / f"{_hash([ROOT / file, *sorted(helpers)], product)}.json"
         if not known[file].exists():
             missing.put(file)
     if missing.qsize():
         print(f"recording what the tests of {missing.qsize()} files run", flush=True)
         threads = [
-            threading.Thread(target=_record_files, args=(Tree(place / f"recorder-{number}"), missing, known))
+            threading.Thread(target=_record_files, args=(Tree(target / f"recorder-{number}"), missing, known))
             for number in range(workers)
         ]
         for thread in threads:
@@ -142,7 +142,7 @@ def recorded(place: Path, workers: int, files: list[str]) -> Record:
     record = Record()
     for file, path in known.items():
         if not path.exists():
-            raise SystemExit(f"{file}: what it runs could not be recorded; its output is above")
+            raise SystemExit(f"{file}: its record could not be made; the output is above")
         record.add(json.loads(path.read_text()))
     return record
 
@@ -173,46 +173,46 @@ def _record_files(tree: Tree, missing: queue.SimpleQueue[str], known: dict[str, 
 
 
 class Worker:
-    """One pytest that waits for mutants."""
+    """A pytest process that waits for mutants."""
 
     def __init__(self, folder: Path, files: list[str]) -> None:
         self._tree = Tree(folder)
         self._tree.build()
         requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
+        self._responses, responses = os.pipe()
         variables = {
             **self._tree.environment(),
             FOLDER: str(self._tree.source),
             PACKAGES: " ".join(MUTATED),
-            MODE: f"serve {requests} {answers}",
+            MODE: f"serve {requests} {responses}",
             DEADLINE: TEST_DEADLINE_S,
         }
         command = [str(self._tree.python), "-m", "pytest", *OPTIONS, *files]
         self._log = (self._tree.folder / "log").open("wb")
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, pass_fds=(requests, answers), stdout=self._log, stderr=self._log
+            command, cwd=ROOT, env=variables, pass_fds=(requests, responses), stdout=self._log, stderr=self._log
         )
         os.close(requests)
-        os.close(answers)
-        self._reader = os.fdopen(self._answers)
+        os.close(responses)
+        self._reader = os.fdopen(self._responses)
 
     def wait_until_ready(self) -> None:
-        """SystemExit where it is not."""
+        """Raise SystemExit if the tests cannot be collected."""
         if not self._reader.readline():
             log = (self._tree.folder / "log").read_text(errors="replace")
             raise SystemExit(f"the tests cannot be collected:\n{log[-4000:]}")
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on a mutant."""
         os.write(self._requests, (json.dumps(request) + "\n").encode())
         line = self._reader.readline()
         if not line:
             raise SystemExit(f"a worker ended; see {self._tree.folder}/log")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        return response
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process."""
         os.close(self._requests)
         self._process.wait()
         self._reader.close()
@@ -221,7 +221,7 @@ class Worker:
 
 @dataclass
 class Result:
-    """What became of one mutant: `killed`, `survived`, `timeout`, `no test` or `error`."""
+    """The result of one mutant: `killed`, `survived`, `timeout`, `no test` or `error`."""
 
     mutant: Mutant
     verdict: str
@@ -230,14 +230,14 @@ class Result:
     tests: int
 
 
-def judge(place: Path, record: Record, chosen: list[Mutant], workers: int, budget: float) -> list[Result]:
-    """Run the mutants and return what became of each."""
+def run_mutants(target: Path, record: Record, chosen: list[Mutant], workers: int, budget: float) -> list[Result]:
+    """Run the mutants and return the result of each."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in chosen:
         waiting.put(mutant)
     results: list[Result] = []
     files = sorted({test.partition("::")[0] for test in record.tests})
-    pool = [Worker(place / f"worker-{number}", files) for number in range(workers)]
+    pool = [Worker(target / f"worker-{number}", files) for number in range(workers)]
     threads = [threading.Thread(target=_work, args=(worker, record, waiting, results, budget)) for worker in pool]
     for worker in pool:
         worker.wait_until_ready()
@@ -260,9 +260,9 @@ def _work(
             return
         tests = record.covering(mutant, budget)
         if not tests:
-            answer: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
+            response: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
         else:
-            answer = worker.ask(
+            response = worker.run(
                 {
                     "file": mutant.file,
                     "number": mutant.number,
@@ -271,7 +271,7 @@ def _work(
                     "fresh": record.fresh(mutant),
                 }
             )
-        result = Result(mutant, answer["verdict"], answer["by"], answer["seconds"], len(tests))
+        result = Result(mutant, response["verdict"], response["by"], response["seconds"], len(tests))
         results.append(result)
         if result.verdict not in DEAD:
             print(
@@ -293,23 +293,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", action="append", choices=MUTATED, help="only this one; can be repeated")
     parser.add_argument("--file", help="only files whose path contains this")
-    parser.add_argument("--sample", type=int, help="so many mutants of each package, drawn by --seed")
+    parser.add_argument("--sample", type=int, help="number of mutants of each package, drawn by --seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mutant", action="append", help="only this one, FILE#NUMBER; can be repeated")
-    parser.add_argument("--again", type=Path, help="only what did not die in this file of results")
-    parser.add_argument("--tests", action="append", help="ask only this file of tests; can be repeated")
-    parser.add_argument("--workers", type=int, default=4, help="tests wait more than they compute")
+    parser.add_argument("--again", type=Path, help="only mutants that this results file does not show as killed")
+    parser.add_argument("--tests", action="append", help="run only this test file; can be repeated")
+    parser.add_argument("--workers", type=int, default=4, help="number of parallel workers; tests mostly wait")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for one mutant")
-    parser.add_argument("--target", type=Path, default=TARGET, help="where copies and records are kept")
-    parser.add_argument("--results", type=Path, help="where to write what became of each; TARGET/results.json")
+    parser.add_argument("--target", type=Path, default=TARGET, help="the folder of copies and records")
+    parser.add_argument("--results", type=Path, help="the file of the results; default: TARGET/results.json")
     args = parser.parse_args()
-    place = args.target.absolute()
+    target = args.target.absolute()
     failed = 0
     lines: list[str] = []
     everything: list[dict[str, Any]] = []
     names, texts = set(args.mutant or ()), set()
     if args.again is not None:
-        texts = {one["text"] for one in json.loads(args.again.read_text()) if one["verdict"] not in DEAD}
+        texts = {entry["text"] for entry in json.loads(args.again.read_text()) if entry["verdict"] not in DEAD}
     for package in args.package or MUTATED:
         found = [
             mutant
@@ -317,25 +317,25 @@ def main() -> int:
             for mutant in Module(SOURCE, file).mutants
             if (args.file or "") in file
         ]
-        whole = len(found)
+        total = len(found)
         if names or args.again is not None:
             found = [mutant for mutant in found if mutant.name in names or str(mutant) in texts]
         elif args.sample is not None and args.sample < len(found):
             found = random.Random(args.seed).sample(found, args.sample)
         if not found:
             continue
-        record = recorded(place, args.workers, args.tests or test_files(package))
-        for test, outcome in record.left_out.items():
+        record = load_record(target, args.workers, args.tests or test_files(package))
+        for test, outcome in record.excluded.items():
             if outcome != "skipped":
-                print(f"left out, for it {outcome} without a mutant: {test}", flush=True)
-        began = time.monotonic()
-        results = judge(place, record, found, min(args.workers, len(found)), args.budget)
+                print(f"excluded: it {outcome} without a mutant: {test}", flush=True)
+        started = time.monotonic()
+        results = run_mutants(target, record, found, min(args.workers, len(found)), args.budget)
         counts = Counter(result.verdict for result in results)
         dead = counts["killed"] + counts["timeout"]
         lines.append(
-            f"{package}: {len(results)} of {whole} mutants, {counts['killed']} killed, {counts['timeout']} timeouts, "
+            f"{package}: {len(results)} of {total} mutants, {counts['killed']} killed, {counts['timeout']} timeouts, "
             f"{counts['survived']} survived, {counts['no test']} without a test, {counts['error']} errors: "
-            f"{100 * dead / len(results):.1f} % in {time.monotonic() - began:.0f} s"
+            f"{100 * dead / len(results):.1f} % in {time.monotonic() - started:.0f} s"
         )
         print(lines[-1], flush=True)
         failed += dead < 0.9 * len(results)
@@ -349,7 +349,7 @@ def main() -> int:
             }
             for result in results
         ]
-        (args.results or place / "results.json").write_text(json.dumps(everything, indent=1))
+        (args.results or target / "results.json").write_text(json.dumps(everything, indent=1))
     print("\n".join(lines))
     return 1 if failed else 0
 

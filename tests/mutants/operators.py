@@ -1,10 +1,9 @@
-"""What a mutant is: one small change of one expression or statement of a module of the product.
+"""The mutants: each is one small change of an expression or statement of a module of the product.
 
-Not mutated, because a test that fails would hold the wording and not the behavior: docstrings, the arguments of log
-calls, the arguments of exceptions that are made (which exception, and that it is raised, are mutated), texts inside of
-f-strings. Also not: annotations and names of types, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and
-the numbers other than 0 and 1 that a module or class gives a name (seconds to wait, bytes to read), for a test would
-only repeat them.
+Not mutated, because a test would then assert the wording and not the behavior: docstrings, the arguments of log calls,
+the arguments of created exceptions (the type of an exception and `raise` itself are mutated), text in f-strings. Also
+not mutated: annotations and type names, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and the named
+numbers of a module or class other than 0 and 1 (timeouts, sizes), because a test would only repeat them.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ _LOGGERS = frozenset({"log", "logger", "logging", "warnings"})
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change; `path` leads from the module to the changed node: (field, index) pairs."""
+    """One change. `path` leads from the module to the changed node, as (field, index) pairs."""
 
     file: str
     number: int
     operator: str
     path: tuple[tuple[str, int | None], ...]
     lines: tuple[int, int]
-    """First and last line of the statement, or of the header of a compound one."""
+    """The first and last line of the statement, or of the header of a compound statement."""
     functions: tuple[int, ...]
-    """First lines of the functions around it, decorators included, outermost first."""
+    """The first lines of the enclosing functions, decorators included, outermost first."""
     in_body: bool
-    """Whether it is in the body of a function, and not in what runs when the module is imported."""
+    """Whether it is in the body of a function, which does not run when the module is imported."""
     before: str
     after: str
 
     @property
     def name(self) -> str:
-        """Name it, stable as long as the file is."""
+        """A name that is stable as long as the file is."""
         return f"{self.file}#{self.number}"
 
     def __str__(self) -> str:
@@ -72,7 +71,7 @@ class Mutant:
 
 
 @dataclass
-class _Place:
+class _Location:
     path: tuple[tuple[str, int | None], ...]
     functions: tuple[int, ...] = ()
     in_body: bool = False
@@ -93,10 +92,10 @@ class Module:
     def __post_init__(self) -> None:
         self.tree = ast.parse((self.root / self.file).read_text())
         self._logged = set(_logged(self.tree))
-        self._block(self.tree, "body", _Place(()))
+        self._block(self.tree, "body", _Location(()))
 
     def mutated(self, mutant: Mutant) -> ast.Module:
-        """Return the module with the change; other nodes keep their lines."""
+        """Return the module with the change. Other nodes keep their lines."""
         tree = copy.deepcopy(self.tree)
         parent: Any = tree
         for name, index in mutant.path[:-1]:
@@ -111,7 +110,7 @@ class Module:
             getattr(parent, name)[index] = replacement
         return ast.fix_missing_locations(tree)
 
-    def _add(self, place: _Place, operator: str, old: ast.AST, new: ast.AST | None) -> None:
+    def _add(self, location: _Location, operator: str, old: ast.AST, new: ast.AST | None) -> None:
         if new is not None and isinstance(old, ast.expr | ast.stmt):
             for node in ast.walk(new):
                 if isinstance(node, ast.expr | ast.stmt | ast.excepthandler) and not hasattr(node, "lineno"):
@@ -119,25 +118,35 @@ class Module:
         number = len(self.mutants)
         before, after = _short(old), "nothing" if new is None else _short(new)
         self.mutants.append(
-            Mutant(self.file, number, operator, place.path, place.lines, place.functions, place.in_body, before, after)
+            Mutant(
+                self.file,
+                number,
+                operator,
+                location.path,
+                location.lines,
+                location.functions,
+                location.in_body,
+                before,
+                after,
+            )
         )
         self._replacements.append(new)
 
-    def _block(self, parent: ast.AST, name: str, place: _Place) -> None:
+    def _block(self, parent: ast.AST, name: str, location: _Location) -> None:
         for index, statement in enumerate(getattr(parent, name)):
-            inner = _Place((*place.path, (name, index)), place.functions, place.in_body, _header(statement))
+            inner = _Location((*location.path, (name, index)), location.functions, location.in_body, _header(statement))
             self._statement(statement, inner)
 
-    def _statement(self, node: ast.stmt, place: _Place) -> None:
+    def _statement(self, node: ast.stmt, location: _Location) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self._function(node, place)
+            self._function(node, location)
         elif isinstance(node, ast.ClassDef):
             if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
-                self._block(node, "body", place)
-        elif not _is_left_alone(node) and not self._is_for_the_log(node):
+                self._block(node, "body", location)
+        elif not _is_excluded(node) and not self._is_for_the_log(node):
             for new, operator in _changed_statements(node):
-                self._add(place, operator, node, new)
-            self._fields(node, place)
+                self._add(location, operator, node, new)
+            self._fields(node, location)
 
     def _is_for_the_log(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
@@ -145,77 +154,81 @@ class Module:
             return isinstance(target, ast.Name) and target.id in self._logged
         return False
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _Place) -> None:
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, location: _Location) -> None:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        functions = (*place.functions, first)
+        functions = (*location.functions, first)
         for name in ("defaults", "kw_defaults"):
             for index, default in enumerate(getattr(node.args, name)):
                 if default is not None:
-                    path = (*place.path, ("args", None), (name, index))
-                    self._expression(default, _Place(path, functions, place.in_body, place.lines))
-        self._block(node, "body", _Place(place.path, functions, True))
+                    path = (*location.path, ("args", None), (name, index))
+                    self._expression(default, _Location(path, functions, location.in_body, location.lines))
+        self._block(node, "body", _Location(location.path, functions, True))
 
-    def _fields(self, node: ast.AST, place: _Place) -> None:
+    def _fields(self, node: ast.AST, location: _Location) -> None:
         for name, value in ast.iter_fields(node):
             if name in {"annotation", "type_comment", "type_params", "returns"}:
                 continue
             if isinstance(value, list):
                 if value and isinstance(value[0], ast.stmt):
-                    self._block(node, name, place)
+                    self._block(node, name, location)
                     continue
                 for index, entry in enumerate(value):
-                    inner = _Place((*place.path, (name, index)), place.functions, place.in_body, place.lines)
+                    inner = _Location(
+                        (*location.path, (name, index)), location.functions, location.in_body, location.lines
+                    )
                     self._child(entry, inner)
             elif isinstance(value, ast.AST):
-                inner = _Place((*place.path, (name, None)), place.functions, place.in_body, place.lines)
+                inner = _Location((*location.path, (name, None)), location.functions, location.in_body, location.lines)
                 self._child(value, inner)
 
-    def _child(self, node: Any, place: _Place) -> None:
+    def _child(self, node: Any, location: _Location) -> None:
         if isinstance(node, ast.expr):
-            self._expression(node, place)
+            self._expression(node, location)
         elif isinstance(node, ast.ExceptHandler):
             if not (len(node.body) == 1 and isinstance(node.body[0], ast.Raise) and node.body[0].exc is None):
-                again = ast.ExceptHandler(node.type, node.name, [ast.Raise()])
+                reraised = ast.ExceptHandler(node.type, node.name, [ast.Raise()])
                 lines = (node.body[0].lineno, node.body[0].lineno)
                 self._add(
-                    _Place(place.path, place.functions, place.in_body, lines),
+                    _Location(location.path, location.functions, location.in_body, lines),
                     "handler",
                     node,
-                    ast.copy_location(again, node),
+                    ast.copy_location(reraised, node),
                 )
-            self._block(node, "body", place)
+            self._block(node, "body", location)
         elif isinstance(node, ast.AST) and not isinstance(node, ast.expr_context | ast.arguments):
-            self._fields(node, place)
+            self._fields(node, location)
 
-    def _expression(self, node: ast.expr, place: _Place) -> None:
+    def _expression(self, node: ast.expr, location: _Location) -> None:
         if isinstance(node, ast.JoinedStr):
             return
-        if not place.functions and _is_tunable(node):
+        if not location.functions and _is_tunable(node):
             return
         for new, operator in _changed_expressions(node):
-            self._add(place, operator, node, new)
+            self._add(location, operator, node, new)
         if isinstance(node, ast.Call):
             if _is_wording(node):
                 return
             for index, keyword in enumerate(node.keywords):
                 if keyword.arg is not None:
-                    kept = [one for one in node.keywords if one is not keyword]
-                    self._add(place, f"drop {keyword.arg}=", node, ast.Call(node.func, node.args, kept))
-                    inner = (*place.path, ("keywords", index), ("value", None))
-                    self._expression(keyword.value, _Place(inner, place.functions, place.in_body, place.lines))
+                    kept = [other for other in node.keywords if other is not keyword]
+                    self._add(location, f"drop {keyword.arg}=", node, ast.Call(node.func, node.args, kept))
+                    inner = (*location.path, ("keywords", index), ("value", None))
+                    self._expression(
+                        keyword.value, _Location(inner, location.functions, location.in_body, location.lines)
+                    )
             for name in ("func", "args"):
                 value = getattr(node, name)
                 for number, entry in enumerate(value if isinstance(value, list) else [value]):
-                    inner = (*place.path, (name, number if isinstance(value, list) else None))
-                    self._expression(entry, _Place(inner, place.functions, place.in_body, place.lines))
+                    inner = (*location.path, (name, number if isinstance(value, list) else None))
+                    self._expression(entry, _Location(inner, location.functions, location.in_body, location.lines))
             return
         if isinstance(node, ast.Lambda):
-            inner = (*place.path, ("body", None))
-            self._expression(node.body, _Place(inner, place.functions, place.in_body, place.lines))
+            inner = (*location.path, ("body", None))
+            self._expression(node.body, _Location(inner, location.functions, location.in_body, location.lines))
             return
-        if isinstance(node, ast.Subscript) and not place.in_body:
-            return  # of a type, most often
-        self._fields(node, place)
+        if isinstance(node, ast.Subscript) and not location.in_body:
+            return  # Usually of a type.
+        self._fields(node, location)
 
 
 def _changed_statements(node: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
@@ -283,29 +296,29 @@ def _changed_constants(node: ast.Constant) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _is_false(value: ast.expr) -> bool:
-    """Whether None in its place would be the same to most callers; its own value is mutated instead."""
+    """Whether most callers treat None like the value. The value itself is mutated instead."""
     return isinstance(value, ast.Constant) and not value.value
 
 
 def _is_plain_condition(test: ast.expr) -> bool:
-    """Whether no other operator turns the condition round already."""
+    """Whether no other operator already negates the condition."""
     return not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant)
 
 
 def _is_tunable(node: ast.expr) -> bool:
-    """Whether it is a number that somebody chose, as a duration or a size, where a module or class names it."""
+    """Whether it is a tunable number, such as a duration or size, of a module or class."""
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1)
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether it puts a sentence together, for which the opposite is only a TypeError."""
+    """Whether it concatenates text. The opposite operation is only a TypeError."""
     return any(
         isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
         for side in (node.left, node.right)
     )
 
 
-def _is_left_alone(node: ast.stmt) -> bool:
+def _is_excluded(node: ast.stmt) -> bool:
     if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.Global | ast.Nonlocal | ast.Pass):
         return True
     if isinstance(node, ast.Expr):
@@ -315,10 +328,10 @@ def _is_left_alone(node: ast.stmt) -> bool:
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         value = node.value
-        called = value.func if isinstance(value, ast.Call) else value
-        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        callee = value.func if isinstance(value, ast.Call) else value
+        name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
         if isinstance(value, ast.Subscript) and node.targets[0].id[0].isupper() and not node.targets[0].id.isupper():
-            return True  # a type by another name
+            return True  # A type alias.
         return node.targets[0].id in {"__all__", *_LOGGERS} or name in {"TypeVar", "NewType", "ParamSpec"}
     return False
 
@@ -333,7 +346,7 @@ def _is_log(call: ast.Call) -> bool:
 
 
 def _logged(tree: ast.Module) -> Iterator[str]:
-    """Name what is given to log calls as `extra`."""
+    """Yield the names that log calls pass as `extra`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_log(node):
             for keyword in node.keywords:
@@ -342,13 +355,13 @@ def _logged(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_wording(call: ast.Call) -> bool:
-    """Whether an exception is made here, whose texts are for people."""
+    """Whether it creates an exception, whose text is for people."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return name.endswith(("Error", "Exception")) or _is_log(call)
 
 
 def _header(node: ast.stmt) -> tuple[int, int]:
-    """Return the lines that are executed where the node is, without the blocks below it."""
+    """Return the lines that the node itself executes, without its nested blocks."""
     first, last = node.lineno, node.end_lineno or node.lineno
     inner = [
         block[0].lineno

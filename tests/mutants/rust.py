@@ -1,7 +1,7 @@
-"""The score of `make mutants-rust`: which changes of the Rust crates a test noticed, read from cargo-mutants' outcomes.
+"""The score of `make mutants-rust`, read from the outcomes of cargo-mutants.
 
-`python tests/mutants/rust.py DIRECTORY...` prints a row of Markdown for each crate and the survivors, and ends with 1
-where a crate is below the goal. Several directories of one crate, such as shards, count together.
+`python tests/mutants/rust.py DIRECTORY...` prints a Markdown row for each crate and the survivors, and exits with 1 if
+a crate is below the goal. Several directories of one crate, such as shards, are added up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct):
     summary: str
     phase_results: list[Phase]
     scenario: Scenario | str
-    """The text "Baseline" stands for the run without a mutant."""
+    """The text "Baseline" is the run without a mutant."""
 
 
 class Outcomes(msgspec.Struct):
@@ -67,7 +67,7 @@ class Score:
 
     @property
     def percent(self) -> float:
-        """Of those that compile. A crate of which no mutant compiles has no score to pass with."""
+        """The share of the mutants that compile. A crate without such mutants has score 0."""
         viable = self.killed + len(self.survivors)
         return 100 * self.killed / viable if viable else 0
 
@@ -81,7 +81,7 @@ class Score:
 
 
 def scores(directories: list[Path]) -> dict[str, Score]:
-    """By crate; raises msgspec.DecodeError or OSError for a directory without outcomes."""
+    """The scores by crate. Raises msgspec.DecodeError or OSError for a directory without outcomes."""
     found: dict[str, Score] = defaultdict(Score)
     for directory in directories:
         outcomes = msgspec.json.decode((directory / "mutants.out/outcomes.json").read_bytes(), type=Outcomes).outcomes

@@ -1,4 +1,4 @@
-"""The mutation driver itself: what it changes, what it leaves alone, and that it knows a test that fails."""
+"""The mutation driver: its operators, its exclusions, and that it detects a failing test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def f(a, b=1, *, c="x"):
 
 TESTS = "tests/kubelet_plugin/test_sockets.py"
 UNTESTED = "b'='"
-"""What is stripped from the end of a name: more than that is stripped from few names only."""
+"""The characters stripped from the end of a name. Tests do not cover another set."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def example(tmp_path: Path) -> Module:
     return Module(tmp_path, "example.py")
 
 
-def test_what_is_changed(example: Module) -> None:
+def test_mutation_operators_make_the_expected_changes(example: Module) -> None:
     assert [(mutant.operator, mutant.before, mutant.after) for mutant in example.mutants if mutant.lines[0] > 4] == [
         ("constant", "1", "2"),
         ("constant", "'x'", "'XXx'"),
@@ -61,7 +61,7 @@ def test_what_is_changed(example: Module) -> None:
     assert [mutant.operator for mutant in example.mutants if mutant.lines[0] <= 4] == ["assign None"]
 
 
-def test_a_mutant_differs_in_its_one_place_only(example: Module) -> None:
+def test_a_mutant_differs_from_the_original_in_one_place(example: Module) -> None:
     for mutant in example.mutants:
         before, after = (ast.unparse(tree).splitlines() for tree in (example.tree, example.mutated(mutant)))
         different = set(before) ^ set(after)
@@ -69,7 +69,7 @@ def test_a_mutant_differs_in_its_one_place_only(example: Module) -> None:
 
 
 @pytest.mark.parametrize("package", MUTATED)
-def test_every_mutant_of_the_product_is_python(package: str) -> None:
+def test_every_mutant_compiles(package: str) -> None:
     for file in modules(SOURCE, [package]):
         module = Module(SOURCE, file)
         original = ast.dump(module.tree)
@@ -79,7 +79,7 @@ def test_every_mutant_of_the_product_is_python(package: str) -> None:
             compile(changed, file, "exec")
 
 
-def test_the_tests_of_a_mutant_are_those_that_run_its_line_quickest_first(example: Module) -> None:
+def test_covering_tests_are_ordered_by_duration(example: Module) -> None:
     record = Record()
     record.add(
         {
@@ -96,18 +96,18 @@ def test_the_tests_of_a_mutant_are_those_that_run_its_line_quickest_first(exampl
     assert record.covering(comparison, 5.0) == ["quick", "slow"]
     raised = next(mutant for mutant in example.mutants if mutant.before.startswith("raise"))
     assert record.covering(raised, 60.0) == ["slow", "process"]
-    assert record.left_out == {"broken": "failed"}
+    assert record.excluded == {"broken": "failed"}
 
 
-def test_mutants_die_where_a_test_asserts_and_live_where_none_does(tmp_path: Path) -> None:
+def test_mutants_are_killed_only_where_a_test_asserts(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     file = "dra_agent/kubelet_plugin/sockets.py"
-    wanted = {
+    mutants = {
         mutant.name: mutant
         for mutant in Module(SOURCE, file).mutants
         if mutant.before in {"'plugins'", "'dra.sock'", UNTESTED}
     }
-    names = [word for name in wanted for word in ("--mutant", name)]
+    names = [word for name in mutants for word in ("--mutant", name)]
     command = [sys.executable, "-m", "mutants.campaign", "--package", "kubelet_plugin", "--tests", TESTS, *names]
     done = subprocess.run(
         [*command, "--target", str(tmp_path / "target"), "--workers", "1", "--results", str(results)],
@@ -117,6 +117,6 @@ def test_mutants_die_where_a_test_asserts_and_live_where_none_does(tmp_path: Pat
         text=True,
         timeout=10 * DEADLINE_S,
     )
-    verdicts = {wanted[one["name"]].before: one["verdict"] for one in json.loads(results.read_text())}
+    verdicts = {mutants[entry["name"]].before: entry["verdict"] for entry in json.loads(results.read_text())}
     assert verdicts == {"'plugins'": "killed", "'dra.sock'": "killed", UNTESTED: "survived"}, done.stdout
     assert done.returncode == 1, "two of three are less than nine of ten"

@@ -1,8 +1,8 @@
-"""Which test runs which lines of the mutated packages, in the tests' process and in those that it starts.
+"""Records which test runs which lines of the mutated packages, in the test process and in the processes it starts.
 
-This file is also run by itself at the start of every interpreter of a worker's environment (`tree.py`), so it imports
-little. In the tests' process each line counts. In other processes each function counts, and it is written down at
-once, for many of them end by SIGKILL.
+This file also runs by itself at the start of every interpreter of a worker's environment (`tree.py`), so it has few
+imports. The test process records lines. Other processes record functions, and write each at once because many of them
+end by SIGKILL.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 VARIABLE = "DRA_AGENT_MUTANTS_TRACE"
-"""File to which other processes append; set where they should."""
+"""The file to which other processes append. Set only if they should record."""
 
 
 class Lines:
-    """Lines that run in this process, by test; "" where none runs."""
+    """The lines that run in this process."""
 
     def __init__(self, folders: tuple[str, ...]) -> None:
         self._folders = folders
@@ -30,7 +30,7 @@ class Lines:
         threading.settrace(self._call)
         sys.settrace(self._call)
 
-    def taken(self) -> dict[str, list[int]]:
+    def take(self) -> dict[str, list[int]]:
         """Return the lines since the last call, by file."""
         lines, self._lines = self._lines, {}
         found: dict[str, list[int]] = {}
@@ -54,7 +54,7 @@ class Lines:
 
 
 class _Functions:
-    """Functions that run in a process that a test started."""
+    """The functions that run in a process that a test started."""
 
     def __init__(self, file: str, folders: tuple[str, ...], test: str) -> None:
         self._output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -76,7 +76,7 @@ class _Functions:
 
 
 def trace_this_process() -> None:
-    """Begin where the environment asks for it; called as an interpreter starts."""
+    """Start the trace if the environment requests it. Called when an interpreter starts."""
     output = os.environ.get(VARIABLE)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if not output or not test:

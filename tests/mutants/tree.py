@@ -1,7 +1,7 @@
-"""A copy of the package with an interpreter of its own, in which one file at a time is a mutant.
+"""A copy of the package with its own interpreter, in which one file at a time is mutated.
 
-The interpreter imports the copy wherever it is started from and whatever its environment is: an agent, a helper and a
-container's hook that tests start as processes run the mutant too.
+The interpreter imports the copy from any working directory and with any environment: agents, helpers and container
+hooks that tests start as processes run the mutant too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRACING = Path(__file__).with_name("tracing.py")
 
 
 class Tree:
-    """One worker's copy, below `folder`."""
+    """The copy of one worker, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Tree:
         self.python = folder / "venv" / "bin" / "python"
 
     def build(self) -> None:
-        """Make it from the checkout as it is now."""
+        """Create it from the current checkout."""
         shutil.rmtree(self.folder, ignore_errors=True)
         for path in (SOURCE / "dra_agent").rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

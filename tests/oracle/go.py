@@ -1,4 +1,4 @@
-"""Builds Kubernetes' own Go code, with which answers are compared."""
+"""Builds Go code of Kubernetes, whose results tests compare with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NoReturn
 import pytest
 
 REQUIRED = "DRA_AGENT_TEST_ORACLES"
-"""`required`: a test that cannot ask its oracle fails instead of being skipped."""
+"""`required`: a test without its oracle fails instead of being skipped."""
 TRIES = 3
-"""Downloads of Go modules; a proxy that does not answer once may answer the next time."""
+"""Attempts to download Go modules; a proxy can fail temporarily."""
 
 
 def build(source: Path, program: Path, *flags: str) -> Path:
-    """Build a program, or have the test skipped where there is no Go or its modules cannot be downloaded."""
+    """Build a program, or skip the test if Go is not installed or its modules cannot be downloaded."""
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         _skip("Go is not installed")

@@ -37,7 +37,7 @@ def desire(inventory: Inventory, published: list[dict[str, Any]] | None = None) 
     )
 
 
-def test_a_pool_per_family() -> None:
+def test_each_family_has_a_pool() -> None:
     desired = desire(Inventory(devices=(gpu(0x3B), nic(0x5E), gpu(0x1A))))
     assert desired.problems == []
     assert [(s["spec"]["pool"]["name"], [d["name"] for d in s["spec"]["devices"]]) for s in desired.slices] == [
@@ -64,10 +64,10 @@ def test_a_pool_per_family() -> None:
     }
 
 
-def test_partitions_come_with_their_counters() -> None:
+def test_partitions_have_counter_slices() -> None:
     counters = {"memory": Counter("80Gi")}
-    part = gpu(0x3B, consumes_counters=(CounterConsumption("gpu-0000-3b-00-0", counters),))
-    inventory = Inventory(devices=(part,), counter_sets={"gpu": (CounterSet("gpu-0000-3b-00-0", counters),)})
+    partition = gpu(0x3B, consumes_counters=(CounterConsumption("gpu-0000-3b-00-0", counters),))
+    inventory = Inventory(devices=(partition,), counter_sets={"gpu": (CounterSet("gpu-0000-3b-00-0", counters),)})
     devices, sets = desire(inventory).slices
     assert devices["spec"]["devices"][0]["consumesCounters"] == [
         {"counterSet": "gpu-0000-3b-00-0", "counters": {"memory": {"value": "80Gi"}}}
@@ -76,29 +76,31 @@ def test_partitions_come_with_their_counters() -> None:
     assert devices["spec"]["pool"]["resourceSliceCount"] == 2
 
 
-def test_what_is_published_needs_no_write_and_a_taint_needs_one() -> None:
+def test_only_changed_slices_are_written() -> None:
     inventory = Inventory(devices=(gpu(0x3B), gpu(0x5E), nic(0x1A)))
     published = desire(inventory).slices
     assert diff_slices(desire(inventory, published).slices, published) == []
 
-    sick = msgspec.structs.replace(gpu(0x5E), taints=(Taint(key="dra-agent.internal/unhealthy", effect="NoSchedule"),))
-    desired = desire(Inventory(devices=(gpu(0x3B), sick, nic(0x1A))), published).slices
+    tainted = msgspec.structs.replace(
+        gpu(0x5E), taints=(Taint(key="dra-agent.internal/unhealthy", effect="NoSchedule"),)
+    )
+    desired = desire(Inventory(devices=(gpu(0x3B), tainted, nic(0x1A))), published).slices
     (write,) = diff_slices(desired, published)
     assert (write.op, write.reason) == ("update", "changes gpu-0000-5e-00-0")
     assert write.slice["spec"]["pool"]["generation"] == 1
 
 
-def test_a_device_over_a_limit_is_reported_and_the_rest_published() -> None:
+def test_a_device_over_a_limit_is_reported_and_not_published() -> None:
     many = {f"attribute{n}": Attribute.of(n) for n in range(40)}
-    fat = msgspec.structs.replace(gpu(0x5E), attributes=many)
-    desired = desire(Inventory(devices=(gpu(0x3B), fat)))
+    oversized = msgspec.structs.replace(gpu(0x5E), attributes=many)
+    desired = desire(Inventory(devices=(gpu(0x3B), oversized)))
     assert [str(problem) for problem in desired.problems] == [
         "node-1/gpu/gpu-0000-5e-00-0: has 41 attributes and capacities, the limit is 32"
     ]
     assert [d["name"] for d in desired.slices[0]["spec"]["devices"]] == ["gpu-0000-3b-00-0"]
 
 
-def test_a_node_name_that_the_api_refuses() -> None:
+def test_an_invalid_node_name_is_refused() -> None:
     with pytest.raises(PermanentError, match=r"\"Node_1/gpu\" is not a pool name"):
         desired_slices(Inventory(devices=(gpu(1),)), node="Node_1", driver="dra-agent.internal")
 

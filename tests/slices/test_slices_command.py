@@ -13,22 +13,22 @@ from dra_agent.manifests import parse_objects
 
 @pytest.fixture(scope="session")
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A state directory in which the simulated host is built already: building one takes seconds."""
+    """A state directory with the simulated host already built, which takes seconds."""
     folder = tmp_path_factory.mktemp("state")
     simulate.build("dgx-h100", folder / SIMULATED / "dgx-h100")
     return str(folder)
 
 
-def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(["slices", *argv]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_what_is_printed_for_programs_is_what_the_api_takes(
+def test_json_and_yaml_output_are_valid_api_objects(
     capsys: pytest.CaptureFixture[str], state_dir: str, output: str
 ) -> None:
-    text = answer(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir, "-o", output)
+    text = run(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir, "-o", output)
     slices = parse_objects(text, "slices")
     assert [(loaded.kind, loaded.value["spec"]["pool"]["name"]) for loaded in slices] == [
         ("ResourceSlice", "node-1/gpu"),
@@ -40,7 +40,7 @@ def test_what_is_printed_for_programs_is_what_the_api_takes(
 
 
 def test_the_table_has_a_row_per_slice(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
-    text = answer(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir)
+    text = run(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir)
     rows = [line.split() for line in text.splitlines() if "node-1/" in line]
     assert [row[:4] for row in rows] == [
         ["node-1/gpu", "00000-dra-agent.internal-node-1-gpu", "1", "8"],
@@ -48,19 +48,19 @@ def test_the_table_has_a_row_per_slice(capsys: pytest.CaptureFixture[str], state
     ]
 
 
-def test_a_host_without_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_host_without_devices_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "bus/pci/devices").mkdir(parents=True)
     argv = ("--sysfs-root", str(tmp_path), "--node-name", "node-1")
-    assert answer(capsys, *argv) == "node-1 has no device that can be claimed\n"
-    assert json.loads(answer(capsys, *argv, "-o", "json"))["items"] == []
+    assert run(capsys, *argv) == "node-1 has no device that can be claimed\n"
+    assert json.loads(run(capsys, *argv, "-o", "json"))["items"] == []
 
 
-def test_a_rule_of_the_operator_shows_in_the_slices(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
+def test_device_rules_of_the_config_apply_to_slices(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
     config = Path(__file__).parents[2] / "examples/agent/latency.toml"
     argv = ("--simulate", "dgx-h100", "--state-dir", state_dir, "--config", str(config), "-o", "json")
-    slices = json.loads(answer(capsys, *argv))["items"]
+    slices = json.loads(run(capsys, *argv))["items"]
     devices = [device for slice_ in slices for device in slice_["spec"]["devices"]]
     measured = [device["attributes"] for device in devices if "latency" in device["attributes"]]
     assert measured
-    said = {tuple(attributes[name]["string"] for name in ("type", "vendor", "latency")) for attributes in measured}
-    assert said == {("nic", "mellanox", "sub-microsecond")}
+    values = {tuple(attributes[name]["string"] for name in ("type", "vendor", "latency")) for attributes in measured}
+    assert values == {("nic", "mellanox", "sub-microsecond")}

@@ -1,11 +1,11 @@
-"""Many claims, prepared and unprepared, with faults and restarts among them: nothing grows, and nothing is left over.
+"""Many claims, prepared and unprepared, with faults and restarts: resource use does not grow and nothing is left.
 
     make soak                        # 100,000 pairs
-    make soak MINUTES=10             # as many as that takes
+    make soak MINUTES=10             # for 10 minutes
     make soak ARGS='--pairs 5000'
 
-A real agent in Kubernetes mode on a simulated host, a kubelet over its sockets, an API server of real HTTP. One agent
-does nine tenths of the pairs, and its memory is measured over them; the rest goes through agents that are killed.
+A real agent in Kubernetes mode runs on a simulated host, with a kubelet on its sockets and an HTTP API server. One
+agent handles nine tenths of the pairs while its memory is measured. Agents that are killed handle the rest.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 PROFILE = "dgx-h100"
 DRIVER = "dra-agent.internal"
 GPUS = [f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df")]
-UNSTEADY = GPUS[-1]
-"""Is pulled out and put back while the others are used."""
+UNPLUGGED = GPUS[-1]
+"""The device that is unplugged and replugged while the others are used."""
 CONCURRENCY = 4
 WARM_UP = 2000
-"""Pairs before memory is measured first."""
+"""Pairs before the first measurement of memory."""
 DISTURB_EVERY = 250
 """Pairs between two disturbances."""
 KINDS = ("unplug", "xid", "server error", "throttled", "reset", "late", "watches end", "history lost")
@@ -50,7 +50,7 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True)
 class Usage:
-    """What the agent's processes have; memory in KiB, shared pages counted once."""
+    """The resources of the agent's processes. Memory is in KiB; shared pages count once."""
 
     pss: int
     descriptors: int
@@ -59,11 +59,11 @@ class Usage:
 
 
 class SoakError(AssertionError):
-    """Something grew, was left over, or was not answered."""
+    """A resource grew, was left, or a call failed until its deadline."""
 
 
 class Soak:
-    """The machine: host, API server, kubelet, and the agent of the moment."""
+    """The machine: host, API server, kubelet and the current agent."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.state, self.cdi = folder, folder / "state", folder / "cdi"
@@ -80,7 +80,7 @@ class Soak:
         self._unplugged = False
         self._watched: set[str] = set()
         self.agent: subprocess.Popen[bytes] | None = None
-        self.lives = 0
+        self.starts = 0
         self.refused: Counter[str] = Counter()
         self.disturbed: Counter[str] = Counter()
 
@@ -92,11 +92,11 @@ class Soak:
         self.api.stop()
 
     def log(self) -> str:
-        return (self.folder / f"log-{self.lives}").read_text(errors="replace")
+        return (self.folder / f"log-{self.starts}").read_text(errors="replace")
 
     async def start(self) -> Driver:
-        """Start an agent, and wait until the kubelet knows it and it is ready."""
-        self.lives += 1
+        """Start an agent, and wait until it is registered at the kubelet and ready."""
+        self.starts += 1
         command: list[str | Path] = [
             sys.executable,
             "-m",
@@ -109,12 +109,12 @@ class Soak:
         command += ["--simulate", PROFILE, "--state-dir", self.state, "--cdi-dir", self.cdi, "--log-level", "warning"]
         command += ["--kubelet-dir", self.kubelet.directory, "--kubeconfig", self._credentials]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
-        with (self.folder / f"log-{self.lives}").open("wb") as log:
+        with (self.folder / f"log-{self.starts}").open("wb") as log:
             self.agent = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
         return await self.kubelet.driver()
 
     async def end(self, number: signal.Signals) -> None:
-        """End the agent by a signal, and have the kubelet forget its sockets."""
+        """End the agent by a signal, and remove its sockets from the kubelet."""
         assert self.agent is not None
         self.agent.send_signal(number)
         await asyncio.to_thread(self.agent.wait, DEADLINE_S)
@@ -124,11 +124,11 @@ class Soak:
         self.kubelet.seen.clear()
 
     async def pairs(self, driver: Driver, count: int, until: Callable[[], bool] = lambda: False) -> int:
-        """Prepare and unprepare that many claims, several side by side; return how many it were."""
+        """Prepare and unprepare `count` claims, several in parallel; return their number."""
         numbers = iter(range(count))
         done = 0
 
-        async def one_after_another(devices: list[str]) -> None:
+        async def run_in_sequence(devices: list[str]) -> None:
             nonlocal done
             for number in numbers:
                 if until():
@@ -140,20 +140,20 @@ class Soak:
 
         steady = GPUS[:-1]
         groups = [steady[index::CONCURRENCY] for index in range(CONCURRENCY)]
-        await asyncio.gather(*(one_after_another(group) for group in groups))
+        await asyncio.gather(*(run_in_sequence(group) for group in groups))
         return done
 
     async def pair(self, driver: Driver, device: str) -> None:
-        """One claim from its allocation to its release, with what the kubelet does about errors: ask again."""
+        """Allocate, prepare, unprepare and delete one claim. The kubelet repeats failed calls."""
         claim = self.allocate(device)
-        await self.until_done(driver, "prepare", claim)
+        await self.retry_until_done(driver, "prepare", claim)
         if self._random.random() < 0.1:
-            await self.until_done(driver, "prepare", claim)
-        await self.until_done(driver, "unprepare", claim)
+            await self.retry_until_done(driver, "prepare", claim)
+        await self.retry_until_done(driver, "unprepare", claim)
         self.api.remove("resourceclaims", claim[1], claim[0])
 
     def allocate(self, device: str) -> tuple[str, str, str]:
-        """Put an allocated claim into the API server; (namespace, name, uid)."""
+        """Create an allocated claim in the API server; return (namespace, name, uid)."""
         name, uid = f"claim-{next(self._names)}", str(uuid.uuid4())
         result = {"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": device}
         claim = {"metadata": {"namespace": "default", "name": name, "uid": uid}, "spec": {"devices": {}}}
@@ -162,8 +162,8 @@ class Soak:
         made = self.api.put("resourceclaims", {**meta, **claim, "status": status})
         return "default", name, made["metadata"]["uid"]
 
-    async def until_done(self, driver: Driver, method: str, claim: tuple[str, str, str]) -> Any:
-        """Call until the agent has done it."""
+    async def retry_until_done(self, driver: Driver, method: str, claim: tuple[str, str, str]) -> Any:
+        """Repeat the call until it succeeds."""
         end = time.monotonic() + DEADLINE_S
         while True:
             answer = (await driver.call(method, [claim])).claims[claim[2]]
@@ -175,16 +175,16 @@ class Soak:
             await asyncio.sleep(0.05)
 
     def disturb(self, kind: str = "") -> None:
-        """Let something happen that happens to nodes every day; one of KINDS, or any."""
+        """Cause a fault that is common on nodes; one of KINDS, or a random one."""
         kind = kind or self._random.choice(KINDS)
         self.disturbed[kind] += 1
         match kind:
             case "unplug":
-                address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
+                address = UNPLUGGED.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
                 (inject.replug if self._unplugged else inject.unplug)(self.host, address)
                 self._unplugged = not self._unplugged
             case "xid":
-                inject.xid(self.host, "0", 13)  # the application's own fault: reported, and harmless
+                inject.xid(self.host, "0", 13)  # An application fault: reported, and harmless.
             case "server error":
                 self.api.fail(500, times=3)
             case "throttled":
@@ -199,17 +199,17 @@ class Soak:
                 self.api.compact()
                 self.api.end_watches()
 
-    async def calm(self) -> None:
-        """End every disturbance, and wait until the agent has nothing more to do."""
+    async def wait_until_idle(self) -> None:
+        """End every disturbance, and wait until the agent is idle."""
         self.api.faults.clear()
         if self._unplugged:
-            address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
+            address = UNPLUGGED.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
             inject.replug(self.host, address)
             self._unplugged = False
         self._watched |= self.watched()
         self.api.compact()
         self.api.requests.clear()
-        # Each watch begins anew: one that a fault has ended is a connection that would be missing in what is counted.
+        # Every watch is started again: a watch that a fault ended would be missing from the count of connections.
         self.api.end_watches()
         end = time.monotonic() + DEADLINE_S
         while self.devices() != set(GPUS) or not self._watched <= self.watched():
@@ -219,17 +219,17 @@ class Soak:
             await asyncio.sleep(0.1)
 
     def watched(self) -> set[str]:
-        """What has been watched since the last calm, or the start."""
+        """The paths watched since the last reset of the recorded requests."""
         return {seen.path for seen in self.api.requests if seen.watch}
 
     def devices(self) -> set[str]:
-        """GPUs in the slices of the API server."""
+        """The GPUs in the slices of the API server."""
         slices = self.api.objects("resourceslices")
-        named = {device["name"] for one in slices for device in one["spec"].get("devices", ())}
+        named = {device["name"] for machine in slices for device in machine["spec"].get("devices", ())}
         return {name for name in named if name.startswith("gpu-")}
 
     def usage(self) -> Usage:
-        """What the agent and its children have now."""
+        """The current resources of the agent and its children."""
         assert self.agent is not None
         pids = [self.agent.pid, *_children(self.agent.pid)]
         return Usage(
@@ -240,16 +240,16 @@ class Soak:
         )
 
     async def settled_usage(self, seconds: float) -> Usage:
-        """The least of several readings: what is in work for a moment does not count."""
+        """The minimum of several readings, to exclude temporary use."""
         readings: list[Usage] = []
         end = time.monotonic() + seconds
         while not readings or time.monotonic() < end:
             readings.append(self.usage())
             await asyncio.sleep(0.5)
-        return Usage(*(min(column) for column in zip(*(vars(one).values() for one in readings), strict=True)))
+        return Usage(*(min(column) for column in zip(*(vars(machine).values() for machine in readings), strict=True)))
 
     def files(self) -> set[str]:
-        """Every file of the agent's, but for numbers in the names of journals."""
+        """Every file of the agent. Numbers at the end of journal names are removed."""
         found = {str(path.relative_to(self.folder)) for root in (self.state, self.cdi) for path in root.rglob("*")}
         return {name.rstrip("0123456789") for name in found if "simulated" not in name}
 
@@ -276,114 +276,116 @@ def _pss(pid: int) -> int:
 
 
 def _read(path: Path) -> str:
-    """Nothing for a thread or process that has ended since it was listed."""
+    """Return no text for a thread or process that has ended since it was listed."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts: int, until: Callable[[], bool]) -> str:
-    """Run it; return the report. Raises SoakError where something is left over; growth is the caller's to judge."""
-    driver = await one.start()
-    await one.pairs(driver, warm_up, until)
+async def soak(
+    machine: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts: int, until: Callable[[], bool]
+) -> str:
+    """Run the soak; return the report. Raises SoakError for leftovers. The caller checks growth."""
+    driver = await machine.start()
+    await machine.pairs(driver, warm_up, until)
     for kind in KINDS:
-        one.disturb(kind)  # what the agent keeps of each, it keeps from now on
-    await one.calm()
-    before, files, slices = await one.settled_usage(quiet_s), one.files(), one.slices()
-    began = time.monotonic()
-    done = await one.pairs(driver, pairs, until)
-    seconds = time.monotonic() - began
-    await one.calm()
-    after = await one.settled_usage(quiet_s)
+        machine.disturb(kind)  # The agent allocates what it keeps for each kind now.
+    await machine.wait_until_idle()
+    before, files, slices = await machine.settled_usage(quiet_s), machine.files(), machine.slices()
+    started = time.monotonic()
+    done = await machine.pairs(driver, pairs, until)
+    seconds = time.monotonic() - started
+    await machine.wait_until_idle()
+    after = await machine.settled_usage(quiet_s)
     end = time.monotonic() + DEADLINE_S
-    while left := _left_over(one, before, after, files, slices):
-        # What is in work for a moment goes, what is left over stays.
+    while left := _find_leftovers(machine, before, after, files, slices):
+        # Temporary use ends, leftovers stay.
         if time.monotonic() > end:
             raise SoakError(left)
         await asyncio.sleep(0.5)
-        after = one.usage()
+        after = machine.usage()
     for number in range(restarts):
-        held = one.allocate(one._random.choice(GPUS[:-1]))
-        await one.until_done(driver, "prepare", held)
-        work = asyncio.create_task(_until_it_dies(one, driver))
-        await asyncio.sleep(one._random.uniform(0.05, 0.5))
-        await one.end(signal.SIGKILL if number % 2 == 0 else signal.SIGTERM)
-        unanswered = await work
-        driver = await one.start()
-        for claim in (held, *unanswered):
-            await one.until_done(driver, "prepare" if claim == held else "unprepare", claim)
-        await one.until_done(driver, "unprepare", held)
-    await one.calm()
+        held_claim = machine.allocate(machine._random.choice(GPUS[:-1]))
+        await machine.retry_until_done(driver, "prepare", held_claim)
+        work = asyncio.create_task(_run_until_agent_ends(machine, driver))
+        await asyncio.sleep(machine._random.uniform(0.05, 0.5))
+        await machine.end(signal.SIGKILL if number % 2 == 0 else signal.SIGTERM)
+        unfinished = await work
+        driver = await machine.start()
+        for claim in (held_claim, *unfinished):
+            await machine.retry_until_done(driver, "prepare" if claim == held_claim else "unprepare", claim)
+        await machine.retry_until_done(driver, "unprepare", held_claim)
+    await machine.wait_until_idle()
     end = time.monotonic() + DEADLINE_S
-    while new := one.files() - files:
+    while new := machine.files() - files:
         if time.monotonic() > end:
             raise SoakError(f"files are left after {restarts} restarts: {sorted(new)}")
         await asyncio.sleep(0.1)
-    if "Traceback" in one.log():
-        raise SoakError(f"a traceback in the log:\n{one.log()}")
+    if "Traceback" in machine.log():
+        raise SoakError(f"a traceback in the log:\n{machine.log()}")
     first, last = before.pss / 1024, after.pss / 1024
     return (
         f"{done} pairs in {seconds:.0f} s ({seconds / max(done, 1) * 1000:.2f} ms each, {CONCURRENCY} side by side)\n"
         f"memory {first:.2f} MiB after {warm_up} pairs, {last:.2f} at the end: {last - first:+.2f} MiB\n"
         f"descriptors {before.descriptors} and {after.descriptors}, threads {before.threads} and {after.threads}\n"
-        f"{restarts} restarts; disturbances: {dict(one.disturbed)}\n"
-        f"calls that were answered with an error and repeated: {dict(one.refused.most_common(6))}"
+        f"{restarts} restarts; disturbances: {dict(machine.disturbed)}\n"
+        f"calls that were answered with an error and repeated: {dict(machine.refused.most_common(6))}"
     )
 
 
-def _left_over(one: Soak, before: Usage, after: Usage, files: set[str], slices: int) -> str:
+def _find_leftovers(machine: Soak, before: Usage, after: Usage, files: set[str], slices: int) -> str:
     if after.descriptors > before.descriptors + 2:
         return f"descriptors: {before.descriptors} before, {after.descriptors} after"
     if after.threads > max(before.threads, 40):
         return f"threads: {before.threads} before, {after.threads} after"
     if after.processes > before.processes:
         return f"processes: {before.processes} before, {after.processes} after"
-    if left := one.files() - files:
+    if left := machine.files() - files:
         return f"files are left: {sorted(left)}"
-    if one.slices() != slices:
-        return f"slices: {slices} before, {one.slices()} after"
+    if machine.slices() != slices:
+        return f"slices: {slices} before, {machine.slices()} after"
     return ""
 
 
-async def _until_it_dies(one: Soak, driver: Driver) -> list[tuple[str, str, str]]:
-    """Claims in work when the agent goes away; their fate is not known to the kubelet."""
-    unanswered: list[tuple[str, str, str]] = []
+async def _run_until_agent_ends(machine: Soak, driver: Driver) -> list[tuple[str, str, str]]:
+    """Run claims until the agent ends; return those of unknown state."""
+    unfinished: list[tuple[str, str, str]] = []
 
     async def work(device: str) -> None:
         while True:
-            claim = one.allocate(device)
+            claim = machine.allocate(device)
             try:
                 await driver.call("prepare", [claim])
                 released = await driver.call("unprepare", [claim])
-            # Cancelled, or not begun: the channel was closed.
+            # Cancelled, or not started because the channel was closed.
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError):
-                unanswered.append(claim)
+                unfinished.append(claim)
                 return
             if released.claims[claim[2]].error:
-                unanswered.append(claim)
+                unfinished.append(claim)
 
-    # Not the device of the claim that is held meanwhile.
+    # Without the device of the claim that is held.
     await asyncio.gather(*(work(device) for device in GPUS[:-1]))
-    return unanswered
+    return unfinished
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100_000)
-    parser.add_argument("--minutes", type=float, default=0.0, help="stop after that time")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time")
     parser.add_argument("--restarts", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most-growth", type=float, default=1.0, metavar="MIB", help="more than that is a failure")
+    parser.add_argument("--most-growth", type=float, default=1.0, metavar="MIB", help="the run fails above this growth")
     args = parser.parse_args()
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
 
     async def run() -> str:
         with tempfile.TemporaryDirectory(prefix="dra-soak-") as folder:
-            one = Soak(Path(folder), args.seed)
+            machine = Soak(Path(folder), args.seed)
             try:
                 return await soak(
-                    one,
+                    machine,
                     args.pairs,
                     warm_up=WARM_UP,
                     quiet_s=10.0,
@@ -391,10 +393,10 @@ def main() -> int:
                     until=lambda: time.monotonic() > end,
                 )
             except Exception:
-                print("\n".join(one.log().splitlines()[-40:]), file=sys.stderr)
+                print("\n".join(machine.log().splitlines()[-40:]), file=sys.stderr)
                 raise
             finally:
-                await one.close()
+                await machine.close()
 
     report = asyncio.run(run())
     print(report)

@@ -1,4 +1,4 @@
-"""A short soak with restarts: nothing is left over. What grows slowly is found by the long one, `make soak`."""
+"""A short soak with restarts, which finds leftovers. The long soak, `make soak`, finds slow growth."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from soak.soak import Soak, soak
 
 
-def test_nothing_is_left_after_many_claims_and_restarts(short_path: Path) -> None:
+def test_no_leftovers_after_many_claims_and_restarts(short_path: Path) -> None:
     async def run() -> Soak:
-        one = Soak(short_path, seed=1)
+        machine = Soak(short_path, seed=1)
         try:
-            await soak(one, pairs=400, warm_up=200, quiet_s=0.0, restarts=2, until=lambda: False)
+            await soak(machine, pairs=400, warm_up=200, quiet_s=0.0, restarts=2, until=lambda: False)
         finally:
-            await one.close()
-        return one
+            await machine.close()
+        return machine
 
-    one = asyncio.run(run())
-    assert one.lives == 3
-    assert sum(one.disturbed.values()) >= 1, "nothing was disturbed"
+    machine = asyncio.run(run())
+    assert machine.starts == 3
+    assert sum(machine.disturbed.values()) >= 1, "no disturbance happened"

@@ -1,4 +1,4 @@
-"""Recorded machines for tests that only read them: each is unpacked once."""
+"""Recorded machines for tests that only read them. Each is unpacked once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Machine = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """The root of a recorded machine by its name; skips where the recordings are not at hand. Not to be changed."""
+    """The root of a recorded machine by its name; read-only. Skips if the recordings are not available."""
     unpacked: dict[str, Path] = {}
 
     def unpack(name: str) -> Path:
         archive = RECORDED / f"{name}.tar.xz"
         if not archive.exists():
-            pytest.skip(f"recorded machine {name} is not at hand ({archive})")
+            pytest.skip(f"recorded machine {name} is not available ({archive})")
         if name not in unpacked:
             folder = tmp_path_factory.mktemp(name)
             with tarfile.open(archive) as tar:
@@ -33,6 +33,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def _readable(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    """Recorded files carry the modes of sysfs, which do not let everyone read."""
+    """Make recorded files readable: some modes of sysfs deny it."""
     del path
     return member.replace(mode=(member.mode or 0) | (0o700 if member.isdir() else 0o400))

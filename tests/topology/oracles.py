@@ -1,4 +1,4 @@
-"""What lspci and lstopo say of a sysfs tree: the address of every function with those above it, root first."""
+"""The output of lspci and lstopo for a sysfs tree: the address of every function with its parents, root first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Parents = dict[str, tuple[str, ...]]
 
 
 def lspci(tree: Path) -> tuple[Parents, dict[str, tuple[str, str]]]:
-    """Parents, and class with ids, of every function; the tree is the one that `lspci -t` draws."""
+    """Parents, and class with ids, of every function, as `lspci -t` shows them."""
     if shutil.which("lspci") is None:
         pytest.skip("lspci is not installed")
     command = ["lspci", "-A", "linux-sysfs", "-O", f"sysfs.path={tree}/sys/bus/pci", "-D", "-PP", "-n"]
-    # Without `config` files, which some recorded trees lack, it complains and goes on.
+    # Without `config` files, which some recorded trees lack, lspci reports errors and continues.
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     parents, identities = {}, {}
     for line in done.stdout.splitlines():

@@ -1,4 +1,4 @@
-"""`dra-agent topology` as it is typed."""
+"""The command `dra-agent topology`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[str]
     return done
 
 
-def test_a_recorded_host_in_each_form(machine: Machine, tmp_path: Path) -> None:
+def test_a_recorded_host_in_each_output_format(machine: Machine, tmp_path: Path) -> None:
     import yaml
 
     root = ("--sysfs-root", machine("hwloc-8ve") / "sys")
@@ -40,7 +40,7 @@ def test_a_recorded_host_in_each_form(machine: Machine, tmp_path: Path) -> None:
     ET.parse(picture)
 
 
-def test_damage_is_reported_beside_the_tree(tmp_path: Path) -> None:
+def test_damage_is_reported_on_stderr_with_the_tree(tmp_path: Path) -> None:
     listing = tmp_path / "sys/bus/pci/devices"
     listing.mkdir(parents=True)
     (listing / "0000:01:00.0").symlink_to("../../../devices/pci0000:00/0000:01:00.0")
@@ -50,7 +50,7 @@ def test_damage_is_reported_beside_the_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("--sysfs-root", "/no/such/place"), 2, "dra-agent: /no/such/place: cannot open this as sysfs: no such file"),
         (("--simulate", "toaster"), 2, "dra-agent: unknown profile 'toaster'"),
@@ -62,8 +62,8 @@ def test_damage_is_reported_beside_the_tree(tmp_path: Path) -> None:
         (("-o", "xml"), 2, "invalid choice"),
     ],
 )
-def test_what_went_wrong_is_said_once(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+def test_errors_are_reported_once(arguments: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
     done = run(*arguments, state=tmp_path)
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""A snapshot after events is what a new scan finds, and costs only what has changed."""
+"""A snapshot after events equals a new scan, and only changed devices are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 60
 
 
 class Machine:
-    """A simulated host whose PCI functions come, go and change."""
+    """A simulated host whose PCI functions are added, removed and changed."""
 
     def __init__(self, host: Host, parked: Path) -> None:
         self.host = host
@@ -26,7 +26,7 @@ class Machine:
         self._links: dict[str, Path] = {}
 
     def present(self) -> list[str]:
-        """Addresses of functions without others below them, which can be unplugged alone."""
+        """The addresses of functions without functions below them, which can be unplugged alone."""
         folders = {link.name: link.resolve() for link in self._bus.iterdir()}
         above = {parent for folder in folders.values() for parent in folder.parents}
         return sorted(address for address, folder in folders.items() if folder not in above)
@@ -54,7 +54,7 @@ class Machine:
         return self._event("change", folder)
 
     def damage(self, address: str) -> Uevent:
-        """Keep the kernel from saying what the function is."""
+        """Make the identity of the function unreadable."""
         folder = (self._bus / address).resolve()
         for name in ("class", "uevent"):
             (folder / name).rename(self._parked / name)
@@ -78,27 +78,27 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_after_any_events_a_snapshot_is_what_a_scan_finds(machine: Machine, seed: int) -> None:
-    draw = random.Random(seed)
+def test_a_snapshot_after_events_equals_a_scan(machine: Machine, seed: int) -> None:
+    rng = random.Random(seed)
     live = LiveTopology(machine.host)
     for _ in range(STEPS):
-        step = draw.random()
+        step = rng.random()
         if step < 0.35:
-            event = machine.unplug(draw.choice(machine.present()))
+            event = machine.unplug(rng.choice(machine.present()))
         elif step < 0.7 and machine.absent():
-            event = machine.plug(draw.choice(machine.absent()))
+            event = machine.plug(rng.choice(machine.absent()))
         else:
-            event = machine.change(draw.choice(machine.present()), draw.choice([-1, 0, 1]))
+            event = machine.change(rng.choice(machine.present()), rng.choice([-1, 0, 1]))
         live.apply(event)
-        if draw.random() < 0.1:
+        if rng.random() < 0.1:
             live.rescan()
-        if draw.random() < 0.5:  # else several events between two snapshots
+        if rng.random() < 0.5:  # Otherwise there are several events between two snapshots.
             assert live.snapshot() == scan(machine.host)
     assert live.snapshot() == scan(machine.host)
-    assert live.snapshot().devices, "the story left something to compare"
+    assert live.snapshot().devices, "no device is left to compare"
 
 
-def test_devices_that_no_event_names_are_not_read_again(machine: Machine) -> None:
+def test_unaffected_devices_are_not_read_again(machine: Machine) -> None:
     live = LiveTopology(machine.host)
     before = live.snapshot()
     changed = machine.present()[0]
@@ -109,14 +109,14 @@ def test_devices_that_no_event_names_are_not_read_again(machine: Machine) -> Non
         assert (device is before.by_address[address]) == (address != changed)
 
 
-def test_a_host_that_did_not_change_has_the_same_snapshot(machine: Machine) -> None:
+def test_an_unchanged_host_has_the_same_snapshot(machine: Machine) -> None:
     live = LiveTopology(machine.host)
     before = live.snapshot()
     live.apply(Uevent("change", f"/devices/pci0000:00/{machine.present()[0]}", "usb"))
     assert live.snapshot() is before
 
 
-def test_a_problem_that_comes_and_goes_is_in_the_snapshot(machine: Machine) -> None:
+def test_a_temporary_problem_is_in_the_snapshot(machine: Machine) -> None:
     live = LiveTopology(machine.host)
     before = live.snapshot()
     address = machine.present()[0]

@@ -1,4 +1,4 @@
-"""The Python face: snapshots, events, rescans, the socket, and errors in words."""
+"""The Python API: snapshots, events, rescans, the socket and error messages."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ FIELDS = {
 }  # fmt: skip
 
 NETLINK_KOBJECT_UEVENT = 15
-"""linux/netlink.h; Python's socket module does not name it."""
+"""From linux/netlink.h; the socket module of Python does not define it."""
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A small host: tests that change it need one each."""
+    """A small host, one for each test because tests change it."""
     return simulate.build("vm-1gpu", tmp_path / "host")
 
 
-def place(host: Host, device: PciFunction) -> Path:
-    """A device's folder below the sysfs root."""
+def device_folder(host: Host, device: PciFunction) -> Path:
+    """The folder of a device below the sysfs root."""
     return (host.sysfs / "bus/pci/devices" / device.pci_address).resolve()
 
 
 def unplug(host: Host, device: PciFunction) -> Uevent:
-    folder = place(host, device)
+    folder = device_folder(host, device)
     shutil.rmtree(folder)
     (host.sysfs / "bus/pci/devices" / device.pci_address).unlink()
     return Uevent("remove", f"/{folder.relative_to(host.sysfs)}", "pci")
 
 
-def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
+def test_a_simulated_dgx_has_the_real_topology(tmp_path: Path) -> None:
     topology = scan(simulate.build("dgx-h100", tmp_path / "host"), distances=True)
     gpus = [device for device in topology.relevant if device.kind is DeviceKind.GPU]
     assert topology.problems == ()
@@ -63,8 +63,8 @@ def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
     assert topology.distance(first.pci_address, first.pci_address) is None
 
 
-def test_distances_are_asked_for_and_not_part_of_every_snapshot(tmp_path: Path) -> None:
-    """Their number grows with the square of the devices; an uevent must not pay for them."""
+def test_distances_are_computed_on_request_only(tmp_path: Path) -> None:
+    """Their number grows with the square of the devices, so a uevent must not compute them."""
     live = LiveTopology(simulate.build("dgx-h100", tmp_path / "host"))
     snapshot, whole = live.snapshot(), live.snapshot(distances=True)
     assert snapshot.distances == {} and snapshot.devices == whole.devices and snapshot.problems == whole.problems
@@ -78,7 +78,7 @@ def test_distances_are_asked_for_and_not_part_of_every_snapshot(tmp_path: Path) 
         snapshot.distance(*(device.pci_address for device in whole.relevant[:2]))
 
 
-def test_the_json_has_the_documented_fields(host: Host) -> None:
+def test_json_has_the_documented_fields(host: Host) -> None:
     document = json.loads(LiveTopology(host).to_json())
     assert list(document) == ["numa_nodes", "devices", "distances", "problems"]
     for device in document["devices"]:
@@ -89,7 +89,7 @@ def test_the_json_has_the_documented_fields(host: Host) -> None:
         assert lower < higher
 
 
-def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
+def test_an_unplugged_gpu_is_removed_after_its_event(host: Host) -> None:
     live = LiveTopology(host)
     gpu = next(device for device in live.snapshot().relevant if device.kind is DeviceKind.GPU)
     change = live.apply(unplug(host, gpu))
@@ -97,10 +97,10 @@ def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
     assert change
     assert gpu.pci_address not in live.snapshot().by_address
     assert live.snapshot() == scan(host)
-    assert not live.rescan(), "the event had told everything"
+    assert not live.rescan(), "the event covered every change"
 
 
-def test_a_rescan_finds_what_no_event_told(host: Host) -> None:
+def test_a_rescan_finds_changes_without_events(host: Host) -> None:
     live = LiveTopology(host)
     gpu = next(device for device in live.snapshot().relevant if device.kind is DeviceKind.GPU)
     unplug(host, gpu)
@@ -120,10 +120,10 @@ def test_events_of_other_devices_change_nothing(host: Host) -> None:
         assert not live.apply(event)
 
 
-def test_threads_may_share_it(host: Host) -> None:
+def test_a_live_topology_is_thread_safe(host: Host) -> None:
     live = LiveTopology(host)
     expected = live.snapshot()
-    event = Uevent("change", f"/{place(host, expected.relevant[0]).relative_to(host.sysfs)}", "pci")
+    event = Uevent("change", f"/{device_folder(host, expected.relevant[0]).relative_to(host.sysfs)}", "pci")
 
     def work() -> None:
         for _ in range(20):
@@ -136,7 +136,7 @@ def test_threads_may_share_it(host: Host) -> None:
             done.result()
 
 
-def test_no_sysfs_is_said_in_words(tmp_path: Path) -> None:
+def test_a_missing_sysfs_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PermanentError) as missing:
         scan(Host(sysfs=tmp_path / "missing"))
     assert str(missing.value).startswith(
@@ -147,7 +147,7 @@ def test_no_sysfs_is_said_in_words(tmp_path: Path) -> None:
         scan(Host(sysfs=tmp_path))
 
 
-def test_a_host_that_vanishes_keeps_what_was_known(host: Host) -> None:
+def test_a_vanished_sysfs_keeps_the_last_snapshot(host: Host) -> None:
     live = LiveTopology(host)
     before = live.snapshot()
     event = unplug(host, before.relevant[0])
@@ -158,7 +158,7 @@ def test_a_host_that_vanishes_keeps_what_was_known(host: Host) -> None:
     assert live.snapshot() == before
 
 
-def test_an_event_is_what_it_was_encoded_from() -> None:
+def test_event_encoding_round_trips() -> None:
     event = Uevent("bind", "/devices/pci0000:3a/0000:3a:00.0", "pci")
     assert Uevent.decode(event.encode()) == event
     assert event.encode().startswith(b"bind@/devices/pci0000:3a/0000:3a:00.0\0ACTION=bind\0")
@@ -171,10 +171,10 @@ def kernel() -> UeventSocket:
     try:
         return UeventSocket()
     except PermanentError as error:
-        pytest.skip(f"this machine gives no uevents: {error}")
+        pytest.skip(f"this machine has no uevents: {error}")
 
 
-def test_the_socket_is_one_that_event_loops_watch(kernel: UeventSocket) -> None:
+def test_the_uevent_socket_works_with_event_loops(kernel: UeventSocket) -> None:
     async def watch() -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(kernel.fileno(), lambda: None)
@@ -190,7 +190,7 @@ def test_the_socket_is_one_that_event_loops_watch(kernel: UeventSocket) -> None:
     kernel.close()
 
 
-def test_what_is_not_from_the_kernel_is_not_believed(kernel: UeventSocket) -> None:
+def test_events_of_other_senders_are_ignored(kernel: UeventSocket) -> None:
     forged = Uevent("remove", "/devices/pci0000:00/0000:00:03.0", "pci")
     with kernel, socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_KOBJECT_UEVENT) as sender:
         duplicate = socket.socket(fileno=os.dup(kernel.fileno()))
@@ -203,14 +203,14 @@ def test_what_is_not_from_the_kernel_is_not_believed(kernel: UeventSocket) -> No
         assert forged not in kernel.receive().events
 
 
-def test_the_kernels_events_arrive(kernel: UeventSocket) -> None:
-    """Writing an action to a device's `uevent` file makes the kernel announce it."""
+def test_events_of_the_kernel_are_received(kernel: UeventSocket) -> None:
+    """A write of an action to the `uevent` file of a device makes the kernel send the event."""
     target = Path("/sys/devices/system/cpu/cpu0/uevent")
     with kernel:
         try:
             target.write_text("change")
         except OSError as error:
-            pytest.skip(f"uevents cannot be asked for here: {error}")
-        # Behind others', however many: the processes of this network namespace hear each other's interfaces.
+            pytest.skip(f"uevents cannot be requested here: {error}")
+        # Events of other network interfaces can precede it.
         event = Uevent("change", "/devices/system/cpu/cpu0", "cpu")
         eventually(lambda: event in kernel.receive().events)

@@ -1,4 +1,4 @@
-"""The tree for terminals and the picture: complete, valid, and safe with any name that a damaged host brings."""
+"""The terminal tree and the SVG: complete, valid, and safe with any name of a damaged host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts(picture: str) -> Iterator[str]:
             yield element.text
 
 
-def made_up(number: int, **facts: object) -> PciFunction:
+def fake_function(number: int, **facts: object) -> PciFunction:
     document: dict[str, object] = {
         "pci_address": f"0000:{number:02x}:00.0", "kind": "nic", "class": "0x020000", "vendor_id": "0x15b3",
         "device_id": "0x1021", "subsystem_vendor": None, "subsystem_device": None, "revision": None, "numa_node": 0,
@@ -64,12 +64,12 @@ def made_up(number: int, **facts: object) -> PciFunction:
     return msgspec.convert({**document, **facts}, PciFunction)
 
 
-def host_of(*devices: PciFunction, nodes: int = 1) -> Topology:
+def fake_topology(*devices: PciFunction, nodes: int = 1) -> Topology:
     numa = [NumaNode(node, None, "0-7", 1 << 36, (10,) * nodes) for node in range(nodes)]
     return Topology(tuple(numa), devices, {}, ())
 
 
-def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> None:
+def test_the_tree_shows_every_relevant_device_at_its_place(dgx: Topology) -> None:
     lines = text(dgx, names=PciIds(PCI_IDS)).splitlines()
     assert lines[0] == "2 NUMA nodes, 8 GPUs, 10 NICs, 10 NVMe drives, 62 other functions"
     for device in dgx.relevant:
@@ -81,11 +81,11 @@ def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> Non
     assert "NVIDIA H100 SXM5 80GB" in lines[at]
     assert "PCIe 5 x16" in lines[at]
     assert any(f"switch {gpu.pcie_switch}" in line for line in lines[:at])
-    # Nobody knows who holds what, so nothing is said to be free.
+    # Holders are unknown, so no device is shown as free.
     assert not any("free" in line or "held" in line for line in lines)
 
 
-def test_holders_are_shown_in_both_pictures(dgx: Topology) -> None:
+def test_holders_are_shown_in_the_tree_and_the_svg(dgx: Topology) -> None:
     held, free = [device.pci_address for device in dgx.relevant if device.kind is DeviceKind.GPU][:2]
     holders = {held: ["team-a/train", "team-b/notebook"]}
     lines = text(dgx, holders=holders, names=NO_NAMES).splitlines()
@@ -98,7 +98,7 @@ def test_holders_are_shown_in_both_pictures(dgx: Topology) -> None:
     assert not any("free" in line for line in lines for drive in drives if drive.pci_address in line)
 
 
-def test_the_picture_is_valid_and_needs_nothing_from_outside(dgx: Topology) -> None:
+def test_the_svg_is_valid_and_self_contained(dgx: Topology) -> None:
     picture = svg.draw(dgx, title='a <host> & its "devices"', holders={}, names=NO_NAMES)
     root = ET.fromstring(picture)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -114,13 +114,13 @@ def test_the_picture_is_valid_and_needs_nothing_from_outside(dgx: Topology) -> N
     assert {f"switch {device.pcie_switch}" for device in dgx.relevant if device.pcie_switch} <= shown
 
 
-def test_boxes_lie_inside_each_other_and_never_overlap(dgx: Topology, machine: Machine) -> None:
+def test_boxes_are_nested_and_do_not_overlap(dgx: Topology, machine: Machine) -> None:
     recorded = scan(Host(sysfs=machine("hwloc-8ve") / "sys"))
     for topology in (dgx, recorded):
         boxes = arrange(build_tree(topology), with_holders=True)
-        assert_apart(boxes)
+        assert_no_overlap(boxes)
         for outer in (box for top in boxes for box in top.walk()):
-            assert_apart(outer.inner)
+            assert_no_overlap(outer.inner)
             for inner in outer.inner:
                 assert outer.x < inner.x
                 assert outer.y < inner.y
@@ -128,7 +128,7 @@ def test_boxes_lie_inside_each_other_and_never_overlap(dgx: Topology, machine: M
                 assert inner.y + inner.height < outer.y + outer.height
 
 
-def assert_apart(boxes: list[Box]) -> None:
+def assert_no_overlap(boxes: list[Box]) -> None:
     for number, one in enumerate(boxes):
         for other in boxes[number + 1 :]:
             assert (
@@ -139,32 +139,32 @@ def assert_apart(boxes: list[Box]) -> None:
             )
 
 
-def test_names_from_a_damaged_host_cannot_break_the_pictures() -> None:
-    nasty = "\x1b[31m<script>\x00&\ud800".encode("utf-8", "replace").decode() + "[bold]" + "x" * 300
+def test_names_of_a_damaged_host_are_escaped() -> None:
+    hostile = "\x1b[31m<script>\x00&\ud800".encode("utf-8", "replace").decode() + "[bold]" + "x" * 300
     topology = msgspec.structs.replace(
-        host_of(made_up(1, net=[nasty], driver=nasty)),
-        problems=tuple(ScanProblem(f"{nasty}{number}", nasty) for number in range(9)),
+        fake_topology(fake_function(1, net=[hostile], driver=hostile)),
+        problems=tuple(ScanProblem(f"{hostile}{number}", hostile) for number in range(9)),
     )
-    picture = svg.draw(topology, title=nasty, holders={"0000:01:00.0": [nasty]}, names=NO_NAMES)
+    picture = svg.draw(topology, title=hostile, holders={"0000:01:00.0": [hostile]}, names=NO_NAMES)
     ET.fromstring(picture)
     assert "<script>" not in picture
     assert "and 3 problems more" in texts(picture)
-    assert "[bold]" in text(topology, names=NO_NAMES), "names are no markup"
+    assert "[bold]" in text(topology, names=NO_NAMES), "names are not markup"
 
 
-def test_hosts_with_little_are_drawn_too(tmp_path: Path) -> None:
+def test_hosts_with_few_devices_are_drawn(tmp_path: Path) -> None:
     empty = Topology((), (), {}, ())
-    unknown = host_of(made_up(1, numa_node=None), made_up(2, numa_node=7))
-    for topology in (empty, unknown, host_of(nodes=8)):
+    unknown = fake_topology(fake_function(1, numa_node=None), fake_function(2, numa_node=7))
+    for topology in (empty, unknown, fake_topology(nodes=8)):
         ET.fromstring(svg.draw(topology, title="host", names=NO_NAMES))
         assert text(topology, names=NO_NAMES)
     assert "NUMA node unknown" in text(unknown, names=NO_NAMES)
     assert "0000:02:00.0" in text(unknown, names=NO_NAMES)
 
 
-def test_virtual_functions_are_folded_into_their_card() -> None:
-    functions = [made_up(0x10 + number, physfn="0000:01:00.0") for number in range(20)]
-    topology = host_of(made_up(1), *functions)
+def test_virtual_functions_are_grouped_below_their_device() -> None:
+    functions = [fake_function(0x10 + number, physfn="0000:01:00.0") for number in range(20)]
+    topology = fake_topology(fake_function(1), *functions)
     held = {functions[3].pci_address: ["team-a/vf"]}
     lines = text(topology, holders=held, names=NO_NAMES)
     assert "19 free virtual functions" in lines
@@ -175,28 +175,28 @@ def test_virtual_functions_are_folded_into_their_card() -> None:
     assert any("held by team-a/vf" in line for line in texts(picture))
 
 
-def test_switches_inside_a_card_are_left_out() -> None:
+def test_switches_inside_a_card_are_omitted() -> None:
     ports = ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]
-    gpu = made_up(5, kind="gpu", parents=ports, pcie_switch=ports[1])
-    nic = made_up(6, parents=[*ports[:2], "0000:02:01.0"], pcie_switch=ports[1])
+    gpu = fake_function(5, kind="gpu", parents=ports, pcie_switch=ports[1])
+    nic = fake_function(6, parents=[*ports[:2], "0000:02:01.0"], pcie_switch=ports[1])
     assert switches(gpu) == (ports[1], ports[3])
-    [node] = build_tree(host_of(gpu, nic))
+    [node] = build_tree(fake_topology(gpu, nic))
     [root] = node.branches
     [switch] = root.branches
     assert (switch.name, switch.branches) == (ports[1], [])
     assert [leaf.device for leaf in switch.leaves] == [gpu, nic]
-    # With a neighbour at the inner switch it is worth showing.
-    twin = made_up(7, kind="gpu", parents=ports, pcie_switch=ports[1])
-    inner: TreeNode = build_tree(host_of(gpu, nic, twin))[0].branches[0].branches[0]
+    # With another device at the inner switch, the switch is shown.
+    twin = fake_function(7, kind="gpu", parents=ports, pcie_switch=ports[1])
+    inner: TreeNode = build_tree(fake_topology(gpu, nic, twin))[0].branches[0].branches[0]
     assert [branch.name for branch in inner.branches] == [ports[3]]
 
 
-def test_products_have_the_names_of_pci_ids() -> None:
+def test_products_are_named_by_pci_ids() -> None:
     names = PciIds(b"\n" + PCI_IDS)
     assert names.product("0x10de", "0x2331") == "GH100 [H100 PCIe]"
-    assert names.product("0x10de", "0x001c") is None, "another vendor's product"
-    assert names.product("0x1bcf", "0x0001") is None, "a board's id is no product"
+    assert names.product("0x10de", "0x001c") is None, "a product of another vendor"
+    assert names.product("0x1bcf", "0x0001") is None, "a board id is not a product id"
     assert names.product("0xdead", "0x2331") is None
-    assert names.short(made_up(1)) == "Mellanox ConnectX-7"
-    assert NO_NAMES.short(made_up(1)) == "Mellanox 15b3:1021"
-    assert NO_NAMES.short(made_up(1, vendor_id="0xdead")) == "dead:1021"
+    assert names.short(fake_function(1)) == "Mellanox ConnectX-7"
+    assert NO_NAMES.short(fake_function(1)) == "Mellanox 15b3:1021"
+    assert NO_NAMES.short(fake_function(1, vendor_id="0xdead")) == "dead:1021"

@@ -1,4 +1,4 @@
-"""Recorded machines of other projects: what the scan says of them must be what is known of them."""
+"""Scans of recorded machines of other projects, compared with their known properties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(tree: Path) -> Topology:
 
 
 def listed_parents(topology: Topology) -> Parents:
-    """Parents without the bridges that the bus listing lacks: lspci and lstopo know no others."""
+    """Parents without the bridges that the bus listing lacks, which lspci and lstopo do not show."""
     return {
         device.pci_address: tuple(parent for parent in device.parents if parent in topology.by_address)
         for device in topology.devices
@@ -61,7 +61,7 @@ def test_a_desktop_without_uevent_files(machine: Machine) -> None:
     gpu = topology.by_address["0000:0a:00.0"]
     assert gpu.drm is not None
     assert (gpu.vendor_id, gpu.device_id, gpu.drm.card) == ("0x1002", "0x6758", "card0")
-    # Every numa_node says -1 there; the CPUs near the root bus all belong to the only node.
+    # Every numa_node is -1 there. The CPUs of the root bus all belong to the only node.
     assert {(device.numa_node, device.numa_source) for device in topology.devices} == {(0, "cpulist")}
 
 
@@ -76,7 +76,7 @@ def test_a_laptop_with_iommu_groups(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_device_is_where_lspci_has_it(machine: Machine, name: str) -> None:
+def test_every_device_is_where_lspci_shows_it(machine: Machine, name: str) -> None:
     tree = machine(name)
     topology = read(tree)
     parents, identities = lspci(tree)
@@ -85,13 +85,13 @@ def test_every_device_is_where_lspci_has_it(machine: Machine, name: str) -> None
         device.pci_address: (device.class_[2:6], f"{device.vendor_id[2:]}:{device.device_id[2:]}")
         for device in topology.devices
     } == identities
-    # lspci draws one tree per root bus, which is the bus of the first function on the way.
+    # lspci shows one tree per root bus, which is the bus of the topmost function.
     for device in topology.devices:
         top = (*device.parents, device.pci_address)[0]
         assert device.pcie_root == "pci" + top.rsplit(":", 1)[0]
 
 
-def test_every_device_is_where_lstopo_has_it(machine: Machine) -> None:
+def test_every_device_is_where_lstopo_shows_it(machine: Machine) -> None:
     tree = machine("hwloc-8ve")
     topology = read(tree)
     parents, roots = lstopo(tree)
@@ -100,22 +100,22 @@ def test_every_device_is_where_lstopo_has_it(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", ["ghw-ryzen1600", "ghw-i7-1270P"])
-def test_where_lstopo_is_wrong_it_is_for_want_of_config(machine: Machine, name: str) -> None:
-    """lstopo takes the tree from the bus numbers in `config`, which these trees lack, so it nests nothing.
+def test_lstopo_differs_only_without_config_files(machine: Machine, name: str) -> None:
+    """lstopo reads the tree from the bus numbers in `config`, which these trees lack, so it shows no nesting.
 
-    It then makes up a host bridge per bus. On the functions of the real root bus all three agree.
+    It then invents a host bridge per bus. On the functions of the real root bus all three agree.
     """
     tree = machine(name)
     assert not list((tree / "sys/devices").rglob("config"))
     topology = read(tree)
     parents, _ = lstopo(tree)
     assert set(parents.values()) == {()}
-    theirs = {address for address in parents if address.startswith("0000:00:")}
-    assert theirs == {device.pci_address for device in topology.devices if device.parents == ()}
+    on_root_bus = {address for address in parents if address.startswith("0000:00:")}
+    assert on_root_bus == {device.pci_address for device in topology.devices if device.parents == ()}
 
 
 @pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
-def test_damage_to_some_devices_leaves_the_others_alone(recorded_host: Path) -> None:
+def test_damage_of_some_devices_does_not_affect_others(recorded_host: Path) -> None:
     intact = read(recorded_host)
     listing = recorded_host / "sys/bus/pci/devices"
     (listing / "0000:1b:00.0" / "class").write_bytes(b"\x00\xffgarbage")
@@ -137,7 +137,7 @@ def test_damage_to_some_devices_leaves_the_others_alone(recorded_host: Path) -> 
 
 
 @pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
-def test_a_file_that_may_not_be_read_is_named(recorded_host: Path) -> None:
+def test_an_unreadable_file_is_reported(recorded_host: Path) -> None:
     secret = recorded_host / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
     secret.chmod(0)
     if _readable(secret):

@@ -1,4 +1,4 @@
-"""Topology files of real GPU machines, made into trees: the neighbours must be the ones that the vendor names."""
+"""Topology files of real GPU machines, converted to trees: the nearest devices are those of the vendor's documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]],
     def build(name: str, make: Callable[[Path, Path], None]) -> Topology:
         xml = RECORDED / name
         if not xml.exists():
-            pytest.skip(f"topology file {name} is not at hand ({xml})")
+            pytest.skip(f"topology file {name} is not available ({xml})")
         make(xml, tmp_path / "sys")
         topology = scan(Host(sysfs=tmp_path / "sys"), distances=True)
         assert topology.problems == ()
@@ -34,7 +34,7 @@ def of_kind(topology: Topology, kind: DeviceKind) -> list[PciFunction]:
 
 
 def nearest(topology: Topology, device: PciFunction, others: list[PciFunction]) -> list[str]:
-    """The others at the least distance."""
+    """The others at the smallest distance."""
     levels = list(Distance)
     distances = {
         other.pci_address: topology.distance(device.pci_address, other.pci_address)
@@ -45,11 +45,11 @@ def nearest(topology: Topology, device: PciFunction, others: list[PciFunction]) 
     return [address for address, distance in distances.items() if distance is levels[least]]
 
 
-def test_dgx2_has_its_gpus_in_pairs_of_pairs(vendor_host: Callable[..., Topology]) -> None:
+def test_dgx2_has_nested_pairs_of_gpus(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("hwloc-nvidiaDGX2.xml", from_lstopo)
     gpus = of_kind(topology, DeviceKind.GPU)
     assert len(gpus) == 16
-    # NVIDIA's picture: a pair per switch, two such switches below another one, two of those per socket.
+    # The documented topology: two GPUs per switch, two of these below another switch, two of those per socket.
     assert Counter(topology.distances.values()) == {
         Distance.PIX: 8,
         Distance.PXB: 16,
@@ -64,18 +64,18 @@ def test_dgx2_has_its_gpus_in_pairs_of_pairs(vendor_host: Callable[..., Topology
     assert topology.distance("0000:34:00.0", "0000:57:00.0") is Distance.NODE
     assert topology.distance("0000:34:00.0", "0000:b7:00.0") is Distance.SYS
     assert Counter(gpu.numa_node for gpu in gpus) == {0: 8, 1: 8}
-    assert sum(device.class_ == "0x068000" for device in topology.devices) >= 6, "NVSwitches are seen, as other"
+    assert sum(device.class_ == "0x068000" for device in topology.devices) >= 6, "NVSwitches are found, as other"
 
 
 def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("rccl-mi300x-8gpu-8nic.xml", from_nccl)
     gpus, nics = of_kind(topology, DeviceKind.GPU), of_kind(topology, DeviceKind.NIC)
     assert (len(gpus), len(nics)) == (8, 8)
-    assert {gpu.class_ for gpu in gpus} == {"0x120000"}, "the class says accelerator, the vendor says GPU"
+    assert {gpu.class_ for gpu in gpus} == {"0x120000"}, "the class is accelerator, by the vendor it is a GPU"
     for gpu in gpus:
         [nic] = [nic for nic in nics if nic.pcie_switch == gpu.pcie_switch]
         assert nearest(topology, gpu, nics) == [nic.pci_address]
-        # Between them lies the switch inside the GPU's module, too.
+        # The path also includes the switch inside the module of the GPU.
         assert topology.distance(gpu.pci_address, nic.pci_address) is Distance.PXB
     assert topology.by_address["0000:0c:00.0"].pcie_switch == topology.by_address["0000:07:00.0"].pcie_switch
     assert all(gpu.link and (gpu.link.generation, gpu.link.width) == (5, 16) for gpu in gpus)
