@@ -22,6 +22,7 @@ from dra_agent.nvml.client import CallTimeoutError, NvmlWorker
 from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually
+from inventory.hurry import hurry
 
 DRIVER = "dra-agent.internal"
 LOOK_UP = "nvmlDeviceGetHandleByPciBusId"
@@ -171,7 +172,7 @@ def test_a_library_that_starts_again_slowly_leaves_known_gpus_as_they_are(
 
 def test_a_start_that_hangs_does_not_keep_the_library_open(host: Host, root: Path) -> None:
     library = NvmlClient(host.nvml_library, 0.3)
-    library.expect(8)
+    library.expect(200)
     inject.hang(root, "nvmlInit")
     failed: list[Exception] = []
 
@@ -219,7 +220,7 @@ def test_a_gpu_that_a_set_up_changes_keeps_its_health(host: Host, root: Path, mo
         process = library._process
         assert process is not None
         eventually(lambda: process.busy)
-        monkeypatch.setattr(library, "_timeout", 0.3)
+        hurry(monkeypatch, lambda lane: lane == "0000:1b:00.0")
         during = collector.collect(scan(host))
         assert msgspec.structs.replace(during.devices[0], observed=True) == before.devices[0]
         assert not during.device("gpu-0000-1b-00-0").observed  # type: ignore[union-attr]

@@ -86,5 +86,4 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     nvml_timeout: float = 5.0
     """Seconds that one call of the NVIDIA library may take.
 
-    Its start, and calls while MIG instances change, may take four times as long, and the initialization of GPUs
-    10 s for each GPU if that is more."""
+    Calls while MIG instances change may take four times as long; its start, too, or twice as long for each GPU."""

@@ -50,9 +50,10 @@ WHOLE = "the library"
 
 SLOW_FACTOR = 4
 """Multiple of the timeout of a call for a start of the library, and for calls while MIG of a GPU changes."""
-GPU_START_S = 10.0
-"""Seconds for the initialization of one GPU. Without persistence mode the driver initializes a GPU when it is looked up
-first (nvml.h, nvmlInit_v2): a B200 takes 3.1 to 4.3 s, one GPU after the other (tinfoilsh/cvmimage#363)."""
+GPU_START_FACTOR = 2
+"""Multiple of the timeout of a call for the initialization of each GPU. Without persistence mode the driver initializes
+a GPU when it is looked up first (nvml.h, nvmlInit_v2): a B200 takes 3.1 to 4.3 s, one GPU after the other
+(tinfoilsh/cvmimage#363)."""
 CHANGE_SETTLES_S = 30.0
 """Seconds after a change of MIG instances in which calls about the GPU may still be slow."""
 _LOOKUPS = "nvmlDeviceGetHandleBy"
@@ -160,7 +161,7 @@ class NvmlClient:
     @property
     def start_timeout_s(self) -> float:
         """Seconds for calls that initialize GPUs: the driver may initialize all of them, one after the other."""
-        return max(self._timeout * SLOW_FACTOR, GPU_START_S * self._gpus)
+        return self._timeout * max(SLOW_FACTOR, GPU_START_FACTOR * self._gpus)
 
     def expect(self, gpus: int) -> None:
         """Set the number of GPUs that a start may initialize."""
