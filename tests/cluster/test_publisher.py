@@ -24,7 +24,7 @@ from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ConflictError, con
 from dra_agent.publish import Publisher
 from eventually import eventually_async
 from fake_apiserver.certificates import Authority
-from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted
+from publish.node import DRIVER, NODE, device, devices, partitioned, tainted, wait_until_published
 
 CERTIFICATE_LIFETIME_S = 20
 """Lifetime of a certificate that expires while in use; a busy machine must publish within it."""
@@ -100,7 +100,7 @@ class PublisherNode:
         writes: dict[str, int] = {}
 
         async def scenario(publisher: Publisher, _: ApiClient) -> None:
-            await settled(publisher)
+            await wait_until_published(publisher)
             writes.update({op: count for op, count in publisher.reading().writes.items() if count})
 
         self.run(scenario)
@@ -163,7 +163,7 @@ def test_deleted_slices_are_restored_within_two_seconds(site: PublisherNode) -> 
     site.set_devices(*devices(130))
 
     async def scenario(publisher: Publisher, _: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         uids = {item["metadata"]["uid"] for item in site.slices()}
         for _attempt in range(3):
             before = time.monotonic()
@@ -173,7 +173,7 @@ def test_deleted_slices_are_restored_within_two_seconds(site: PublisherNode) -> 
             elapsed = time.monotonic() - before
             assert elapsed < 2.0 * await asyncio.to_thread(site.plane.api.slowdown)
             assert uids.isdisjoint(item["metadata"]["uid"] for item in site.slices())
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().writes == {"create": 12, "update": 0, "delete": 0}
 
     site.run(scenario)
@@ -183,7 +183,7 @@ def test_no_requests_while_nothing_changes(site: PublisherNode) -> None:
     site.set_devices(*devices(3))
 
     async def scenario(publisher: Publisher, api: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         await asyncio.sleep(0.5)
         before = dict(api.requests)
         resource_versions = [item["metadata"]["resourceVersion"] for item in site.slices()]
@@ -202,7 +202,7 @@ def test_ended_watches_lose_nothing(site: PublisherNode, monkeypatch: pytest.Mon
     site.set_devices(device(1))
 
     async def scenario(publisher: Publisher, api: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         for _ in range(4):
             await asyncio.sleep(0.7)
             await asyncio.to_thread(site.wipe)
@@ -217,7 +217,7 @@ def test_changes_during_an_apiserver_outage_are_published(site: PublisherNode) -
     site.set_devices(device(1))
 
     async def scenario(publisher: Publisher, _: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         await asyncio.to_thread(site.plane.apiserver.kill)
         site.set_devices(device(1), device(2))
         publisher.devices_changed()
@@ -228,7 +228,7 @@ def test_changes_during_an_apiserver_outage_are_published(site: PublisherNode) -
         back = time.monotonic()
         await eventually_async(lambda: len(site.devices()) == 2)
         print(f"published {time.monotonic() - back:.1f} s after the API server was back")
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().problems == ()
 
     site.run(scenario)
@@ -238,7 +238,7 @@ def test_a_publisher_without_leadership_writes_nothing(site: PublisherNode) -> N
     site.set_devices(device(1))
 
     async def scenario(publisher: Publisher, api: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         old = Publisher(
             api, node=NODE, driver=DRIVER, inventory=lambda: Inventory(devices=(device(9),)), is_leader=lambda: False
         )
@@ -293,14 +293,14 @@ def test_expired_client_certificate_is_replaced(
     site.set_devices(device(1))
 
     async def scenario(publisher: Publisher, _: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         await asyncio.sleep(CERTIFICATE_LIFETIME_S + 1)
         site.set_devices(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: any("has not expired" in problem for problem in publisher.reading().problems))
         install_certificate(timedelta(hours=1))
         await eventually_async(lambda: len(site.devices()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().problems == ()
 
     site.run(scenario)
@@ -310,7 +310,7 @@ def problems_of(site: PublisherNode) -> tuple[str, ...]:
     found: list[tuple[str, ...]] = []
 
     async def scenario(publisher: Publisher, _: ApiClient) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         before = [item["metadata"]["resourceVersion"] for item in site.slices()]
         for _attempt in range(3):
             publisher.devices_changed()

@@ -39,28 +39,28 @@ def devices(count: int, family: Any = "gpu") -> tuple[Device, ...]:
     return tuple(device(number, family) for number in range(count))
 
 
-def tainted(found: Device, *keys: str, effect: Any = "NoSchedule") -> Device:
-    return msgspec.structs.replace(found, taints=tuple(Taint(key=f"x/{key}", effect=effect) for key in keys))
+def tainted(device: Device, *keys: str, effect: Any = "NoSchedule") -> Device:
+    return msgspec.structs.replace(device, taints=tuple(Taint(key=f"x/{key}", effect=effect) for key in keys))
 
 
 def partitioned() -> Inventory:
-    """A GPU of which either the whole or its two halves can be held."""
+    """Return a GPU that can be allocated whole or as two halves."""
     counters = {"memory": Counter("80Gi")}
     whole = device(1, consumes_counters=(CounterConsumption("gpu-1", counters),))
     halves = tuple(
         msgspec.structs.replace(
             whole,
-            name=f"{whole.name}-half-{n}",
+            name=f"{whole.name}-half-{half}",
             identity={"parent": whole.name},
             consumes_counters=(CounterConsumption("gpu-1", {"memory": Counter("40Gi")}),),
         )
-        for n in range(2)
+        for half in range(2)
     )
     return Inventory(devices=(whole, *halves), counter_sets={"gpu": (CounterSet("gpu-1", counters),)})
 
 
 class Node:
-    """What a test sees and changes."""
+    """A node with devices that the test sets, and its API server."""
 
     def __init__(self, api: FakeApi, path: Path) -> None:
         self.api = api
@@ -70,14 +70,14 @@ class Node:
         self.register()
 
     def register(self, name: str = NODE) -> str:
-        """Make the Node object; give its uid."""
+        """Create the Node object, and return its uid."""
         uid: str = self.api.put("nodes", {"metadata": {"name": name}})["metadata"]["uid"]
         return uid
 
-    def has(self, *found: Device) -> None:
-        self.inventory = Inventory(devices=found)
+    def set_devices(self, *devices: Device) -> None:
+        self.inventory = Inventory(devices=devices)
 
-    def run(self, story: Callable[[Publisher], Awaitable[Any]]) -> Any:
+    def run(self, scenario: Callable[[Publisher], Awaitable[Any]]) -> Any:
         """Run a publisher from its start to its stop."""
 
         async def main() -> Any:
@@ -91,47 +91,57 @@ class Node:
                 )
                 await publisher.start()
                 try:
-                    return await story(publisher)
+                    return await scenario(publisher)
                 finally:
                     await publisher.stop()
 
         return asyncio.run(main())
 
-    # What is published.
+    # Published slices.
 
     def slices(self, pool: str | None = None) -> list[Slice]:
-        """In the order of names, which is the scheduler's."""
+        """Return slices sorted by name, the order in which the scheduler reads them."""
         return self.api.objects("resourceslices", lambda o: pool in (None, o["spec"]["pool"]["name"]))
 
     def names(self, pool: str = f"{NODE}/gpu") -> list[str]:
-        """The devices that a scheduler may use: those of a complete pool."""
-        found = self.slices(pool)
-        newest = max((o["spec"]["pool"]["generation"] for o in found), default=0)
-        found = [o for o in found if o["spec"]["pool"]["generation"] == newest]
-        if any(o["spec"]["pool"]["resourceSliceCount"] != len(found) for o in found):
+        """Return the devices that a scheduler may allocate: those of a complete pool."""
+        slices = self.slices(pool)
+        generation = max((slice_["spec"]["pool"]["generation"] for slice_ in slices), default=0)
+        slices = [slice_ for slice_ in slices if slice_["spec"]["pool"]["generation"] == generation]
+        if any(slice_["spec"]["pool"]["resourceSliceCount"] != len(slices) for slice_ in slices):
             return ["incomplete"]
-        return [entry["name"] for o in found for entry in o["spec"].get("devices", ())]
+        return [device["name"] for slice_ in slices for device in slice_["spec"].get("devices", ())]
 
     def writes(self) -> list[str]:
-        return [seen.method for seen in self.api.writes()]
+        return [request.method for request in self.api.writes()]
 
-    def forget(self) -> None:
+    def clear_requests(self) -> None:
         self.api.requests.clear()
 
 
-async def settled(publisher: Publisher) -> None:
-    """Wait until what is published is what should be."""
+async def wait_until_published(publisher: Publisher) -> None:
+    """Wait until the publisher has nothing pending."""
     await eventually_async(lambda: publisher.reading().lag_s == 0.0 and not publisher.reading().pending)
 
 
-async def quiet(node: Node, publisher: Publisher) -> None:
-    """Wait until nothing more is written."""
-    await settled(publisher)
-    node.forget()
+async def assert_no_more_writes(node: Node, publisher: Publisher) -> None:
+    """Wait until the pools are published, and check that nothing more is written."""
+    await wait_until_published(publisher)
+    node.clear_requests()
     for _ in range(3):
         publisher.devices_changed()
         await asyncio.sleep(0.1)
     assert node.writes() == []
 
 
-__all__ = ["DRIVER", "NODE", "Node", "SliceStore", "device", "devices", "partitioned", "settled", "tainted"]
+__all__ = [
+    "DRIVER",
+    "NODE",
+    "Node",
+    "SliceStore",
+    "device",
+    "devices",
+    "partitioned",
+    "tainted",
+    "wait_until_published",
+]

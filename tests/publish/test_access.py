@@ -1,4 +1,4 @@
-"""What an agent shows before it leads, and when it gives leadership back, against a fake API server."""
+"""Dry runs before an agent becomes leader, and when it gives up leadership, against a fake API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from publish.node import DRIVER, NODE, Node, devices
 
 
 class Peers:
-    """Another agent of the node, played by the test."""
+    """Another agent of the node, controlled by the test."""
 
     def __init__(self) -> None:
         self.elder = True
@@ -32,13 +32,13 @@ class Peers:
         self.reports.append(able)
 
 
-def run(node: Node, peers: Peers, story: Callable[[Publisher], Awaitable[Any]]) -> None:
+def run(node: Node, peers: Peers, scenario: Callable[[Publisher], Awaitable[Any]]) -> None:
     async def main() -> None:
         async with connect(node.kubeconfig) as api:
             publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=lambda: node.inventory, peers=peers)
             await publisher.start()
             try:
-                await story(publisher)
+                await scenario(publisher)
             finally:
                 await publisher.stop()
 
@@ -46,15 +46,15 @@ def run(node: Node, peers: Peers, story: Callable[[Publisher], Awaitable[Any]]) 
 
 
 def dry_runs(api: FakeApi) -> list[str]:
-    return [seen.method for seen in api.requests if "dryRun" in seen.query]
+    return [request.method for request in api.requests if "dryRun" in request.query]
 
 
-def test_an_agent_leads_only_after_a_write_was_permitted(node: Node, fake_api: FakeApi) -> None:
-    node.has(*devices(2))
+def test_an_agent_leads_only_after_a_successful_dry_run(node: Node, fake_api: FakeApi) -> None:
+    node.set_devices(*devices(2))
     fault = fake_api.fail(403, times=None, methods="POST PUT", path="dryRun=All")
     peers = Peers()
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(dry_runs(fake_api)) >= 2)
         assert peers.reports == [] and node.writes() == []
         assert "a fault of status 403" in (publisher.standby_reason or "")
@@ -63,32 +63,30 @@ def test_an_agent_leads_only_after_a_write_was_permitted(node: Node, fake_api: F
         await eventually_async(lambda: len(node.names()) == 2)
         assert publisher.standby_reason is None
 
-    run(node, peers, story)
+    run(node, peers, scenario)
 
 
-def test_without_an_older_agent_no_permission_is_asked_for(node: Node, fake_api: FakeApi) -> None:
-    node.has(*devices(2))
+def test_without_an_older_agent_no_dry_run_is_made(node: Node, fake_api: FakeApi) -> None:
+    node.set_devices(*devices(2))
     peers = Peers()
     peers.elder = False
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: peers.reports == [True] and len(node.names()) == 2)
 
-    run(node, peers, story)
+    run(node, peers, scenario)
     assert dry_runs(fake_api) == []
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_write_that_is_refused_gives_leadership_back_until_one_is_permitted(
-    node: Node, fake_api: FakeApi, status: int
-) -> None:
-    node.has(*devices(1))
+def test_a_refused_write_gives_up_leadership_until_one_is_accepted(node: Node, fake_api: FakeApi, status: int) -> None:
+    node.set_devices(*devices(1))
     peers = Peers()
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.names()) == 1)
         fault = fake_api.fail(status, times=None, methods="POST PUT")
-        node.has(*devices(2))
+        node.set_devices(*devices(2))
         publisher.devices_changed()
         await eventually_async(lambda: peers.reports == [True, False])
         assert publisher.standby_reason is not None
@@ -97,45 +95,45 @@ def test_a_write_that_is_refused_gives_leadership_back_until_one_is_permitted(
         publisher.devices_changed()
         await eventually_async(lambda: len(node.names()) == 2)
 
-    run(node, peers, story)
+    run(node, peers, scenario)
 
 
-def test_a_server_out_of_reach_gives_leadership_back(
+def test_an_unreachable_server_gives_up_leadership(
     node: Node, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "LOST_AFTER_S", 0.2)
-    node.has(*devices(1))
+    node.set_devices(*devices(1))
     peers = Peers()
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.names()) == 1)
         fake_api.stop()
         await eventually_async(lambda: peers.reports == [True, False])
         fake_api.start()
         await eventually_async(lambda: peers.reports == [True, False, True])
 
-    run(node, peers, story)
+    run(node, peers, scenario)
 
 
-def test_a_list_that_is_refused_gives_leadership_back(node: Node, fake_api: FakeApi) -> None:
-    node.has(*devices(1))
+def test_a_refused_list_gives_up_leadership(node: Node, fake_api: FakeApi) -> None:
+    node.set_devices(*devices(1))
     peers = Peers()
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.names()) == 1)
         fake_api.fail(401, times=None, methods="GET", path="resourceslices")
         fake_api.compact()
         fake_api.end_watches()
         await eventually_async(lambda: peers.reports == [True, False])
 
-    run(node, peers, story)
+    run(node, peers, scenario)
 
 
-def test_an_empty_node_asks_with_a_slice_without_devices(node: Node, fake_api: FakeApi) -> None:
+def test_without_devices_the_dry_run_has_an_empty_slice(node: Node, fake_api: FakeApi) -> None:
     peers = Peers()
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: peers.reports == [True])
 
-    run(node, peers, story)
+    run(node, peers, scenario)
     assert dry_runs(fake_api) == ["POST"] and node.slices() == []

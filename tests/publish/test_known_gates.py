@@ -1,4 +1,4 @@
-"""What is learned of the API server's feature gates, for how long, and what an inventory is without them."""
+"""What the agent learns about feature gates of the API server, for how long, and the inventory without them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def taint(key: str, effect: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("slice_", "expected"),
     [
         (slice_of({"name": "a"}), set()),
         ({"spec": {"driver": "d"}}, set()),
@@ -48,8 +48,8 @@ def taint(key: str, effect: str) -> dict[str, str]:
         (slice_of({"name": "a", "bindsToNode": True}), {"DRADeviceBindingConditions"}),
     ],
 )
-def test_the_gates_that_a_slice_needs(given: dict[str, Any], expected: set[str]) -> None:
-    assert used(given) == expected
+def test_gates_used_by_a_slice(slice_: dict[str, Any], expected: set[str]) -> None:
+    assert used(slice_) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_the_gates_that_a_slice_needs(given: dict[str, Any], expected: set[str])
         ("taints[0].effect", EFFECT_NONE),
     ],
 )
-def test_every_field_that_a_gate_guards_is_known(field: str, gate: str) -> None:
+def test_every_gated_field_maps_to_its_gate(field: str, gate: str) -> None:
     assert gate_of(f"devices[a].{field}") == gate
 
 
-def test_what_is_done_without_a_gate_is_said() -> None:
+def test_the_remedy_for_a_disabled_gate_is_described() -> None:
     assert remedy({TAINTS, COUNTERS, SHARING}) == (
         "devices that must not be allocated are left out, whole devices are published, their partitions are left out, "
         "shared devices are published for one claim each"
@@ -81,70 +81,70 @@ def test_what_is_done_without_a_gate_is_said() -> None:
     assert remedy({"DRAListTypeAttributes"}) == "the slices are published without them"
 
 
-def test_a_gate_that_was_off_is_doubtful_after_a_while_and_asked_for_first() -> None:
+def test_a_disabled_gate_is_rechecked_after_a_while() -> None:
     now = [1000.0]
-    known = Gates(lambda: now[0])
+    gates = Gates(lambda: now[0])
     needs_taints = slice_of({"name": "a", "taints": [taint("k", "NoExecute")]})
     needs_sharing = slice_of({"name": "a", "allowMultipleAllocations": True})
-    assert known.needs_probe(needs_taints), "dangerous to do without: asked for before the first write"
-    assert not known.needs_probe(needs_sharing)
-    known.record_dropped({TAINTS, SHARING, EFFECT_NONE})
-    assert known.off == {TAINTS, SHARING, EFFECT_NONE}
-    assert not known.needs_probe(needs_taints) and not known.needs_probe(needs_sharing), "it is known not to pass"
+    assert gates.needs_probe(needs_taints), "devices must not be published without it: checked before the first write"
+    assert not gates.needs_probe(needs_sharing)
+    gates.record_dropped({TAINTS, SHARING, EFFECT_NONE})
+    assert gates.off == {TAINTS, SHARING, EFFECT_NONE}
+    assert not gates.needs_probe(needs_taints) and not gates.needs_probe(needs_sharing), "known to be disabled"
     now[0] += OFF_EXPIRES_AFTER_S
-    known.expire_off()
-    assert known.off == {TAINTS, SHARING, EFFECT_NONE}
+    gates.expire_off()
+    assert gates.off == {TAINTS, SHARING, EFFECT_NONE}
     now[0] += 1
-    known.expire_off()
-    assert known.off == {EFFECT_NONE}, "no dry run asks for that one"
-    assert known.needs_probe(needs_taints) and known.needs_probe(needs_sharing)
-    known.record_stored(frozenset({TAINTS, SHARING}))
-    assert not known.needs_probe(needs_taints) and not known.needs_probe(needs_sharing)
-    known.record_dropped({SHARING})
-    assert known.on == {TAINTS} and known.off == {SHARING, EFFECT_NONE}
-    known.record_stored(frozenset({SHARING}))
-    assert known.on == {TAINTS}, "what is stored from before the gate went off proves nothing"
-    known.reset_off()
-    assert known.off == set() and known.needs_probe(needs_sharing)
+    gates.expire_off()
+    assert gates.off == {EFFECT_NONE}, "no dry run checks that gate"
+    assert gates.needs_probe(needs_taints) and gates.needs_probe(needs_sharing)
+    gates.record_stored(frozenset({TAINTS, SHARING}))
+    assert not gates.needs_probe(needs_taints) and not gates.needs_probe(needs_sharing)
+    gates.record_dropped({SHARING})
+    assert gates.on == {TAINTS} and gates.off == {SHARING, EFFECT_NONE}
+    gates.record_stored(frozenset({SHARING}))
+    assert gates.on == {TAINTS}, "a field stored before the gate was disabled proves nothing"
+    gates.reset_off()
+    assert gates.off == set() and gates.needs_probe(needs_sharing)
 
 
-def test_without_sharing_neither_many_claims_nor_a_policy_of_requests_is_left() -> None:
-    one = device(1)
-    name, capacity = next(iter(one.capacity.items()), (None, None))
-    shared = msgspec.structs.replace(one, allow_multiple_allocations=True)
-    known = Gates()
-    known.record_dropped({SHARING})
-    (reduced,) = known.reduce(Inventory(devices=(shared,))).devices
-    assert not reduced.allow_multiple_allocations and reduced.capacity.keys() == one.capacity.keys()
+def test_without_sharing_a_device_has_no_request_policy() -> None:
+    device_ = device(1)
+    name, capacity = next(iter(device_.capacity.items()), (None, None))
+    shared = msgspec.structs.replace(device_, allow_multiple_allocations=True)
+    gates = Gates()
+    gates.record_dropped({SHARING})
+    (reduced,) = gates.reduce(Inventory(devices=(shared,))).devices
+    assert not reduced.allow_multiple_allocations and reduced.capacity.keys() == device_.capacity.keys()
     if name is not None and capacity is not None:
         assert reduced.capacity[name].request_policy is None and reduced.capacity[name].value == capacity.value
 
 
-def test_a_taint_that_keeps_nobody_away_costs_no_device() -> None:
+def test_a_dropped_taint_of_effect_none_keeps_its_device() -> None:
     sick = tainted(device(1), "sick")
     harmless = msgspec.structs.replace(
         sick, name="harmless", taints=(msgspec.structs.replace(sick.taints[0], effect="None"),)
     )
-    known = Gates()
-    known.record_dropped({EFFECT_NONE})
-    reduced = known.reduce(Inventory(devices=(sick, harmless))).devices
-    assert [(one.name, len(one.taints)) for one in reduced] == [(sick.name, 1), ("harmless", 0)]
-    known.record_dropped({TAINTS})
-    assert [one.name for one in known.reduce(Inventory(devices=(sick, harmless))).devices] == ["harmless"]
+    gates = Gates()
+    gates.record_dropped({EFFECT_NONE})
+    reduced = gates.reduce(Inventory(devices=(sick, harmless))).devices
+    assert [(device_.name, len(device_.taints)) for device_ in reduced] == [(sick.name, 1), ("harmless", 0)]
+    gates.record_dropped({TAINTS})
+    assert [device_.name for device_ in gates.reduce(Inventory(devices=(sick, harmless))).devices] == ["harmless"]
 
 
-def test_only_taints_without_effect_that_are_gone_are_named_one_by_one() -> None:
+def test_only_dropped_taints_of_effect_none_are_listed() -> None:
     sent = slice_of({"name": "a", "taints": [taint("k", "NoExecute"), taint("l", "None")]})
-    kept = slice_of({"name": "a", "taints": [taint("k", "NoExecute")]})
-    assert dropped_fields(sent, kept) == ["devices[a].taints[1].effect"]
+    stored = slice_of({"name": "a", "taints": [taint("k", "NoExecute")]})
+    assert dropped_fields(sent, stored) == ["devices[a].taints[1].effect"]
     assert dropped_fields(sent, slice_of({"name": "a"})) == ["devices[a].taints"]
     assert dropped_fields(sent, sent) == []
 
 
-def test_the_servers_words_name_the_taint() -> None:
+def test_the_server_error_identifies_the_taint() -> None:
     sent = slice_of({"name": "a", "taints": [taint("k", "NoExecute"), taint("l", "None")]}, {"name": "b"})
-    says = "spec.devices[0].taints[1].effect: Unsupported value, spec.devices[0].taints[1].effect: again"
-    assert refused_effects(sent, says) == ["devices[a].taints[1].effect"]
+    message = "spec.devices[0].taints[1].effect: Unsupported value, spec.devices[0].taints[1].effect: again"
+    assert refused_effects(sent, message) == ["devices[a].taints[1].effect"]
     for other in (
         "spec.devices[0].taints[0].effect: x",
         "spec.devices[7].taints[0].effect: x",

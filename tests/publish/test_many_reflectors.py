@@ -1,4 +1,4 @@
-"""Thousands of agents whose API server comes back: how many lists it gets at one moment. The clock is virtual."""
+"""How many lists thousands of agents send at a time when their API server returns. The clock is virtual."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ AGENTS = 5000
 BREAK_S = 100.0
 WINDOW_S = 0.1
 MAX_LISTS_IN_A_WINDOW = 200
-"""Full jitter over 5 s gives 100 on average; 2,538 were measured with a tenth of jitter."""
+"""Full jitter over 5 s gives 100 on average; 10 % of jitter gave 2,538 in a measurement."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Sleeps take no time: the clock jumps to the next timer when nothing is ready."""
+    """An event loop without real sleeps: the clock jumps to the next timer when nothing is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Server:
-    """Away from BREAK_S for `away` seconds; whoever watches from before that gets `after`."""
+    """Unavailable for `away` seconds after BREAK_S; a watch opened before that ends as `after` states."""
 
     def __init__(self, loop: VirtualLoop, away: float, after: str) -> None:
         self.loop = loop
@@ -76,7 +76,7 @@ class Server:
 
 
 def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many lists came in each window after the break, at its most."""
+    """Return the number of lists in each window after the break, in ascending order."""
     random.seed(7)
     loop = VirtualLoop()
     monkeypatch.setattr(reflector, "time", SimpleNamespace(monotonic=lambda: loop.now))
@@ -90,7 +90,7 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
         ]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         await asyncio.sleep(BREAK_S + away + 120)
-        assert all(agent.lag_s == 0 for agent in agents), "everybody follows again"
+        assert all(agent.lag_s == 0 for agent in agents), "every agent has caught up"
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -99,24 +99,22 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
         loop.run_until_complete(main())
     finally:
         loop.close()
-    windows = Counter(int(at / WINDOW_S) for at in server.lists if at >= BREAK_S)
+    windows = Counter(int(listed_at / WINDOW_S) for listed_at in server.lists if listed_at >= BREAK_S)
     return sorted(windows.values())
 
 
 @pytest.mark.parametrize("away", [0.0, 20.0])
-def test_a_server_that_forgot_every_watch_is_not_listed_by_all_at_once(
-    away: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_lost_every_watch_gets_lists_spread_out(away: float, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = lists_per_window(away, "gone", monkeypatch)
-    assert sum(windows) >= AGENTS, "everybody has to list"
+    assert sum(windows) >= AGENTS, "every agent has to list"
     assert windows[-1] <= MAX_LISTS_IN_A_WINDOW
 
 
-def test_a_server_that_knows_the_watches_is_not_listed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_kept_the_watches_gets_no_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lists_per_window(0.0, "resumed", monkeypatch) == []
 
 
-def test_a_node_that_is_reclaimed_asks_again_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reclaimed_node_retries_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, away = VirtualLoop(), 600.0
     monkeypatch.setattr(reflector, "time", SimpleNamespace(monotonic=lambda: loop.now))
     urgent = asyncio.Event()
@@ -129,10 +127,10 @@ def test_a_node_that_is_reclaimed_asks_again_within_a_second(monkeypatch: pytest
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(BREAK_S + away - 5)
         urgent.set()
-        agent.expedite()  # the pause that runs now is one of up to 30 s
+        agent.expedite()  # the present delay is up to 30 s
         await asyncio.sleep(5)
         assert agent.lag_s > away - 1, "the server is still away"
-        await asyncio.sleep(2 * URGENT_RETRY_S + 0.1)  # a watch that is too old, then a list
+        await asyncio.sleep(2 * URGENT_RETRY_S + 0.1)  # an expired watch, then a list
         assert agent.lag_s == 0
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Slices are published with the fewest writes, and stay published."""
+"""Slices are published with few writes, and are restored after changes by others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
 from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
-from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted
+from publish.node import DRIVER, NODE, Node, device, devices, tainted, wait_until_published
 
 
 def test_slices_are_owned_by_the_node_and_named_by_index(node: Node) -> None:
     uid = node.register()
-    node.has(device(2), device(1), device(3, "nic"))
+    node.set_devices(device(2), device(1), device(3, "nic"))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().writes == {"create": 2, "update": 0, "delete": 0}
         assert publisher.reading().slices == 2 and publisher.reading().last_write is not None
 
-    node.run(story)
+    node.run(scenario)
     gpus, nics = (node.slices(f"{NODE}/{family}")[0] for family in ("gpu", "nic"))
     assert gpus["metadata"]["name"].startswith(f"00000-{DRIVER}-{NODE}-")
     assert gpus["metadata"]["ownerReferences"] == [
@@ -38,156 +38,158 @@ def test_slices_are_owned_by_the_node_and_named_by_index(node: Node) -> None:
     assert gpus["spec"]["pool"] == {"name": f"{NODE}/gpu", "generation": 1, "resourceSliceCount": 1}
     assert node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"]
     assert nics["spec"]["devices"][0]["name"] == "nic-0000-03-00-0"
-    listed = next(seen for seen in node.api.requests if seen.path.endswith("resourceslices") and not seen.write)
+    listed = next(
+        request for request in node.api.requests if request.path.endswith("resourceslices") and not request.write
+    )
     assert listed.query["fieldSelector"] == f"spec.driver={DRIVER},spec.nodeName={NODE}"
 
 
 def test_nothing_is_written_while_nothing_changes(node: Node) -> None:
-    node.has(*devices(3))
+    node.set_devices(*devices(3))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
-        await eventually_async(lambda: any(seen.watch for seen in node.api.requests))
+        await wait_until_published(publisher)
+        await eventually_async(lambda: any(request.watch for request in node.api.requests))
         await asyncio.sleep(0.2)
-        node.forget()
+        node.clear_requests()
         for _ in range(5):
             publisher.devices_changed()
             publisher.kubelet_registered()
             await asyncio.sleep(0.05)
         assert node.api.requests == []
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_a_successor_adopts_the_slices_unchanged(node: Node) -> None:
-    node.has(*devices(70), tainted(device(80), "sick"))
+def test_a_restarted_agent_adopts_the_slices_unchanged(node: Node) -> None:
+    node.set_devices(*devices(70), tainted(device(80), "sick"))
 
     async def published(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
 
     node.run(published)
     before = copy.deepcopy(node.slices())
-    node.forget()
+    node.clear_requests()
 
     async def adopted(publisher: Publisher) -> None:
-        await settled(publisher)
+        await wait_until_published(publisher)
         await asyncio.sleep(0.3)
 
     node.run(adopted)
     assert node.slices() == before and node.writes() == []
 
 
-def test_one_changed_device_is_one_write_in_place(node: Node) -> None:
-    node.has(*devices(208))
+def test_one_changed_device_is_updated_in_place(node: Node) -> None:
+    node.set_devices(*devices(208))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 4)
-        await settled(publisher)
-        node.forget()
-        node.has(*devices(100), tainted(device(100), "sick"), *(device(n) for n in range(101, 208)))
+        await wait_until_published(publisher)
+        node.clear_requests()
+        node.set_devices(*devices(100), tainted(device(100), "sick"), *(device(number) for number in range(101, 208)))
         publisher.devices_changed()
-        await settled(publisher)
+        await wait_until_published(publisher)
 
-    node.run(story)
+    node.run(scenario)
     assert node.writes() == ["PUT"]
-    assert {o["spec"]["pool"]["generation"] for o in node.slices()} == {1}
-    (taint,) = (taint for o in node.slices() for entry in o["spec"]["devices"] for taint in entry.get("taints", ()))
-    assert taint["timeAdded"], "the server's time is kept"
+    assert {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()} == {1}
+    (taint,) = (
+        taint for slice_ in node.slices() for entry in slice_["spec"]["devices"] for taint in entry.get("taints", ())
+    )
+    assert taint["timeAdded"], "the time set by the server is kept"
 
 
-def test_more_than_one_changed_slice_is_a_new_generation(node: Node) -> None:
-    node.has(*devices(128))
+def test_two_changed_slices_start_a_new_generation(node: Node) -> None:
+    node.set_devices(*devices(128))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
-        node.has(*(tainted(found, "sick") for found in devices(128)))
+        await wait_until_published(publisher)
+        node.set_devices(*(tainted(device_, "sick") for device_ in devices(128)))
         publisher.devices_changed()
-        await eventually_async(lambda: {o["spec"]["pool"]["generation"] for o in node.slices()} == {2})
+        await eventually_async(lambda: {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()} == {2})
 
-    node.run(story)
+    node.run(scenario)
     assert len(node.names()) == 128
 
 
-def test_a_pool_that_has_lost_its_last_device_is_removed(node: Node) -> None:
-    node.has(device(1), device(2, "nic"))
+def test_a_pool_without_devices_is_deleted(node: Node) -> None:
+    node.set_devices(device(1), device(2, "nic"))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
-        node.forget()
-        node.has(device(1))
+        await wait_until_published(publisher)
+        node.clear_requests()
+        node.set_devices(device(1))
         publisher.devices_changed()
         await eventually_async(lambda: len(node.slices()) == 1)
-        node.has(device(1), device(2, "nic"))
+        node.set_devices(device(1), device(2, "nic"))
         publisher.devices_changed()
         await eventually_async(lambda: len(node.slices()) == 2)
 
-    node.run(story)
+    node.run(scenario)
     assert node.writes() == ["DELETE", "POST"]
     assert node.api.writes()[0].body["preconditions"].keys() == {"uid", "resourceVersion"}
 
 
-def test_slices_of_a_pool_that_nobody_knows_are_removed_and_those_of_others_kept(node: Node) -> None:
-    def other(name: str, **spec: Any) -> dict[str, Any]:
+def test_unknown_pools_of_this_driver_and_node_are_deleted(node: Node) -> None:
+    def foreign_slice(name: str, **spec: Any) -> dict[str, Any]:
         pool = {"name": "left-behind", "generation": 1, "resourceSliceCount": 1}
         return {"metadata": {"name": name}, "spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, **spec}}
 
-    node.api.put("resourceslices", other("a"))
-    node.api.put("resourceslices", other("b", nodeName="n2"))
-    node.api.put("resourceslices", other("c", driver="other.example.com"))
+    node.api.put("resourceslices", foreign_slice("a"))
+    node.api.put("resourceslices", foreign_slice("b", nodeName="n2"))
+    node.api.put("resourceslices", foreign_slice("c", driver="other.example.com"))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
 
-    node.run(story)
-    assert [o["metadata"]["name"] for o in node.slices()] == ["b", "c"]
+    node.run(scenario)
+    assert [slice_["metadata"]["name"] for slice_ in node.slices()] == ["b", "c"]
 
 
-def test_slices_that_a_kubelet_wipes_are_back_when_it_has_registered(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long the pause after yet another disturbance would be."""
+def test_wiped_slices_are_recreated_when_the_kubelet_registers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for any backoff delay after an earlier change."""
     monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 600.0)
-    node.has(*devices(130), device(200, "nic"))
+    node.set_devices(*devices(130), device(200, "nic"))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 4)
-        await settled(publisher)
+        await wait_until_published(publisher)
         for _ in range(3):
-            node.forget()
+            node.clear_requests()
             assert node.api.wipe() == 4
             await eventually_async(lambda: publisher.slices() == [])
             assert len(publisher.reading().pending) == 2
             publisher.kubelet_registered()
             await eventually_async(lambda: len(node.slices()) == 4 and len(node.names()) == 130)
-            await settled(publisher)
+            await wait_until_published(publisher)
             assert sorted(node.writes()) == ["POST"] * 4, "nothing is created twice"
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_slices_that_a_kubelet_wipes_after_it_has_registered_are_back(node: Node) -> None:
-    node.has(*devices(130), device(200, "nic"))
+def test_slices_wiped_after_registration_are_recreated(node: Node) -> None:
+    node.set_devices(*devices(130), device(200, "nic"))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 4)
-        await settled(publisher)
+        await wait_until_published(publisher)
         for _ in range(3):
-            node.forget()
+            node.clear_requests()
             publisher.kubelet_registered()
             assert node.api.wipe() == 4
             await eventually_async(lambda: len(node.slices()) == 4 and len(node.names()) == 130)
-            await settled(publisher)
+            await wait_until_published(publisher)
             assert node.writes().count("POST") == 4, "nothing is created twice"
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_who_deletes_again_and_again_is_answered_ever_more_slowly(
+def test_repeated_deletions_are_answered_with_growing_delays(
     node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
@@ -198,35 +200,35 @@ def test_who_deletes_again_and_again_is_answered_ever_more_slowly(
         return 0.01
 
     monkeypatch.setattr(Backoff, "delay", delay)
-    node.has(device(1))
+    node.set_devices(device(1))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         for _ in range(7):
             await eventually_async(lambda: bool(node.slices()))
-            await settled(publisher)
+            await wait_until_published(publisher)
             node.api.wipe()
             await eventually_async(lambda: publisher.slices() == [])
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
-        assert steps == list(range(7)), "each pause is a step longer"
+        await wait_until_published(publisher)
+        assert steps == list(range(7)), "each delay is one step longer"
         publisher.kubelet_registered()
         node.api.wipe()
         await eventually_async(lambda: len(steps) == 8 and bool(node.slices()))
         assert steps[-1] == 0
 
-    node.run(story)
+    node.run(scenario)
     assert sum("repeatedly changes" in record.message for record in caplog.records) == 1
 
 
-def test_what_somebody_else_changes_is_put_back(node: Node) -> None:
-    node.has(device(1))
+def test_foreign_changes_of_a_slice_are_reverted(node: Node) -> None:
+    node.set_devices(device(1))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
+        await wait_until_published(publisher)
         await asyncio.sleep(0.2)
         (found,) = node.slices()
-        node.forget()
+        node.clear_requests()
         changed = copy.deepcopy(found)
         changed["spec"]["devices"] = []
         changed["metadata"]["labels"] = {"theirs": "stays"}
@@ -234,54 +236,56 @@ def test_what_somebody_else_changes_is_put_back(node: Node) -> None:
         node.api.put("resourceslices", changed)
         await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         assert node.writes() == ["PUT"]
-        (mended,) = node.slices()
-        assert mended["metadata"]["labels"] == {"theirs": "stays"}
-        assert mended["metadata"]["ownerReferences"] == found["metadata"]["ownerReferences"]
+        (restored,) = node.slices()
+        assert restored["metadata"]["labels"] == {"theirs": "stays"}
+        assert restored["metadata"]["ownerReferences"] == found["metadata"]["ownerReferences"]
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_a_node_that_is_made_anew_owns_the_slices_anew(node: Node) -> None:
-    node.has(device(1))
+def test_slices_of_a_recreated_node_get_the_new_owner(node: Node) -> None:
+    node.set_devices(device(1))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
+        await wait_until_published(publisher)
         node.api.remove("nodes", NODE)
         uid = node.register()
         node.api.wipe()
         await eventually_async(lambda: bool(node.slices()))
         assert node.slices()[0]["metadata"]["ownerReferences"][0]["uid"] == uid
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_slices_of_another_node_object_get_the_right_owner(node: Node) -> None:
-    node.has(*devices(70))
+def test_slices_of_a_previous_node_object_get_the_new_owner(node: Node) -> None:
+    node.set_devices(*devices(70))
 
     async def published(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
 
     node.run(published)
     node.api.remove("nodes", NODE)
     uid = node.register()
-    node.forget()
+    node.clear_requests()
 
-    async def mended(publisher: Publisher) -> None:
-        await eventually_async(lambda: all(o["metadata"]["ownerReferences"][0]["uid"] == uid for o in node.slices()))
-        await settled(publisher)
+    async def restored(publisher: Publisher) -> None:
+        await eventually_async(
+            lambda: all(slice_["metadata"]["ownerReferences"][0]["uid"] == uid for slice_ in node.slices())
+        )
+        await wait_until_published(publisher)
 
-    node.run(mended)
+    node.run(restored)
     assert node.writes() == ["PUT", "PUT"]
-    assert {o["spec"]["pool"]["generation"] for o in node.slices()} == {1}
+    assert {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()} == {1}
 
 
-def test_without_a_node_object_nothing_is_written_until_it_is_there(node: Node) -> None:
-    node.has(device(1))
+def test_nothing_is_written_before_the_node_object_exists(node: Node) -> None:
+    node.set_devices(device(1))
     node.api.remove("nodes", NODE)
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(
             lambda: any("there is no Node 'n1'" in problem for problem in publisher.reading().problems)
         )
@@ -289,136 +293,134 @@ def test_without_a_node_object_nothing_is_written_until_it_is_there(node: Node) 
         uid = node.register()
         await eventually_async(lambda: bool(node.slices()))
         assert node.slices()[0]["metadata"]["ownerReferences"][0]["uid"] == uid
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().problems == ()
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_only_the_instance_that_may_write_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_leader_writes_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.publish.pool.STANDBY_INTERVAL_S", 0.05)
-    node.has(device(1))
+    node.set_devices(device(1))
     node.is_leader = False
 
-    async def story(publisher: Publisher) -> None:
-        await eventually_async(lambda: any(seen.watch for seen in node.api.requests))
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: any(request.watch for request in node.api.requests))
         publisher.devices_changed()
         await asyncio.sleep(0.3)
         assert node.writes() == [] and publisher.reading().pending == (f"{NODE}/gpu",)
         node.is_leader = True
         await eventually_async(lambda: bool(node.slices()))
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_a_device_that_the_api_would_refuse_is_left_out_and_counted(node: Node) -> None:
+def test_an_invalid_device_is_left_out_and_counted(node: Node) -> None:
     from dra_agent.inventory.api import Attribute
 
-    bad = device(2)
-    bad.attributes.update({f"attribute{n}": Attribute.of(n) for n in range(40)})
-    node.inventory = Inventory(devices=(device(1), bad))
+    invalid = device(2)
+    invalid.attributes.update({f"attribute{number}": Attribute.of(number) for number in range(40)})
+    node.inventory = Inventory(devices=(device(1), invalid))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().unpublishable == 1
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_devices_that_change_all_the_time_are_no_trouble(node: Node) -> None:
-    async def story(publisher: Publisher) -> None:
+def test_constantly_changing_devices_cause_no_errors(node: Node) -> None:
+    async def scenario(publisher: Publisher) -> None:
         for number in range(300):
-            node.has(*devices(3 + number % 2))
+            node.set_devices(*devices(3 + number % 2))
             publisher.devices_changed()
             while sum(publisher.reading().writes.values()) <= number:
                 await asyncio.sleep(0)
-        await settled(publisher)
+        await wait_until_published(publisher)
         assert publisher.reading().errors == {}
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_at_the_moment_of_a_retry_is_published(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.2)
-    node.has(device(1))
+    node.set_devices(device(1))
     node.api.fail(500, methods="POST")
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: publisher.reading().errors != {})
         await asyncio.sleep(0.05)
-        time.sleep(0.3)  # a loop this busy finds the retry due and the change in one turn
+        time.sleep(0.3)  # the blocked loop finds the retry due and the change in one iteration
         asyncio.get_running_loop().call_soon(publisher.devices_changed)
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
+        await wait_until_published(publisher)
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_a_change_of_nothing_that_is_published_draws_no_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    draws: list[int] = []
-    draw = SliceRequest.slices
+def test_changes_of_unpublished_fields_encode_no_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings: list[int] = []
+    encode = SliceRequest.slices
 
-    def counted(drawing: SliceRequest) -> EncodedSlices:
-        draws.append(1)
-        return draw(drawing)
+    def count_encodings(request: SliceRequest) -> EncodedSlices:
+        encodings.append(1)
+        return encode(request)
 
-    monkeypatch.setattr(SliceRequest, "slices", counted)
-    node.has(*devices(70))
+    monkeypatch.setattr(SliceRequest, "slices", count_encodings)
+    node.set_devices(*devices(70))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 2)
-        await settled(publisher)
-        node.forget()
-        before = len(draws)
+        await wait_until_published(publisher)
+        node.clear_requests()
+        before = len(encodings)
         for health in ("unmonitored", "healthy"):
-            node.has(*(msgspec.structs.replace(found, health=health) for found in devices(70)))
+            node.set_devices(*(msgspec.structs.replace(device_, health=health) for device_ in devices(70)))
             publisher.devices_changed()
             await asyncio.sleep(0.2)
-        assert len(draws) == before
-        node.has(*devices(69))
+        assert len(encodings) == before
+        node.set_devices(*devices(69))
         publisher.devices_changed()
         await eventually_async(lambda: bool(node.writes()))
-        assert len(draws) > before
+        assert len(encodings) > before
 
-    node.run(story)
+    node.run(scenario)
 
 
-def test_the_watch_may_tell_of_a_write_before_it_is_answered(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """That is no disturbance by somebody else: what comes after it is neither late nor called a quarrel."""
+def test_a_watch_event_may_precede_the_response_to_the_write(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Such an event is not a foreign change: later changes are neither delayed nor reported as a conflict."""
     node.api.late(0.1, times=None, methods="POST PUT DELETE")
 
-    async def story(publisher: Publisher) -> None:
-        await eventually_async(lambda: any(seen.watch for seen in node.api.requests))
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: any(request.watch for request in node.api.requests))
         for number in range(6):
-            node.has(*devices(1 + number % 2))
+            node.set_devices(*devices(1 + number % 2))
             publisher.devices_changed()
             await eventually_async(lambda: sum(publisher.reading().writes.values()) > number)  # noqa: B023
-            await settled(publisher)
+            await wait_until_published(publisher)
             assert len(node.names()) == 1 + number % 2
         node.api.wipe()
         await eventually_async(lambda: bool(node.slices()))
 
-    node.run(story)
+    node.run(scenario)
     assert "repeatedly changes" not in caplog.text
 
 
-def test_somebody_elses_change_during_a_write_is_put_back(node: Node) -> None:
-    node.has(device(1))
+def test_a_foreign_change_during_a_write_is_reverted(node: Node) -> None:
+    node.set_devices(device(1))
 
-    async def story(publisher: Publisher) -> None:
+    async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await settled(publisher)
+        await wait_until_published(publisher)
         node.api.late(0.3, methods="PUT")
-        node.has(device(1), device(2))
+        node.set_devices(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: len(node.names()) == 2)
         (found,) = node.slices()
         del found["spec"]["devices"][0]
         node.api.put("resourceslices", found)
         await eventually_async(lambda: len(node.names()) == 2)
-        await settled(publisher)
+        await wait_until_published(publisher)
 
-    node.run(story)
+    node.run(scenario)

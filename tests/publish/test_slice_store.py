@@ -1,4 +1,4 @@
-"""What is known to be published, whatever the order in which answers, lists and events arrive."""
+"""The store of published slices is independent of the order in which responses, lists and events arrive."""
 
 from __future__ import annotations
 
@@ -14,128 +14,128 @@ from dra_agent.kube_client import ObjectList, WatchEvent
 from dra_agent.publish.slice_store import SliceStore
 
 
-def entry(name: str, version: int, *, uid: str = "", pool: str = "p") -> dict[str, Any]:
+def slice_object(name: str, version: int, *, uid: str = "", pool: str = "p") -> dict[str, Any]:
     metadata = {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": {"pool": {"name": pool}, "version": version}}
 
 
-def versions(published: SliceStore) -> dict[str, int]:
-    return {found["metadata"]["name"]: found["spec"]["version"] for found in published.slices("p")}
+def versions(store: SliceStore) -> dict[str, int]:
+    return {slice_["metadata"]["name"]: slice_["spec"]["version"] for slice_ in store.slices("p")}
 
 
-def listed(version: int, *found: dict[str, Any]) -> ObjectList:
-    return ObjectList(list(found), str(version))
+def object_list(version: int, *slices: dict[str, Any]) -> ObjectList:
+    return ObjectList(list(slices), str(version))
 
 
-def test_an_own_write_counts_before_the_watch_tells_of_it() -> None:
-    published = SliceStore()
-    published.listed(listed(10))
-    published.wrote(entry("a", 11))
-    assert versions(published) == {"a": 11}
-    assert published.changed(WatchEvent("ADDED", entry("a", 11))) == set(), "no news"
-    published.wrote(entry("a", 13))
-    assert published.changed(WatchEvent("MODIFIED", entry("a", 12))) == set(), "older than what is known"
-    assert versions(published) == {"a": 13}
-    assert published.changed(WatchEvent("MODIFIED", entry("a", 14))) == {("p", "a")}
+def test_a_write_counts_before_its_watch_event() -> None:
+    store = SliceStore()
+    store.listed(object_list(10))
+    store.wrote(slice_object("a", 11))
+    assert versions(store) == {"a": 11}
+    assert store.changed(WatchEvent("ADDED", slice_object("a", 11))) == set(), "not a change"
+    store.wrote(slice_object("a", 13))
+    assert store.changed(WatchEvent("MODIFIED", slice_object("a", 12))) == set(), "older than the known version"
+    assert versions(store) == {"a": 13}
+    assert store.changed(WatchEvent("MODIFIED", slice_object("a", 14))) == {("p", "a")}
 
 
-def test_a_list_that_was_taken_before_a_write_does_not_undo_it() -> None:
-    published = SliceStore()
-    published.listed(listed(10, entry("old", 5)))
-    published.wrote(entry("a", 12))
-    published.deleted(entry("old", 5))
-    assert published.listed(listed(11, entry("old", 5))) == set()
-    assert versions(published) == {"a": 12}
-    assert published.listed(listed(13)) == {("p", "a")}, "and one that was taken after it does"
-    assert versions(published) == {}
+def test_a_list_older_than_a_write_does_not_undo_it() -> None:
+    store = SliceStore()
+    store.listed(object_list(10, slice_object("old", 5)))
+    store.wrote(slice_object("a", 12))
+    store.deleted(slice_object("old", 5))
+    assert store.listed(object_list(11, slice_object("old", 5))) == set()
+    assert versions(store) == {"a": 12}
+    assert store.listed(object_list(13)) == {("p", "a")}, "a later list does"
+    assert versions(store) == {}
 
 
-def test_an_answer_that_comes_after_the_news_of_its_deletion_is_no_news() -> None:
+def test_a_response_after_the_deletion_is_ignored() -> None:
     by_watch, by_list = SliceStore(), SliceStore()
-    for published in (by_watch, by_list):
-        published.listed(listed(10))
-    by_watch.changed(WatchEvent("ADDED", entry("a", 11)))
-    by_watch.changed(WatchEvent("DELETED", entry("a", 12)))
-    by_list.listed(listed(12))
-    for published in (by_watch, by_list):
-        published.wrote(entry("a", 11))
-        assert versions(published) == {}, "nobody would ever tell again that it is gone"
+    for store in (by_watch, by_list):
+        store.listed(object_list(10))
+    by_watch.changed(WatchEvent("ADDED", slice_object("a", 11)))
+    by_watch.changed(WatchEvent("DELETED", slice_object("a", 12)))
+    by_list.listed(object_list(12))
+    for store in (by_watch, by_list):
+        store.wrote(slice_object("a", 11))
+        assert versions(store) == {}, "no later event reports the deletion"
 
 
-def test_the_deletion_of_a_namesake_is_not_its_own() -> None:
-    published = SliceStore()
-    published.listed(listed(10, entry("a", 9, uid="new")))
-    assert published.changed(WatchEvent("DELETED", entry("a", 8, uid="old"))) == set()
-    assert versions(published) == {"a": 9}
+def test_the_deletion_of_another_slice_of_that_name_is_ignored() -> None:
+    store = SliceStore()
+    store.listed(object_list(10, slice_object("a", 9, uid="new")))
+    assert store.changed(WatchEvent("DELETED", slice_object("a", 8, uid="old"))) == set()
+    assert versions(store) == {"a": 9}
 
 
-def test_a_slice_that_changes_its_pool_concerns_both() -> None:
-    published = SliceStore()
-    published.listed(listed(10, entry("a", 9)))
-    assert published.changed(WatchEvent("MODIFIED", entry("a", 11, pool="q"))) == {("p", "a"), ("q", "a")}
-    assert published.pools() == {"q"}
+def test_a_slice_that_moves_to_another_pool_affects_both() -> None:
+    store = SliceStore()
+    store.listed(object_list(10, slice_object("a", 9)))
+    assert store.changed(WatchEvent("MODIFIED", slice_object("a", 11, pool="q"))) == {("p", "a"), ("q", "a")}
+    assert store.pools() == {"q"}
 
 
-def test_versions_that_are_no_numbers_are_taken_as_they_come() -> None:
-    published = SliceStore()
-    published.listed(ObjectList([entry("a", 1)], "opaque"))
-    odd = entry("a", 1)
-    odd["metadata"]["resourceVersion"] = "x1"
-    assert published.changed(WatchEvent("MODIFIED", odd)) == {("p", odd["metadata"]["name"])}
+def test_versions_that_are_not_numbers_are_accepted_in_order() -> None:
+    store = SliceStore()
+    store.listed(ObjectList([slice_object("a", 1)], "opaque"))
+    opaque = slice_object("a", 1)
+    opaque["metadata"]["resourceVersion"] = "x1"
+    assert store.changed(WatchEvent("MODIFIED", opaque)) == {("p", opaque["metadata"]["name"])}
 
 
 @given(st.data())
 def test_the_order_of_arrival_does_not_matter(data: st.DataObject) -> None:
-    """A history of one slice's creations, changes and deletions arrives by watch in order, by answers at any time."""
+    """The events of a slice arrive in order, the responses at any time."""
     history: list[tuple[str, dict[str, Any], bool]] = []
-    life, alive, version = 0, False, 10
+    incarnation, alive, version = 0, False, 10
     for _ in range(data.draw(st.integers(1, 12))):
         version += 1
-        ours = data.draw(st.booleans())
+        written_here = data.draw(st.booleans())
         if not alive:
-            life, alive = life + 1, True
-            history.append(("ADDED", entry(f"a{life}", version), ours))
+            incarnation, alive = incarnation + 1, True
+            history.append(("ADDED", slice_object(f"a{incarnation}", version), written_here))
         elif data.draw(st.booleans()):
-            history.append(("MODIFIED", entry(f"a{life}", version), ours))
+            history.append(("MODIFIED", slice_object(f"a{incarnation}", version), written_here))
         else:
             alive = False
-            history.append(("DELETED", entry(f"a{life}", version), ours))
-    published = SliceStore()
-    published.listed(listed(10))
-    told = answered = 0
-    answers = [(type_, found) for type_, found, ours in history if ours]
-    while told < len(history) or answered < len(answers):
-        more = [told < len(history), answered < len(answers)]
-        if data.draw(st.sampled_from([choice for choice in (0, 1) if more[choice]])) == 0:
-            type_, found, _ = history[told]
-            told += 1
-            published.changed(WatchEvent(type_, found))
+            history.append(("DELETED", slice_object(f"a{incarnation}", version), written_here))
+    store = SliceStore()
+    store.listed(object_list(10))
+    delivered = answered = 0
+    answers = [(type_, slice_) for type_, slice_, written_here in history if written_here]
+    while delivered < len(history) or answered < len(answers):
+        remaining = [delivered < len(history), answered < len(answers)]
+        if data.draw(st.sampled_from([source for source in (0, 1) if remaining[source]])) == 0:
+            type_, slice_, _ = history[delivered]
+            delivered += 1
+            store.changed(WatchEvent(type_, slice_))
         else:
-            type_, found = answers[answered]
+            type_, slice_ = answers[answered]
             answered += 1
             if type_ == "DELETED":
-                published.deleted(found)
+                store.deleted(slice_)
             else:
-                published.wrote(found)
+                store.wrote(slice_)
     last = history[-1][1]
-    assert versions(published) == ({last["metadata"]["name"]: last["spec"]["version"]} if alive else {})
+    assert versions(store) == ({last["metadata"]["name"]: last["spec"]["version"]} if alive else {})
 
 
-def test_what_is_published_of_many_devices_is_kept_as_compactly_as_it_is_sent() -> None:
+def test_a_stored_slice_takes_less_than_twice_its_encoded_size() -> None:
     attributes = {f"name{number}": {"string": f"value {number}"} for number in range(20)}
     counters = {f"memory-slice-{number}": {"value": "1"} for number in range(8)}
     consumed = [{"counterSet": "gpu", "counters": counters}]
-    devices = [{"name": f"d-{n}", "attributes": attributes, "consumesCounters": consumed} for n in range(64)]
-    whole = entry("a", 2)
-    whole["spec"]["devices"] = devices
-    sent = msgspec.json.encode(whole)
-    published = SliceStore()
+    devices = [{"name": f"d-{number}", "attributes": attributes, "consumesCounters": consumed} for number in range(64)]
+    expected = slice_object("a", 2)
+    expected["spec"]["devices"] = devices
+    encoded = msgspec.json.encode(expected)
+    store = SliceStore()
     tracemalloc.start()
     try:
-        published.listed(listed(2, msgspec.json.decode(sent)))
+        store.listed(object_list(2, msgspec.json.decode(encoded)))
         gc.collect()
-        kept, _ = tracemalloc.get_traced_memory()
+        size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 2 * len(sent), f"{kept} bytes are kept of {len(sent)} that were sent"
-    assert published.slices("p") == [whole]
+    assert size < 2 * len(encoded), f"{size} bytes are allocated for {len(encoded)} encoded bytes"
+    assert store.slices("p") == [expected]

@@ -1,4 +1,4 @@
-"""When an agent says that it can write, by a clock of the test: writes that fail, a list that is late, a dry run."""
+"""When an agent reports that it can write: failing writes, a late watch, and dry runs. The test controls the clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dra_agent.publish.access import LOST_AFTER_S, WriteAccess
 from eventually import eventually_async
 
 
-class World:
-    """What the report depends on, and what was sent and reported."""
+class Host:
+    """What the report depends on, with the requests and reports that were sent."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,10 +24,10 @@ class World:
         self.reports: list[bool] = []
         self.sent: list[tuple[str, dict[str, Any], bool]] = []
         self.refuse: Exception | None = None
-        # Following
+        # SliceReflector
         self.error: AgentError | None = None
         self.lag_s = 0.0
-        # Published
+        # SliceStore
         self.complete = True
         self.known: list[Any] = []
         self.references = 0
@@ -56,29 +56,29 @@ class World:
             raise self.refuse
 
 
-class Kept:
+class CachedSlice:
     def decoded(self) -> dict[str, Any]:
         return {"metadata": {"name": "known"}}
 
 
-def run(world: World, story: Callable[[WriteAccess], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+def run(host: Host, scenario: Callable[[WriteAccess], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "CHECK_INTERVAL_S", 0.01)
 
     async def main() -> None:
-        parts: Any = world
+        collaborators: Any = host
         report = WriteAccess(
-            parts,
+            collaborators,
             node="node-a",
             driver="d",
-            peers=parts,
-            following=parts,
-            published=parts,
-            ownership=parts,
-            clock=lambda: world.now,
+            peers=collaborators,
+            following=collaborators,
+            published=collaborators,
+            ownership=collaborators,
+            clock=lambda: host.now,
         )
         task = asyncio.create_task(report.run())
         try:
-            await story(report)
+            await scenario(report)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -86,114 +86,114 @@ def run(world: World, story: Callable[[WriteAccess], Awaitable[None]], monkeypat
     asyncio.run(main())
 
 
-async def checked(world: World, report: WriteAccess) -> None:
-    """Wait until the state as it is now has been seen."""
+async def wait_for_check(host: Host, report: WriteAccess) -> None:
+    """Wait until the present state has been checked."""
     for _ in range(3):
         report.wake()
         await eventually_async(lambda: not report._woken.is_set())
 
 
-def test_writes_that_find_no_server_for_long_give_leadership_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_an_unreachable_server_gives_up_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
 
-    async def story(report: WriteAccess) -> None:
-        await eventually_async(lambda: world.reports == [True])
-        assert world.sent == [], "an agent without an older one shows by its writes whether they are accepted"
+    async def scenario(report: WriteAccess) -> None:
+        await eventually_async(lambda: host.reports == [True])
+        assert host.sent == [], "without an older agent, regular writes show whether they are accepted"
         report.failed(UnavailableError("no connection"))
-        world.now = LOST_AFTER_S
+        host.now = LOST_AFTER_S
         report.failed(UnavailableError("still none"))
-        await checked(world, report)
-        assert world.reports == [True] and str(report.reason) == "still none"
-        world.now += 0.5
-        await eventually_async(lambda: world.reports == [True, False])
+        await wait_for_check(host, report)
+        assert host.reports == [True] and str(report.reason) == "still none"
+        host.now += 0.5
+        await eventually_async(lambda: host.reports == [True, False])
         assert str(report.reason) == "still none"
-        world.now += 0.1
-        await checked(world, report)
-        assert world.sent == [], "a while after the last refusal"
-        world.now += 100.0
-        await eventually_async(lambda: world.reports == [True, False, True])
+        host.now += 0.1
+        await wait_for_check(host, report)
+        assert host.sent == [], "dry runs pause after a refusal"
+        host.now += 100.0
+        await eventually_async(lambda: host.reports == [True, False, True])
         assert report.reason is None and report.able
-        ((method, document, dry_run),) = world.sent
-        assert (method, dry_run) == ("create", True) and world.references == 1
+        ((method, document, dry_run),) = host.sent
+        assert (method, dry_run) == ("create", True) and host.references == 1
         assert document["metadata"] == {"generateName": "node-a-"}
         spec = document["spec"]
         assert (spec["driver"], spec["nodeName"], spec["devices"]) == ("d", "node-a", [])
         assert (spec["pool"]["generation"], spec["pool"]["resourceSliceCount"]) == (1, 1)
 
-    run(world, story, monkeypatch)
+    run(host, scenario, monkeypatch)
 
 
-def test_a_write_that_succeeds_ends_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_a_successful_write_ends_the_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
 
-    async def story(report: WriteAccess) -> None:
-        await eventually_async(lambda: world.reports == [True])
+    async def scenario(report: WriteAccess) -> None:
+        await eventually_async(lambda: host.reports == [True])
         report.failed(UnavailableError("no connection"))
         report.succeeded()
         report.failed(ThrottledError("later"))
-        world.now = 5 * LOST_AFTER_S
-        await checked(world, report)
-        assert world.reports == [True] and report.reason is None
+        host.now = 5 * LOST_AFTER_S
+        await wait_for_check(host, report)
+        assert host.reports == [True] and report.reason is None
 
-    run(world, story, monkeypatch)
+    run(host, scenario, monkeypatch)
 
 
-def test_a_watch_that_is_behind_for_long_gives_leadership_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_a_lagging_watch_gives_up_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
 
-    async def story(report: WriteAccess) -> None:
-        await eventually_async(lambda: world.reports == [True])
-        world.lag_s = LOST_AFTER_S
-        await checked(world, report)
-        assert world.reports == [True]
-        world.lag_s += 0.5
-        await eventually_async(lambda: world.reports == [True, False])
+    async def scenario(report: WriteAccess) -> None:
+        await eventually_async(lambda: host.reports == [True])
+        host.lag_s = LOST_AFTER_S
+        await wait_for_check(host, report)
+        assert host.reports == [True]
+        host.lag_s += 0.5
+        await eventually_async(lambda: host.reports == [True, False])
         assert str(report.reason) == "the slices are not followed"
-        world.error = UnavailableError("the server is away")
+        host.error = UnavailableError("the server is away")
         await eventually_async(lambda: str(report.reason) == "the server is away")
-        world.lag_s = 0.0
-        await checked(world, report)
-        assert world.reports == [True, False], "as long as there is an error"
-        world.error = None
-        await eventually_async(lambda: world.reports == [True, False, True])
+        host.lag_s = 0.0
+        await wait_for_check(host, report)
+        assert host.reports == [True, False], "as long as the watch has an error"
+        host.error = None
+        await eventually_async(lambda: host.reports == [True, False, True])
 
-    run(world, story, monkeypatch)
+    run(host, scenario, monkeypatch)
 
 
-def test_beside_an_older_agent_a_dry_run_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    world.elder = True
-    world.complete = False
-    world.known = [Kept()]
-    world.refuse = ForbiddenError("no")
+def test_with_an_older_agent_a_dry_run_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    host.elder = True
+    host.complete = False
+    host.known = [CachedSlice()]
+    host.refuse = ForbiddenError("no")
 
-    async def story(report: WriteAccess) -> None:
-        await checked(world, report)
-        assert world.sent == [], "what is published is not known yet"
-        world.complete = True
-        await eventually_async(lambda: world.sent == [("replace", {"metadata": {"name": "known"}}, True)])
-        await checked(world, report)
-        assert len(world.sent) == 1 and world.reports == [] and str(report.reason) == "no"
-        world.refuse = NotFoundError("gone meanwhile")
-        world.now += 100.0
-        await eventually_async(lambda: world.reports == [True])
+    async def scenario(report: WriteAccess) -> None:
+        await wait_for_check(host, report)
+        assert host.sent == [], "the published slices are not known yet"
+        host.complete = True
+        await eventually_async(lambda: host.sent == [("replace", {"metadata": {"name": "known"}}, True)])
+        await wait_for_check(host, report)
+        assert len(host.sent) == 1 and host.reports == [] and str(report.reason) == "no"
+        host.refuse = NotFoundError("gone meanwhile")
+        host.now += 100.0
+        await eventually_async(lambda: host.reports == [True])
         report.failed(ForbiddenError("not any more"))
-        assert world.reports == [True, False] and str(report.reason) == "not any more"
+        assert host.reports == [True, False] and str(report.reason) == "not any more"
 
-    run(world, story, monkeypatch)
+    run(host, scenario, monkeypatch)
 
 
-def test_a_defect_of_a_check_is_logged_and_the_next_is_made(
+def test_an_unexpected_error_of_a_check_is_logged_and_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World()
-    world.elder = True
-    world.refuse = ZeroDivisionError("a defect")
+    host = Host()
+    host.elder = True
+    host.refuse = ZeroDivisionError("a defect")
 
-    async def story(report: WriteAccess) -> None:
-        await eventually_async(lambda: len(world.sent) >= 2)
-        world.refuse = None
-        await eventually_async(lambda: world.reports == [True])
+    async def scenario(report: WriteAccess) -> None:
+        await eventually_async(lambda: len(host.sent) >= 2)
+        host.refuse = None
+        await eventually_async(lambda: host.reports == [True])
 
-    run(world, story, monkeypatch)
+    run(host, scenario, monkeypatch)
     assert "whether slices can be written is not known" in caplog.text

@@ -1,4 +1,4 @@
-"""Properties: whatever happens in whatever order, the end is what should be, and then it is quiet."""
+"""Properties: after any sequence of events the desired slices are published, and then nothing is written."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Drawn = tuple[int, str, str]
 METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE", ""])
 REFUSALS = st.sampled_from([401, 403, 404, 409, 410, 422, 429, 500, 503])
 
-# Drawn as numbers, and made of them in the story: what hypothesis prints of a story that fails is to be read.
-a_device = st.tuples(st.integers(0, 200), st.sampled_from(["gpu", "nic"]), st.sampled_from(["sick", "well"]))
-some_devices = st.lists(a_device, max_size=140, unique_by=lambda drawn: drawn[:2])
-step = st.one_of(
-    st.tuples(st.just("devices"), some_devices),
+# Plain tuples, from which the test builds devices: hypothesis prints them readably when an example fails.
+device_strategy = st.tuples(st.integers(0, 200), st.sampled_from(["gpu", "nic"]), st.sampled_from(["sick", "well"]))
+devices_strategy = st.lists(device_strategy, max_size=140, unique_by=lambda drawn: drawn[:2])
+event_strategy = st.one_of(
+    st.tuples(st.just("devices"), devices_strategy),
     st.tuples(st.just("fail"), REFUSALS, METHODS, st.integers(1, 3)),
     st.tuples(st.just("html"), METHODS),
     st.tuples(st.just("reset"), METHODS, st.booleans()),
@@ -44,15 +44,18 @@ step = st.one_of(
 )
 
 
-def made(drawn: list[Drawn]) -> list[Device]:
-    return [tainted(device(n, family), "sick") if how == "sick" else device(n, family) for n, family, how in drawn]
+def build_devices(drawn: list[Drawn]) -> list[Device]:
+    return [
+        tainted(device(number, family), "sick") if state == "sick" else device(number, family)
+        for number, family, state in drawn
+    ]
 
 
-async def happen(node: Node, publisher: Publisher, what: tuple[Any, ...]) -> None:
+async def apply_event(node: Node, publisher: Publisher, event: tuple[Any, ...]) -> None:
     api = node.api
-    match what:
+    match event:
         case ("devices", drawn):
-            node.has(*made(drawn))
+            node.set_devices(*build_devices(drawn))
             publisher.devices_changed()
         case ("fail", status, methods, times):
             api.fail(status, methods=methods, times=times, retry_after=0 if status == 429 else None)
@@ -63,7 +66,7 @@ async def happen(node: Node, publisher: Publisher, what: tuple[Any, ...]) -> Non
         case ("hang", methods):
             api.hang(0.6, methods=methods)
         case ("wipe", which):
-            api.wipe(chosen=lambda o: which == 0 or hash(o["metadata"]["name"]) % 2 == which - 1)
+            api.wipe(chosen=lambda slice_: which == 0 or hash(slice_["metadata"]["name"]) % 2 == which - 1)
         case ("away", seconds):
             await asyncio.to_thread(api.stop)
             await asyncio.sleep(seconds)
@@ -73,9 +76,9 @@ async def happen(node: Node, publisher: Publisher, what: tuple[Any, ...]) -> Non
         case ("end watches",):
             api.end_watches()
         case ("meddle", at):
-            found = node.slices()
-            if found:
-                chosen = found[at % len(found)]
+            slices = node.slices()
+            if slices:
+                chosen = slices[at % len(slices)]
                 chosen["spec"]["devices"] = chosen["spec"].get("devices", [])[1:]
                 chosen["spec"]["pool"]["generation"] += at
                 api.put("resourceslices", chosen)
@@ -86,79 +89,77 @@ async def happen(node: Node, publisher: Publisher, what: tuple[Any, ...]) -> Non
 
 
 def allocatable(node: Node, family: str) -> set[tuple[str, bool]]:
-    found = node.slices(f"{NODE}/{family}")
-    assert len({o["spec"]["pool"]["generation"] for o in found}) <= 1
-    assert all(o["spec"]["pool"]["resourceSliceCount"] == len(found) for o in found)
-    entries = [entry for o in found for entry in o["spec"].get("devices", ())]
+    slices = node.slices(f"{NODE}/{family}")
+    assert len({slice_["spec"]["pool"]["generation"] for slice_ in slices}) <= 1
+    assert all(slice_["spec"]["pool"]["resourceSliceCount"] == len(slices) for slice_ in slices)
+    entries = [entry for slice_ in slices for entry in slice_["spec"].get("devices", ())]
     assert len(entries) == len({entry["name"] for entry in entries}), "a device twice makes the pool invalid"
     return {(entry["name"], "taints" in entry) for entry in entries}
 
 
-def wanted(found: list[Device], family: str) -> set[tuple[str, bool]]:
-    return {(entry.name, bool(entry.taints)) for entry in found if entry.family == family}
+def expected_devices(devices: list[Device], family: str) -> set[tuple[str, bool]]:
+    return {(device.name, bool(device.taints)) for device in devices if device.family == family}
 
 
-def is_told(node: Node, publisher: Publisher) -> bool:
-    """Whether the publisher knows all that has happened, and nothing that it has asked for is still to happen."""
+def is_caught_up(node: Node, publisher: Publisher) -> bool:
+    """Return whether the publisher has observed every change, and no request is in flight."""
 
-    def versions(found: list[Slice]) -> set[tuple[str, str]]:
-        return {(o["metadata"]["name"], o["metadata"]["resourceVersion"]) for o in found}
+    def versions(slices: list[Slice]) -> set[tuple[str, str]]:
+        return {(slice_["metadata"]["name"], slice_["metadata"]["resourceVersion"]) for slice_ in slices}
 
     return node.api.serving == 0 and versions(publisher.slices()) == versions(node.slices())
 
 
-async def at_the_end(node: Node, publisher: Publisher, after: list[Device], story: str) -> None:
-    """Wait until what is published is what should be; says in short what is not, before anything else: logs are cut."""
+async def assert_converged(node: Node, publisher: Publisher, after: list[Device], scenario: str) -> None:
+    """Wait until the desired devices are published; the failure lists the differences first, before the long log."""
 
-    def missing() -> list[str]:
+    def differences() -> list[str]:
         reading = publisher.reading()
-        published = {entry["name"] for o in node.slices() for entry in o["spec"].get("devices", ())}
-        should = {found.name for found in after}
+        published = {entry["name"] for slice_ in node.slices() for entry in slice_["spec"].get("devices", ())}
+        expected = {device.name for device in after}
         return [
             *(f"{pool} is not settled" for pool in reading.pending),
-            *([] if is_told(node, publisher) else ["what is published is not known yet"]),
+            *([] if is_caught_up(node, publisher) else ["what is published is not known yet"]),
             *([f"the watch is {reading.lag_s:.1f} s behind"] if reading.lag_s else []),
             *([f"{node.api.faults.pending} faults are still to come"] if node.api.faults.pending else []),
-            *([f"not published: {' '.join(sorted(should - published))}"] if should - published else []),
-            *([f"should not be published: {' '.join(sorted(published - should))}"] if published - should else []),
+            *([f"not published: {' '.join(sorted(expected - published))}"] if expected - published else []),
+            *([f"should not be published: {' '.join(sorted(published - expected))}"] if published - expected else []),
         ]
 
     with contextlib.suppress(AssertionError):
-        await eventually_async(lambda: not missing())
-    if still := missing():
-        pytest.fail("\n".join([*still, *publisher.reading().problems, story]), pytrace=False)
+        await eventually_async(lambda: not differences())
+    if remaining := differences():
+        pytest.fail("\n".join([*remaining, *publisher.reading().problems, scenario]), pytrace=False)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=some_devices, story=st.lists(step, max_size=12), after=some_devices)
-def test_the_end_is_what_should_be_and_then_it_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, before: list[Drawn], story: list[tuple[Any, ...]], after: list[Drawn]
+@given(before=devices_strategy, scenario=st.lists(event_strategy, max_size=12), after=devices_strategy)
+def test_any_sequence_of_events_ends_with_the_desired_slices(
+    monkeypatch: pytest.MonkeyPatch, before: list[Drawn], scenario: list[tuple[Any, ...]], after: list[Drawn]
 ) -> None:
     monkeypatch.setattr(Backoff, "delay", lambda self, error=None: 0.02)
     monkeypatch.setattr(pool_module, "MAX_ROUNDS", 50)
-    should = made(after)
+    expected = build_devices(after)
     api = FakeApi()
     api.start()
     with tempfile.TemporaryDirectory() as folder:
         node = Node(api, Path(folder) / "kubeconfig")
-        node.has(*made(before))
+        node.set_devices(*build_devices(before))
 
         async def run(publisher: Publisher) -> None:
-            monkeypatch.setattr(
-                "dra_agent.kube_client.http.TIMEOUT_S", 0.3
-            )  # seconds, of which "hang" takes twice as many
-            for what in story:
-                await happen(node, publisher, what)
-            node.has(*should)
+            monkeypatch.setattr("dra_agent.kube_client.http.TIMEOUT_S", 0.3)  # A hanging request takes twice as long.
+            for event in scenario:
+                await apply_event(node, publisher, event)
+            node.set_devices(*expected)
             publisher.devices_changed()
             api.faults.clear()
             monkeypatch.setattr(
                 "dra_agent.kube_client.http.TIMEOUT_S", 10.0
-            )  # nothing hangs now, but the machine is busy
-            await at_the_end(node, publisher, should, f"{before=}\n{story=}\n{after=}")
+            )  # Requests no longer hang, but the machine may be slow.
+            await assert_converged(node, publisher, expected, f"{before=}\n{scenario=}\n{after=}")
             for family in ("gpu", "nic"):
-                assert allocatable(node, family) == wanted(should, family)
-            node.forget()
+                assert allocatable(node, family) == expected_devices(expected, family)
+            node.clear_requests()
             publisher.devices_changed()
             publisher.kubelet_registered()
             await asyncio.sleep(0.1)
