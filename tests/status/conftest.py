@@ -1,4 +1,4 @@
-"""A cluster with one claim of this driver's and another's devices, and the devices of the host."""
+"""A cluster with a claim on devices of this driver and of another, and the devices of the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fake_apiserver.fake import FakeApi
 
 DRIVER = "dra-agent.internal"
 POOL = "node-1/gpu"
-Story = Callable[[ApiClient], Awaitable[Any]]
+Scenario = Callable[[ApiClient], Awaitable[Any]]
 
 
 def result(device: str, *, driver: str = DRIVER, pool: str = POOL, **more: Any) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def host() -> Host:
 
 
 @pytest.fixture
-def ask(fake_api: FakeApi, tmp_path: Path) -> Callable[[Story], Any]:
-    """Run a story with a client of the fake API server."""
+def run_with_client(fake_api: FakeApi, tmp_path: Path) -> Callable[[Scenario], Any]:
+    """Run a scenario with a client of the fake API server."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
-    def run(story: Story) -> Any:
+    def run(scenario: Scenario) -> Any:
         async def main() -> Any:
             async with connect(path) as api:
-                return await story(api)
+                return await scenario(api)
 
         return asyncio.run(main())
 

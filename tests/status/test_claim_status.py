@@ -1,4 +1,4 @@
-"""`status.devices` of held claims: what is written, when, what is left alone, and what happens when it cannot be."""
+"""`status.devices` of prepared claims: contents, times of writes, entries of other drivers, and failed writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def held(name: str, *devices: str, uid: str | None = None) -> PreparedClaim:
 
 
 @asynccontextmanager
-async def telling(api: ApiClient, host: Host, *claims: PreparedClaim, **more: Any) -> AsyncIterator[ClaimStatusWriter]:
+async def status_writer(
+    api: ApiClient, host: Host, *claims: PreparedClaim, **more: Any
+) -> AsyncIterator[ClaimStatusWriter]:
     status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.0, **more)
     status.start(claims)
     try:
@@ -38,28 +40,28 @@ async def telling(api: ApiClient, host: Host, *claims: PreparedClaim, **more: An
 
 
 def entries(api: FakeApi, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = api.store.get("resourceclaims", "team-a", name)["status"].get("devices", [])
-    return found
+    devices: list[dict[str, Any]] = api.store.get("resourceclaims", "team-a", name)["status"].get("devices", [])
+    return devices
 
 
 def writes(api: FakeApi) -> list[Any]:
-    return [seen for seen in api.requests if seen.write]
+    return [request for request in api.requests if request.write]
 
 
-def test_a_prepared_claim_says_what_its_devices_are(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_status_of_a_prepared_claim_describes_its_devices(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0"), result("gpu-1", shareID="share-1")))
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host) as status:
             status.prepared(
                 PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"), DeviceKey(POOL, "gpu-1", "share-1")))
             )
             await eventually_async(lambda: entries(fake_api, "a"))
 
-    ask(story)
+    run_with_client(scenario)
     first, second = entries(fake_api, "a")
-    changed = first["conditions"][0].pop("lastTransitionTime")
-    assert time.strptime(changed, "%Y-%m-%dT%H:%M:%SZ")
+    transition_time = first["conditions"][0].pop("lastTransitionTime")
+    assert time.strptime(transition_time, "%Y-%m-%dT%H:%M:%SZ")
     assert first == {
         "driver": DRIVER,
         "pool": POOL,
@@ -77,24 +79,24 @@ def test_a_prepared_claim_says_what_its_devices_are(fake_api: FakeApi, ask: Any,
     (write,) = writes(fake_api)
     assert write.method == "PATCH" and write.path.endswith("/namespaces/team-a/resourceclaims/a/status")
     assert write.query["fieldManager"] == DRIVER
-    assert set(write.body["status"]) == {"devices"}, "allocation and reservedFor are not the agent's to write"
+    assert set(write.body["status"]) == {"devices"}, "the agent must not write allocation and reservedFor"
 
 
-def test_a_nic_says_its_interface_and_addresses(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_status_of_a_nic_has_its_interface_and_addresses(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("nic-0", pool="node-1/nic")))
-    asked = []
+    requested = []
 
     def addresses(interface: str, hardware_address: str) -> list[str]:
-        asked.append((interface, hardware_address))
+        requested.append((interface, hardware_address))
         return ["192.0.2.5/24", "2001:db8::5/64", "192.0.2.5/24"]
 
-    async def story(api: ApiClient) -> None:
-        one = PreparedClaim("uid-a", "team-a", "a", (DeviceKey("node-1/nic", "nic-0"),))
-        async with telling(api, host, one, addresses=addresses):
+    async def scenario(api: ApiClient) -> None:
+        prepared_claim = PreparedClaim("uid-a", "team-a", "a", (DeviceKey("node-1/nic", "nic-0"),))
+        async with status_writer(api, host, prepared_claim, addresses=addresses):
             await eventually_async(lambda: entries(fake_api, "a"))
 
-    ask(story)
-    assert asked == [("eth2", "b8:ce:f6:00:00:01")]
+    run_with_client(scenario)
+    assert requested == [("eth2", "b8:ce:f6:00:00:01")]
     assert entries(fake_api, "a")[0]["networkData"] == {
         "interfaceName": "eth2",
         "hardwareAddress": "b8:ce:f6:00:00:01",
@@ -102,47 +104,55 @@ def test_a_nic_says_its_interface_and_addresses(fake_api: FakeApi, ask: Any, hos
     }
 
 
-def test_entries_of_others_are_never_touched(fake_api: FakeApi, ask: Any, host: Host) -> None:
-    made = claim("a", result("gpu-0"), result("other-0", driver="other.example.com", pool="p"))
-    theirs = {"driver": "other.example.com", "pool": "p", "device": "other-0", "data": {"secret": 1}, "conditions": []}
-    made["status"]["devices"] = [theirs]
-    fake_api.put("resourceclaims", made)
+def test_entries_of_other_drivers_are_never_changed(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
+    claim_ = claim("a", result("gpu-0"), result("other-0", driver="other.example.com", pool="p"))
+    foreign_entry = {
+        "driver": "other.example.com",
+        "pool": "p",
+        "device": "other-0",
+        "data": {"secret": 1},
+        "conditions": [],
+    }
+    claim_["status"]["devices"] = [foreign_entry]
+    fake_api.put("resourceclaims", claim_)
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0")) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, held("a", "gpu-0")) as status:
             await eventually_async(lambda: len(entries(fake_api, "a")) == 2)
             host.change("gpu-0", health="unhealthy", health_reason="XID 79")
             status.changed()
             await eventually_async(lambda: entries(fake_api, "a")[1]["conditions"][0]["status"] == "False")
 
-    ask(story)
-    assert entries(fake_api, "a")[0] == theirs
+    run_with_client(scenario)
+    assert entries(fake_api, "a")[0] == foreign_entry
     assert all(
         {device["driver"] for device in write.body["status"]["devices"]} == {DRIVER} for write in writes(fake_api)
     )
 
 
-def test_what_is_said_already_is_not_written_again_after_a_restart(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_an_unchanged_status_is_not_written_after_a_restart(
+    fake_api: FakeApi, run_with_client: Any, host: Host
+) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def told(api: ApiClient) -> None:
+    async def run_writer(api: ApiClient) -> None:
         before = len(fake_api.requests)
-        async with telling(api, host, held("a", "gpu-0")) as status:
+        async with status_writer(api, host, held("a", "gpu-0")) as status:
             await eventually_async(
                 lambda: entries(fake_api, "a") and not status.waiting and len(fake_api.requests) > before
             )
             await asyncio.sleep(0.05)
 
-    ask(told)
+    run_with_client(run_writer)
     before = fake_api.store.get("resourceclaims", "team-a", "a")
-    asked = len(fake_api.requests)
-    ask(told)
+    requests_before = len(fake_api.requests)
+    run_with_client(run_writer)
     assert fake_api.store.get("resourceclaims", "team-a", "a") == before
-    assert len(writes(fake_api)) == 1 and len(fake_api.requests) == asked + 1, "it is read, and that is all"
+    assert len(writes(fake_api)) == 1 and len(fake_api.requests) == requests_before + 1, "one read, and no write"
 
 
-class Wall:
-    """The wall clock, in place of `datetime`; it stands still until it is told to go on."""
+class FakeDatetime:
+    """A replacement for `datetime` whose time advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.time = datetime(2026, 11, 21, 20, tzinfo=UTC)
@@ -151,61 +161,61 @@ class Wall:
         return self.time
 
 
-def test_health_changes_the_condition_and_its_time(
-    fake_api: FakeApi, ask: Any, host: Host, monkeypatch: pytest.MonkeyPatch
+def test_a_health_change_updates_the_condition_and_its_time(
+    fake_api: FakeApi, run_with_client: Any, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wall = Wall()
-    monkeypatch.setattr("dra_agent.status.claim_status.datetime", wall)
+    clock = FakeDatetime()
+    monkeypatch.setattr("dra_agent.status.claim_status.datetime", clock)
     fake_api.put("resourceclaims", claim("a", result("gpu-0"), result("gpu-1")))
 
-    def is_told(ready: str) -> bool:
-        found = entries(fake_api, "a")
-        return bool(found) and found[0]["conditions"][0]["status"] == ready
+    def is_ready(ready: str) -> bool:
+        devices = entries(fake_api, "a")
+        return bool(devices) and devices[0]["conditions"][0]["status"] == ready
 
-    async def story(api: ApiClient) -> list[Any]:
-        seen = []
-        async with telling(api, host, held("a", "gpu-0", "gpu-1")) as status:
+    async def scenario(api: ApiClient) -> list[Any]:
+        conditions = []
+        async with status_writer(api, host, held("a", "gpu-0", "gpu-1")) as status:
             for health in ("healthy", "unhealthy", "healthy"):
                 host.change("gpu-0", health=health, health_reason="XID 79" if health == "unhealthy" else None)
                 status.changed()
-                wanted = "False" if health == "unhealthy" else "True"
-                await eventually_async(partial(is_told, wanted))
-                seen.append([one["conditions"][0] for one in entries(fake_api, "a")])
-                wall.time += timedelta(seconds=1)
+                expected = "False" if health == "unhealthy" else "True"
+                await eventually_async(partial(is_ready, expected))
+                conditions.append([device["conditions"][0] for device in entries(fake_api, "a")])
+                clock.time += timedelta(seconds=1)
             del host.devices["gpu-1"]
             status.changed()
             await eventually_async(lambda: entries(fake_api, "a")[1]["conditions"][0]["reason"] == "DeviceGone")
-        return seen
+        return conditions
 
-    before, during, after = ask(story)
+    before, during, after = run_with_client(scenario)
     assert (during[0]["reason"], during[0]["message"]) == ("Unhealthy", "XID 79")
-    times = [round_[0]["lastTransitionTime"] for round_ in (before, during, after)]
-    assert times == sorted(set(times)), "each transition has a time of its own"
-    assert before[1] == during[1] == after[1], "the other device did not change, nor its time"
+    times = [conditions[0]["lastTransitionTime"] for conditions in (before, during, after)]
+    assert times == sorted(set(times)), "each transition has its own time"
+    assert before[1] == during[1] == after[1], "the condition of the other device and its time do not change"
 
 
 @pytest.mark.parametrize("health", ["unhealthy", "healthy"])
-def test_health_that_changes_while_it_is_written_is_written_too(
-    fake_api: FakeApi, ask: Any, host: Host, health: str
+def test_a_health_change_during_a_write_is_written_too(
+    fake_api: FakeApi, run_with_client: Any, host: Host, health: str
 ) -> None:
-    """The first time that a claim is told of, and when a device recovers while its failure is written."""
+    """Covers the first write of a claim, and a device that recovers while its failure is written."""
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host) as status:
             if health == "healthy":
                 status.prepared(held("a", "gpu-0"))
                 await eventually_async(lambda: status.written)
                 host.change("gpu-0", health="unhealthy", health_reason="XID 79")
-            answers, before = threading.Event(), len(writes(fake_api))
-            fake_api.hang(DEADLINE_S, methods="PATCH", when=answers)
+            may_answer, before = threading.Event(), len(writes(fake_api))
+            fake_api.hang(DEADLINE_S, methods="PATCH", when=may_answer)
             status.prepared(held("a", "gpu-0"))
             status.changed()
             await eventually_async(lambda: len(writes(fake_api)) > before)
             host.change("gpu-0", health=health, health_reason="XID 79" if health == "unhealthy" else None)
             status.changed()
             await asyncio.sleep(0)
-            answers.set()
+            may_answer.set()
             await eventually_async(
                 lambda: (
                     len(writes(fake_api)) == before + 2
@@ -213,45 +223,49 @@ def test_health_that_changes_while_it_is_written_is_written_too(
                 )
             )
 
-    ask(story)
+    run_with_client(scenario)
 
 
-def test_a_judge_can_say_more_than_the_inventory(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_a_condition_callback_overrides_the_inventory(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def story(api: ApiClient) -> None:
+    async def scenario(api: ApiClient) -> None:
         def judge(pool: str, name: str, device: Any) -> Condition:
             return Condition("Unknown", "VendorLibraryHangs", f"{pool}/{name}")
 
-        async with telling(api, host, held("a", "gpu-0"), condition_of=judge):
+        async with status_writer(api, host, held("a", "gpu-0"), condition_of=judge):
             await eventually_async(lambda: entries(fake_api, "a"))
 
-    ask(story)
+    run_with_client(scenario)
     assert entries(fake_api, "a")[0]["conditions"][0]["reason"] == "VendorLibraryHangs"
 
 
 @pytest.mark.parametrize("case", ["gone", "replaced", "deallocated", "given another device"])
-def test_a_claim_that_is_not_held_any_more_is_let_be(fake_api: FakeApi, ask: Any, host: Host, case: str) -> None:
-    others = {
+def test_a_claim_that_is_no_longer_held_is_not_written(
+    fake_api: FakeApi, run_with_client: Any, host: Host, case: str
+) -> None:
+    objects = {
         "replaced": claim("a", result("gpu-0"), uid="another"),
         "deallocated": claim("a"),
         "given another device": claim("a", result("gpu-1")),
     }
-    if case in others:
-        fake_api.put("resourceclaims", others[case])
+    if case in objects:
+        fake_api.put("resourceclaims", objects[case])
 
-    async def story(api: ApiClient) -> int:
-        async with telling(api, host, held("a", "gpu-0")) as status:
+    async def scenario(api: ApiClient) -> int:
+        async with status_writer(api, host, held("a", "gpu-0")) as status:
             await eventually_async(lambda: fake_api.requests)
             await eventually_async(lambda: not status.waiting)
             await asyncio.sleep(0.2)
             return len(fake_api.requests)
 
-    assert ask(story) == 1 and writes(fake_api) == []
+    assert run_with_client(scenario) == 1 and writes(fake_api) == []
 
 
-def test_what_is_released_before_its_turn_costs_nothing(fake_api: FakeApi, ask: Any, host: Host) -> None:
-    async def story(api: ApiClient) -> None:
+def test_claims_released_before_their_turn_cause_no_requests(
+    fake_api: FakeApi, run_with_client: Any, host: Host
+) -> None:
+    async def scenario(api: ApiClient) -> None:
         status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.2)
         status.start()
         for number in range(100):
@@ -261,11 +275,11 @@ def test_what_is_released_before_its_turn_costs_nothing(fake_api: FakeApi, ask: 
         assert status.waiting == 0
         await status.stop()
 
-    ask(story)
+    run_with_client(scenario)
     assert fake_api.requests == []
 
 
-def test_a_server_that_fails_is_asked_again_later(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_failing_requests_are_retried(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
     fake_api.fail(503, methods="PATCH")
@@ -273,87 +287,89 @@ def test_a_server_that_fails_is_asked_again_later(fake_api: FakeApi, ask: Any, h
     fake_api.reset(methods="PATCH")
     fake_api.fail(429, methods="PATCH", retry_after=1)
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1")):
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1")):
             await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
 
-    ask(story)
+    run_with_client(scenario)
     assert fake_api.faults.pending == 0
 
 
-PART_REFUSED = (
+DRIVER_FORBIDDEN = (
     'ResourceClaim.resource.k8s.io "a" is invalid: status.driver: Forbidden: changing status.devices requires '
     'resource="resourceclaims/driver", verb="[associated-node:patch arbitrary-node:patch]" permission: no'
 )
 
 
-@pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, PART_REFUSED)])
-def test_a_missing_right_is_said_once_and_not_asked_for_in_a_loop(
-    fake_api: FakeApi, ask: Any, host: Host, caplog: pytest.LogCaptureFixture, code: int, message: str
+@pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, DRIVER_FORBIDDEN)])
+def test_a_missing_permission_is_logged_once_and_retried_slowly(
+    fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture, code: int, message: str
 ) -> None:
     for name in ("a", "b"):
         fake_api.put("resourceclaims", claim(name, result("gpu-0")))
     body = json.dumps({"kind": "Status", "message": message})
     refusal = fake_api.fail(code, methods="PATCH", times=None, body=body)
 
-    async def story(api: ApiClient) -> None:
-        again = 0.5
-        began = time.monotonic()
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-0"), retry_after_s=again) as status:
+    async def scenario(api: ApiClient) -> None:
+        retry_after_s = 0.5
+        start = time.monotonic()
+        async with status_writer(
+            api, host, held("a", "gpu-0"), held("b", "gpu-0"), retry_after_s=retry_after_s
+        ) as status:
             await eventually_async(lambda: status.problem)
             await asyncio.sleep(0.2)
-            tried = len(writes(fake_api))
-            assert tried <= 1 + (time.monotonic() - began) / (again / 2), "half of a pause is random"
-            await eventually_async(lambda: len(writes(fake_api)) > tried)
+            attempts = len(writes(fake_api))
+            assert attempts <= 1 + (time.monotonic() - start) / (retry_after_s / 2), "half of the delay is random"
+            await eventually_async(lambda: len(writes(fake_api)) > attempts)
             fake_api.faults.lift(refusal)
             await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b") and not status.problem)
 
     with caplog.at_level(logging.INFO, "dra_agent.status"):
-        ask(story)
-    said = [record for record in caplog.records if record.message == "claim status is not written"]
-    assert len(said) == 1
-    grant = vars(said[0])["grant"]
+        run_with_client(scenario)
+    warnings = [record for record in caplog.records if record.message == "claim status is not written"]
+    assert len(warnings) == 1
+    grant = vars(warnings[0])["grant"]
     assert "resourceclaims/status" in grant and "associated-node:patch" in grant
     assert "a right that was missing is there now" in caplog.text
 
 
-@pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, PART_REFUSED)])
-def test_a_refusal_that_passes_holds_up_no_claim_for_long(
-    fake_api: FakeApi, ask: Any, host: Host, code: int, message: str
+@pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, DRIVER_FORBIDDEN)])
+def test_a_temporary_refusal_does_not_delay_claims(
+    fake_api: FakeApi, run_with_client: Any, host: Host, code: int, message: str
 ) -> None:
-    """A claim that is freed between reading and writing is refused as if a right were missing."""
+    """A claim that is released between read and write is refused like a missing permission."""
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
     fake_api.fail(code, methods="PATCH", times=1, body=json.dumps({"kind": "Status", "message": message}))
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1")) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1")) as status:
             await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
             await eventually_async(lambda: not status.problem)
 
-    ask(story)
+    run_with_client(scenario)
 
 
 GATE = "DRAResourceClaimDeviceStatus"
 
 
-def test_an_old_api_server_that_drops_the_field_is_named(
-    fake_api: FakeApi, ask: Any, host: Host, caplog: pytest.LogCaptureFixture
+def test_an_api_server_that_drops_the_field_is_reported(
+    fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.drop_fields(lambda plural, written: written.get("status", {}).pop("devices", None))
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0")):
-            await eventually_async(lambda: any(GATE in getattr(one, "reason", "") for one in caplog.records))
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, held("a", "gpu-0")):
+            await eventually_async(lambda: any(GATE in getattr(record, "reason", "") for record in caplog.records))
             await asyncio.sleep(0.3)
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
-        ask(story)
+        run_with_client(scenario)
     assert len(writes(fake_api)) == 1
 
 
-def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_an_error_with_one_claim_does_not_stop_the_writer(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
 
@@ -362,63 +378,63 @@ def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, 
             raise KeyError(name)
         return Condition("True", "Healthy")
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1"), condition_of=judge):
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1"), condition_of=judge):
             await eventually_async(lambda: entries(fake_api, "b"))
 
-    ask(story)
+    run_with_client(scenario)
     assert entries(fake_api, "a") == []
 
 
-def test_claims_without_end_do_not_grow_the_queue_without_end(
-    fake_api: FakeApi, ask: Any, host: Host, caplog: pytest.LogCaptureFixture
+def test_the_queue_of_claims_is_bounded(
+    fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(api: ApiClient) -> int:
+    async def scenario(api: ApiClient) -> int:
         status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=60.0)
         status.start(held(f"c{number}", "gpu-0") for number in range(3000))
         waiting = status.waiting
         await status.stop()
         return waiting
 
-    assert ask(story) == 1024
+    assert run_with_client(scenario) == 1024
     assert caplog.text.count("claim status is not written for every claim") == 1
 
 
-def test_a_claim_that_is_replaced_between_reading_and_writing_is_not_written(
-    fake_api: FakeApi, ask: Any, host: Host
+def test_a_claim_replaced_between_read_and_write_is_not_written(
+    fake_api: FakeApi, run_with_client: Any, host: Host
 ) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     replaced = threading.Event()
     fake_api.hang(60, methods="PATCH", when=replaced)
-    other = claim("a", result("gpu-0"))
-    other["metadata"]["uid"] = "another"
+    replacement = claim("a", result("gpu-0"))
+    replacement["metadata"]["uid"] = "another"
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host) as status:
             status.prepared(held("a", "gpu-0"))
-            await eventually_async(lambda: any(seen.method == "PATCH" for seen in writes(fake_api)))
+            await eventually_async(lambda: any(request.method == "PATCH" for request in writes(fake_api)))
             fake_api.remove("resourceclaims", "a", "team-a")
-            fake_api.put("resourceclaims", other)
+            fake_api.put("resourceclaims", replacement)
             replaced.set()
             await eventually_async(lambda: status.failed or status.written)
             assert status.written == 0
 
-    ask(story)
+    run_with_client(scenario)
     assert entries(fake_api, "a") == []
 
 
-def test_only_claims_with_a_device_of_a_chosen_family_cost_requests(fake_api: FakeApi, ask: Any, host: Host) -> None:
+def test_only_claims_with_selected_families_cause_requests(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
     for name in ("gpu-only", "both"):
         fake_api.put("resourceclaims", claim(name, result("gpu-0"), result("nic-0", pool="node-a/nic")))
     fake_api.requests.clear()
 
-    async def story(api: ApiClient) -> None:
-        async with telling(api, host, families=frozenset({"nic"})) as status:
+    async def scenario(api: ApiClient) -> None:
+        async with status_writer(api, host, families=frozenset({"nic"})) as status:
             status.prepared(held("gpu-only", "gpu-0"))
             keys = (DeviceKey(POOL, "gpu-0"), DeviceKey("node-a/nic", "nic-0"))
             status.prepared(PreparedClaim("uid-both", "team-a", "both", keys))
             await eventually_async(lambda: entries(fake_api, "both"))
 
-    ask(story)
+    run_with_client(scenario)
     assert [entry["device"] for entry in entries(fake_api, "both")] == ["nic-0"]
-    assert not [seen for seen in fake_api.requests if "gpu-only" in seen.path]
+    assert not [request for request in fake_api.requests if "gpu-only" in request.path]

@@ -1,4 +1,4 @@
-"""Which Events devices make that fail, recover, or leave while they are held."""
+"""Events for devices that fail, recover, or disappear while a claim holds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from status.conftest import POOL, Host
 HELD = PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"),))
 
 
-class Recorded:
+class FakeRecorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, str, str]] = []
 
@@ -27,53 +27,53 @@ class Recorded:
 
 
 @pytest.fixture
-def world(host: Host) -> tuple[Host, Recorded, DeviceEventEmitter]:
-    recorded = Recorded()
-    watch = DeviceEventEmitter(
-        "node-1", recorded, lambda: Inventory(devices=tuple(host.devices.values())), lambda: [HELD]
+def emitter(host: Host) -> tuple[Host, FakeRecorder, DeviceEventEmitter]:
+    recorder = FakeRecorder()
+    emitter_ = DeviceEventEmitter(
+        "node-1", recorder, lambda: Inventory(devices=tuple(host.devices.values())), lambda: [HELD]
     )
-    return host, recorded, watch
+    return host, recorder, emitter_
 
 
-def test_a_device_that_fails_is_told_at_the_node_and_at_its_claims(world: Any) -> None:
-    host, recorded, watch = world
-    watch.changed()
-    assert recorded.take() == []
+def test_a_failing_device_is_reported_for_its_node_and_claims(emitter: Any) -> None:
+    host, recorder, emitter_ = emitter
+    emitter_.changed()
+    assert recorder.take() == []
     host.change("gpu-0", health="unhealthy", health_reason="XID 79")
     host.change("gpu-1", health="unhealthy", health_reason="XID 48")
-    watch.changed()
-    watch.changed()
-    assert recorded.take() == [
+    emitter_.changed()
+    emitter_.changed()
+    assert recorder.take() == [
         ("DeviceUnhealthy", "Node node-1", f"device gpu-0 of pool {POOL}: Unhealthy: XID 79"),
         ("DeviceUnhealthy", "ResourceClaim a", f"device gpu-0 of pool {POOL}: Unhealthy: XID 79"),
         ("DeviceUnhealthy", "Node node-1", f"device gpu-1 of pool {POOL}: Unhealthy: XID 48"),
     ]
     host.change("gpu-0", health="unhealthy", health_reason="XID 31")
-    watch.changed()
-    assert {note for _, _, note in recorded.take()} == {f"device gpu-0 of pool {POOL}: Unhealthy: XID 31"}
+    emitter_.changed()
+    assert {note for _, _, note in recorder.take()} == {f"device gpu-0 of pool {POOL}: Unhealthy: XID 31"}
     host.change("gpu-0", health="healthy", health_reason=None)
-    watch.changed()
-    assert [event[:2] for event in recorded.take()] == [
+    emitter_.changed()
+    assert [event[:2] for event in recorder.take()] == [
         ("DeviceHealthy", "Node node-1"),
         ("DeviceHealthy", "ResourceClaim a"),
     ]
 
 
-def test_what_is_ill_at_the_start_is_told(world: Any) -> None:
-    host, recorded, watch = world
+def test_a_device_that_is_unhealthy_at_startup_is_reported(emitter: Any) -> None:
+    host, recorder, emitter_ = emitter
     host.change("gpu-1", health="unhealthy", health_reason="XID 48")
-    watch.changed()
-    assert [event[:2] for event in recorded.take()] == [("DeviceUnhealthy", "Node node-1")]
+    emitter_.changed()
+    assert [event[:2] for event in recorder.take()] == [("DeviceUnhealthy", "Node node-1")]
 
 
-def test_a_held_device_that_leaves_is_told_once_and_a_free_one_is_not(world: Any) -> None:
-    host, recorded, watch = world
-    watch.changed()
+def test_only_a_held_device_is_reported_as_lost_and_once(emitter: Any) -> None:
+    host, recorder, emitter_ = emitter
+    emitter_.changed()
     gone = host.devices.pop("gpu-0")
     del host.devices["gpu-1"]
-    watch.changed()
-    watch.changed()
-    assert recorded.take() == [
+    emitter_.changed()
+    emitter_.changed()
+    assert recorder.take() == [
         (
             "DeviceLost",
             "ResourceClaim a",
@@ -81,17 +81,17 @@ def test_a_held_device_that_leaves_is_told_once_and_a_free_one_is_not(world: Any
         )
     ]
     host.devices["gpu-0"] = gone
-    watch.changed()
-    assert recorded.take() == []
+    emitter_.changed()
+    assert recorder.take() == []
     del host.devices["gpu-0"]
-    watch.changed()
-    assert len(recorded.take()) == 1
+    emitter_.changed()
+    assert len(recorder.take()) == 1
 
 
-def test_an_ill_device_that_leaves_has_not_recovered(world: Any) -> None:
-    host, recorded, watch = world
+def test_an_unhealthy_device_that_disappears_has_not_recovered(emitter: Any) -> None:
+    host, recorder, emitter_ = emitter
     host.change("gpu-1", health="unhealthy", health_reason="XID 79")
-    watch.changed()
+    emitter_.changed()
     del host.devices["gpu-1"]
-    watch.changed()
-    assert [event[0] for event in recorded.take()] == ["DeviceUnhealthy"]
+    emitter_.changed()
+    assert [event[0] for event in recorder.take()] == ["DeviceUnhealthy"]

@@ -1,4 +1,4 @@
-"""Prepared claims that no longer exist are released after two checks, and never for any other reason."""
+"""Prepared claims whose ResourceClaim is gone are released after two checks, and for no other reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIRM_S = 180.0
 
 
 class Clock:
-    """Jumps when it is told to."""
+    """A clock that advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Node:
-    """A ledger in memory, and what unprepares."""
+    """An in-memory ledger that also serves as preparer and event recorder."""
 
     def __init__(self) -> None:
         self.entries_by_uid: dict[str, LedgerEntry] = {}
@@ -47,8 +47,8 @@ class Node:
         return list(self.entries_by_uid.values())
 
     def hold(self, uid: str, name: str, device: str = "gpu-0", pool: str = POOL) -> None:
-        held = (HeldDevice(pool, device, "gpu"),)
-        self.entries_by_uid[uid] = LedgerEntry(uid, "default", name, held, "completed")
+        devices = (HeldDevice(pool, device, "gpu"),)
+        self.entries_by_uid[uid] = LedgerEntry(uid, "default", name, devices, "completed")
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
         del self.entries_by_uid[uid]
@@ -75,7 +75,7 @@ def device(pool: str, name: str) -> Device | None:
 
 
 def run(
-    fake_api: FakeApi, tmp_path: Path, host: Host, story: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any]
+    fake_api: FakeApi, tmp_path: Path, host: Host, scenario: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any]
 ) -> Node:
     node, clock = Node(), Clock()
 
@@ -92,7 +92,7 @@ def run(
                 now=clock,
                 spread=lambda low, high: low,
             )
-            await story(gone, node, clock, api)
+            await scenario(gone, node, clock, api)
             await gone.stop()
 
     asyncio.run(main())
@@ -105,119 +105,115 @@ def put(fake_api: FakeApi, name: str, uid: str) -> None:
 
 
 def gets(fake_api: FakeApi, name: str) -> int:
-    return len([seen for seen in fake_api.requests if seen.path.endswith(f"/resourceclaims/{name}")])
+    return len([request for request in fake_api.requests if request.path.endswith(f"/resourceclaims/{name}")])
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     await eventually_async(condition)
 
 
-async def look(gone: OrphanedClaims, clock: Clock, seconds: float = 0.0) -> None:
-    """Let time pass, and every check that is due then happen."""
+async def run_due_checks(gone: OrphanedClaims, clock: Clock, seconds: float = 0.0) -> None:
+    """Advance the clock, and run every check that is due."""
     clock.now += seconds
     await gone._check_due()
 
 
-def open_in_a_process(host: Host) -> None:
+def open_device_in_a_process(host: Host) -> None:
     (host.proc / "4711/fd").mkdir(parents=True)
     (host.proc / "4711/comm").write_text("train\n")
     (host.proc / "4711/fd/3").symlink_to(host.dev / "dri/renderD128")
 
 
-def test_a_claim_that_is_gone_is_released_after_the_second_check(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+def test_a_deleted_claim_is_released_after_the_second_check(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
     put(fake_api, "there", "t")
     put(fake_api, "anew", "second")
 
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")
         node.hold("first", "anew", "gpu-2")
         gone.start(node.unprepare)
-        await until(lambda: {"g", "first"} <= gone._deleted_since.keys() and gets(fake_api, "there") > 0)
-        await look(gone, clock, CONFIRM_S / 2)
+        await wait_until(lambda: {"g", "first"} <= gone._deleted_since.keys() and gets(fake_api, "there") > 0)
+        await run_due_checks(gone, clock, CONFIRM_S / 2)
         assert not node.released
-        await look(gone, clock, CONFIRM_S / 2)
+        await run_due_checks(gone, clock, CONFIRM_S / 2)
         assert sorted(node.released) == ["first", "g"]
 
-    node = run(fake_api, tmp_path, host, story)
+    node = run(fake_api, tmp_path, host, scenario)
     assert [entry.uid for entry in node.entries()] == ["t"]
     assert any("ClaimGone node-a" in event and "default/gone" in event and "gpu-0" in event for event in node.events)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])
-def test_no_other_answer_releases_a_claim(fake_api: FakeApi, tmp_path: Path, host: Host, status: int) -> None:
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+def test_no_other_response_releases_a_claim(fake_api: FakeApi, tmp_path: Path, host: Host, status: int) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         fake_api.fail(status, times=None)
         gone.start(node.unprepare)
-        await until(lambda: gets(fake_api, "gone") > 0)
+        await wait_until(lambda: gets(fake_api, "gone") > 0)
         for _ in range(3):
             gone.suspect(["g"])
             await asyncio.sleep(0)
-            await look(gone, clock, CONFIRM_S)
+            await run_due_checks(gone, clock, CONFIRM_S)
         assert not node.released
 
-    assert run(fake_api, tmp_path, host, story).entries()
+    assert run(fake_api, tmp_path, host, scenario).entries()
 
 
-def test_an_answer_between_the_checks_that_says_it_exists_begins_again(
-    fake_api: FakeApi, tmp_path: Path, host: Host
-) -> None:
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+def test_a_claim_found_between_the_checks_restarts_them(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         gone.start(node.unprepare)
-        await until(lambda: "g" in gone._deleted_since)
+        await wait_until(lambda: "g" in gone._deleted_since)
         put(fake_api, "gone", "g")
-        await look(gone, clock, CONFIRM_S)
+        await run_due_checks(gone, clock, CONFIRM_S)
         assert not node.released and not gone._deleted_since
 
-    run(fake_api, tmp_path, host, story)
+    run(fake_api, tmp_path, host, scenario)
 
 
-def test_a_claim_whose_device_is_open_is_kept_until_it_is_closed(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+def test_a_claim_with_an_open_device_is_kept_until_it_is_closed(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
-        open_in_a_process(host)
+        open_device_in_a_process(host)
         gone.start(node.unprepare)
-        await until(lambda: "g" in gone._deleted_since)
-        await look(gone, clock, CONFIRM_S)
+        await wait_until(lambda: "g" in gone._deleted_since)
+        await run_due_checks(gone, clock, CONFIRM_S)
         assert not node.released
         (host.proc / "4711/fd/3").unlink()
-        await look(gone, clock, 60)
+        await run_due_checks(gone, clock, 60)
         assert node.released == ["g"]
 
-    run(fake_api, tmp_path, host, story)
+    run(fake_api, tmp_path, host, scenario)
 
 
 @pytest.mark.parametrize("pool", [POOL, "former-name/gpu"])
-def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
+def test_a_blocking_holder_is_checked_and_the_error_names_a_command(
     fake_api: FakeApi, tmp_path: Path, host: Host, pool: str
 ) -> None:
-    class Refusing:
+    class HeldDevicePreparer:
         def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[Any]:
             raise DeviceHeldError("device gpu-0 of pool node-a/gpu is held by claim default/gone")
 
         def unprepare(self, uid: str, deadline: Deadline) -> None:
             raise AssertionError
 
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "gone", "g")
         gone.start(node.unprepare)
         node.hold("g", "gone", pool=pool)
-        wanted = {"driver": "d", "pool": POOL, "device": "gpu-0", "request": "r"}
-        claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [wanted]}}}}
+        result = {"driver": "d", "pool": POOL, "device": "gpu-0", "request": "r"}
+        claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [result]}}}}
         fake_api.remove("resourceclaims", "gone", "default")
         with pytest.raises(DeviceHeldError, match="dra-agent claims release g"):
-            await asyncio.to_thread(HolderCheckingPreparer(Refusing(), gone).prepare, claim, Deadline.of(60))
-        await until(lambda: "g" in gone._deleted_since)
+            await asyncio.to_thread(HolderCheckingPreparer(HeldDevicePreparer(), gone).prepare, claim, Deadline.of(60))
+        await wait_until(lambda: "g" in gone._deleted_since)
 
-    run(fake_api, tmp_path, host, story)
+    run(fake_api, tmp_path, host, scenario)
 
 
-def test_an_operator_releases_what_is_gone_and_forces_what_is_not(
-    fake_api: FakeApi, tmp_path: Path, host: Host
-) -> None:
-    async def story(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+def test_the_release_command_needs_force_for_an_existing_claim(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "there", "t")
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")
@@ -226,7 +222,7 @@ def test_an_operator_releases_what_is_gone_and_forces_what_is_not(
             await gone.release("nothing", force=True)
         with pytest.raises(PermanentError, match="still exists"):
             await gone.release("default/there", force=False)
-        open_in_a_process(host)
+        open_device_in_a_process(host)
         with pytest.raises(RetryableError, match="train .process 4711. has /dev/dri/renderD128 open"):
             await gone.release("g", force=False)
         assert not node.released
@@ -235,4 +231,4 @@ def test_an_operator_releases_what_is_gone_and_forces_what_is_not(
         assert (await gone.release("t", force=True))["exists"] is True
         assert node.released == ["g", "t"]
 
-    run(fake_api, tmp_path, host, story)
+    run(fake_api, tmp_path, host, scenario)

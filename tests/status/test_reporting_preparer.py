@@ -1,4 +1,4 @@
-"""The preparer that tells: status for what was prepared, Events for what failed for good, and the errors unchanged."""
+"""ReportingPreparer: status for prepared claims, Events for permanent errors, and errors passed on unchanged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dra_agent.status.reporting_preparer import prepared_claims
 from status.conftest import POOL, claim, result
 
 
-class World:
-    """Prepares as told, and remembers who was told what."""
+class FakeCollaborators:
+    """A preparer with a fixed outcome that also records every report."""
 
     def __init__(self, outcome: Sequence[ClaimDevice] | AgentError) -> None:
         self.outcome = outcome
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         if isinstance(self.outcome, AgentError):
@@ -35,28 +35,28 @@ class World:
         return True
 
     def prepared(self, claim: PreparedClaim) -> None:
-        self.told.append(claim)
+        self.reports.append(claim)
 
     def released(self, uid: str) -> None:
-        self.told.append(f"released {uid}")
+        self.reports.append(f"released {uid}")
 
     def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        self.told.append((reason.name, f"{subject.namespace}/{subject.name}", note))
+        self.reports.append((reason.name, f"{subject.namespace}/{subject.name}", note))
 
 
-def test_what_was_prepared_is_told() -> None:
-    world = World([ClaimDevice(POOL, "gpu-0", ("gpu",), "share-1", cdi_device_ids=("id",))])
-    telling = ReportingPreparer(world, world, world)
-    assert telling.prepare(claim("a", result("gpu-0")), Deadline.of(60)) == world.outcome
-    telling.unprepare("uid-a", Deadline.of(60))
-    assert world.told == [
+def test_a_prepared_claim_is_reported() -> None:
+    fake = FakeCollaborators([ClaimDevice(POOL, "gpu-0", ("gpu",), "share-1", cdi_device_ids=("id",))])
+    preparer = ReportingPreparer(fake, fake, fake)
+    assert preparer.prepare(claim("a", result("gpu-0")), Deadline.of(60)) == fake.outcome
+    preparer.unprepare("uid-a", Deadline.of(60))
+    assert fake.reports == [
         PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0", "share-1"),)),
         "released uid-a",
     ]
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reports"),
     [
         (PermanentError("unknown kind", where="config[0]"), [("PrepareFailed", "team-a/a", "config[0]: unknown kind")]),
         (DeviceHeldError("gpu-0 is held by b"), [("DeviceHeld", "team-a/a", "gpu-0 is held by b")]),
@@ -64,32 +64,32 @@ def test_what_was_prepared_is_told() -> None:
     ],
     ids=["permanent", "held", "retryable"],
 )
-def test_an_error_goes_on_unchanged_and_an_operator_sees_what_stays(error: AgentError, told: list[Any]) -> None:
-    world = World(error)
-    telling = ReportingPreparer(world, world, world)
+def test_an_error_is_passed_on_and_a_permanent_one_is_reported(error: AgentError, reports: list[Any]) -> None:
+    fake = FakeCollaborators(error)
+    preparer = ReportingPreparer(fake, fake, fake)
     with pytest.raises(type(error)) as raised:
-        telling.prepare(claim("a", result("gpu-0")), Deadline.of(60))
-    assert raised.value is error and world.told == told
+        preparer.prepare(claim("a", result("gpu-0")), Deadline.of(60))
+    assert raised.value is error and fake.reports == reports
     with pytest.raises(type(error)):
-        telling.unprepare("uid-a", Deadline.of(60))
-    assert world.told == told, "what could not be unprepared is still held"
+        preparer.unprepare("uid-a", Deadline.of(60))
+    assert fake.reports == reports, "a claim whose unprepare failed is still held"
 
 
-@pytest.mark.parametrize("odd", [{}, {"metadata": None}, {"metadata": {"name": 7, "namespace": "n", "uid": "u"}}])
-def test_a_claim_that_is_none_makes_no_event(odd: dict[str, Any]) -> None:
-    world = World(PermanentError("not a ResourceClaim"))
+@pytest.mark.parametrize("malformed", [{}, {"metadata": None}, {"metadata": {"name": 7, "namespace": "n", "uid": "u"}}])
+def test_a_malformed_claim_causes_no_event(malformed: dict[str, Any]) -> None:
+    fake = FakeCollaborators(PermanentError("not a ResourceClaim"))
     with pytest.raises(PermanentError, match="not a ResourceClaim"):
-        ReportingPreparer(world, world, world).prepare(odd, Deadline.of(60))
-    assert world.told == []
+        ReportingPreparer(fake, fake, fake).prepare(malformed, Deadline.of(60))
+    assert fake.reports == []
 
 
-def test_a_claim_without_devices_of_this_driver_has_nothing_to_tell() -> None:
-    world = World([])
-    ReportingPreparer(world, world, world).prepare(claim("a"), Deadline.of(60))
-    assert world.told == []
+def test_a_claim_without_devices_of_this_driver_is_not_reported() -> None:
+    fake = FakeCollaborators([])
+    ReportingPreparer(fake, fake, fake).prepare(claim("a"), Deadline.of(60))
+    assert fake.reports == []
 
 
-def test_after_a_restart_the_ledger_says_what_is_held() -> None:
+def test_after_a_restart_the_ledger_lists_held_claims() -> None:
     devices = (HeldDevice(POOL, "gpu-0", "gpu", "share-1"), HeldDevice(POOL, "parent", "", "gpu-0", shared=True))
     entries = [
         LedgerEntry("u1", "team-a", "a", devices, "completed"),
