@@ -1,4 +1,4 @@
-"""The ledger through Python: what is kept, what is refused, and what a kill in the middle leaves."""
+"""The Python interface of the ledger: stored claims, refused calls, and recovery after SIGKILL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def claim(uid: str, device: str = "gpu-0") -> LedgerEntry:
     return LedgerEntry(uid, "team", f"claim-{uid}", (HeldDevice("node/gpu", device, "gpu"),))
 
 
-def test_a_completed_claim_survives_reopening(tmp_path: Path) -> None:
+def test_a_completed_claim_survives_a_restart(tmp_path: Path) -> None:
     with JournalLedger(tmp_path, "boot-1") as ledger:
         ledger.start(claim("a"), durable=False)
         ledger.complete("a", {"cdi": ["vendor/claim=a"]})
@@ -29,10 +29,10 @@ def test_a_completed_claim_survives_reopening(tmp_path: Path) -> None:
         assert not ledger.release("nobody")
     with JournalLedger(tmp_path, "boot-2") as ledger:
         assert [(entry.uid, entry.state) for entry in ledger.entries()] == [("a", "completed"), ("b", "started")]
-        found = ledger.get("a")
-        assert found is not None
-        assert found.payload == {"cdi": ["vendor/claim=a"]}
-        assert found.devices == claim("a").devices
+        stored = ledger.get("a")
+        assert stored is not None
+        assert stored.payload == {"cdi": ["vendor/claim=a"]}
+        assert stored.devices == claim("a").devices
         assert ledger.report.started == ("b",)
         assert ledger.report.earlier_boot == ("a", "b")
         assert ledger.report.problems() == []
@@ -40,7 +40,7 @@ def test_a_completed_claim_survives_reopening(tmp_path: Path) -> None:
         assert ledger.get("a") is None
 
 
-def test_a_held_device_is_refused_and_the_holder_named(tmp_path: Path) -> None:
+def test_a_held_device_is_refused_and_its_holder_named(tmp_path: Path) -> None:
     with JournalLedger(tmp_path, "boot") as ledger:
         ledger.start(claim("a"), durable=True)
         with pytest.raises(DeviceHeldError, match=r"gpu-0 of pool node/gpu is held by claim team/claim-a \(uid a\)"):
@@ -53,7 +53,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         JournalLedger(tmp_path, "boot")
 
 
-def test_wrong_calls_change_nothing(tmp_path: Path) -> None:
+def test_invalid_calls_change_nothing(tmp_path: Path) -> None:
     native = _native.Ledger.open(str(tmp_path), "boot")
     for entry in (
         b"",
@@ -74,7 +74,7 @@ def test_wrong_calls_change_nothing(tmp_path: Path) -> None:
         native.entries()
 
 
-def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_state_directory_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     with pytest.raises(RetryableError, match=str(blocked)):
@@ -85,8 +85,8 @@ def not_writable(ledger: JournalLedger) -> str | None:
     return ledger.report.not_writable
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is small enough to fill")
-def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_full_disk_refuses_claims_and_recovers(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True, text=True)
@@ -100,10 +100,10 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
             with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
                 while True:
                     file.write(b"x" * 4096)
-            # The journal owns its space already, so a claim can still go when the disk is full ...
+            # The journal has preallocated space, so a claim can be released on a full disk ...
             ledger.start(claim("b", "gpu-1"), durable=True)
             assert ledger.release("b")
-            # ... and what does not fit any more is refused and changes nothing.
+            # ... and a claim that no longer fits is refused and changes nothing.
             with pytest.raises(RetryableError, match="free some space"):
                 for number in range(1000):
                     ledger.start(claim(f"c{number}", f"other-{number}"), durable=False)
@@ -120,7 +120,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def test_a_kill_at_any_moment_keeps_what_was_answered(tmp_path: Path) -> None:
+def test_sigkill_at_any_moment_keeps_acknowledged_claims(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
@@ -133,22 +133,22 @@ def test_a_kill_at_any_moment_keeps_what_was_answered(tmp_path: Path) -> None:
             ledger.complete(f"{number:06}", None)
             print(number, flush=True)
     """)
-    answered = -1
-    for round_ in range(4):
+    acknowledged = -1
+    for attempt in range(4):
         process = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        for _ in range(20 + 13 * round_):
-            answered = int(process.stdout.readline())
+        for _ in range(20 + 13 * attempt):
+            acknowledged = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        rest = process.communicate()[0].split("\n")
-        answered = max([answered, *(int(line) for line in rest[:-1] if line)])
+        output = process.communicate()[0].split("\n")
+        acknowledged = max([acknowledged, *(int(line) for line in output[:-1] if line)])
         with JournalLedger(tmp_path, "boot") as ledger:
             completed = [entry.uid for entry in ledger.entries() if entry.state == "completed"]
-            assert completed[: answered + 1] == [f"{number:06}" for number in range(answered + 1)]
+            assert completed[: acknowledged + 1] == [f"{number:06}" for number in range(acknowledged + 1)]
             assert ledger.report.problems() == []
 
 
-def test_threads_share_the_disk_and_not_the_devices(tmp_path: Path) -> None:
+def test_concurrent_threads_share_the_disk_but_not_devices(tmp_path: Path) -> None:
     with JournalLedger(tmp_path, "boot") as ledger:
 
         def prepare(number: int) -> bool:
@@ -160,7 +160,7 @@ def test_threads_share_the_disk_and_not_the_devices(tmp_path: Path) -> None:
             return True
 
         with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(prepare, range(100)))
-        assert sum(won) == 10
+            results = list(pool.map(prepare, range(100)))
+        assert sum(results) == 10
         ledger.compact()
         assert len(ledger.entries()) == 10
