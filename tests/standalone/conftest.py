@@ -1,4 +1,4 @@
-"""A queue over a real store, with an allocator of two devices and a preparer that can be made to fail."""
+"""A queue with a real store, an allocator of two devices, and a preparer that can fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eventually import DEADLINE_S
 
 @dataclass
 class Preparer:
-    """Remembers what is prepared; `error` makes the next prepares fail."""
+    """Records prepared claims; `error` makes later prepares fail."""
 
     error: AgentError | None = None
     release_error: AgentError | None = None
@@ -38,8 +38,13 @@ class Preparer:
         results = claim["status"]["allocation"]["devices"]["results"]
         self.prepared[uid] = [result["device"] for result in results]
         return [
-            ClaimDevice(r["pool"], r["device"], (r["request"],), cdi_device_ids=(f"x/claim={uid}-{r['device']}",))
-            for r in results
+            ClaimDevice(
+                result["pool"],
+                result["device"],
+                (result["request"],),
+                cdi_device_ids=(f"x/claim={uid}-{result['device']}",),
+            )
+            for result in results
         ]
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
@@ -49,7 +54,7 @@ class Preparer:
 
 
 class Devices:
-    """An allocator that hands out whole devices by count; `free` may change at any time."""
+    """An allocator of whole devices; the test may change `names` at any time."""
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
@@ -57,12 +62,14 @@ class Devices:
     def allocate(
         self, *, node: str, classes: list[Any], slices: list[Any], claims: list[Any], allocated: list[Any]
     ) -> dict[str, Any]:
-        taken = {r["device"] for c in allocated for r in c["status"]["allocation"]["devices"]["results"]}
-        free = [name for name in self.names if name not in taken]
+        allocated_names = {
+            result["device"] for claim_ in allocated for result in claim_["status"]["allocation"]["devices"]["results"]
+        }
+        free = [name for name in self.names if name not in allocated_names]
         (claim,) = claims
         request = claim["spec"]["devices"]["requests"][0]
         count = request["exactly"].get("count", 1)
-        if request["exactly"]["deviceClassName"] not in {c["metadata"]["name"] for c in classes}:
+        if request["exactly"]["deviceClassName"] not in {class_["metadata"]["name"] for class_ in classes}:
             return {"allocated": False, "results": [], "error": "no such class"}
         if len(free) < count:
             return {"allocated": False, "results": [], "error": None}
@@ -81,8 +88,8 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every answer more time than a busy machine needs; a test about one of these times sets it itself."""
+def timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extend every deadline for a slow machine; a test of such a deadline sets it itself."""
     monkeypatch.setattr(service_module, "FIRST_TRY_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", DEADLINE_S / 2)

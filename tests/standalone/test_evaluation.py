@@ -1,4 +1,4 @@
-"""A claim whose evaluation ends the process is not evaluated again at the next start."""
+"""A claim whose evaluation ends the process is not evaluated at the next start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
 
-CRASHES = """
+CRASHING_AGENT = """
 import os, sys, time
 from pathlib import Path
 import msgspec
@@ -31,28 +31,28 @@ queue.reconcile()
 
 
 def crash(directory: Path, objects: list[Any]) -> None:
-    """Have a process end while it evaluates the first of the claims."""
-    command = [sys.executable, "-c", CRASHES, str(directory)]
-    done = subprocess.run(command, input=msgspec.json.encode(objects), timeout=60, check=False)
-    assert done.returncode == 134
+    """Run a process that ends while it evaluates the first claim."""
+    command = [sys.executable, "-c", CRASHING_AGENT, str(directory)]
+    process = subprocess.run(command, input=msgspec.json.encode(objects), timeout=60, check=False)
+    assert process.returncode == 134
 
 
-def test_a_claim_that_ended_the_process_waits_until_it_is_applied_again(
+def test_a_claim_that_ended_the_process_waits_for_another_apply(
     tmp_path: Path, preparer: Any, devices: Any, claim: Any, clock: Any
 ) -> None:
     gpu = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
     crash(tmp_path, [gpu, claim("deadly"), claim("twin"), claim("other", 2)])
-    asked: list[str] = []
+    evaluated: list[str] = []
 
     def allocate(**question: Any) -> dict[str, Any]:
-        asked.append(question["claims"][0]["metadata"]["name"])
+        evaluated.append(question["claims"][0]["metadata"]["name"])
         answer: dict[str, Any] = devices.allocate(**question)
         return answer
 
     store = Store(tmp_path)
     queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
     queue.reconcile()
-    assert asked == ["other"]
+    assert evaluated == ["other"]
     views = {view.name: view for view in queue.views()}
     assert views["other"].phase == "Prepared"
     for name in ("deadly", "twin"):
@@ -60,13 +60,13 @@ def test_a_claim_that_ended_the_process_waits_until_it_is_applied_again(
         assert "the agent ended while it evaluated this claim" in views[name].message
     queue.delete("default", "other")
     queue.reconcile()
-    assert [done.action for done in queue.apply([claim("deadly")])] == ["configured"]
+    assert [result.action for result in queue.apply([claim("deadly")])] == ["configured"]
     queue.reconcile()
     assert {view.name: view.phase for view in queue.views()} == {"deadly": "Prepared", "twin": "Failed"}
     store.close()
 
 
-def test_a_process_that_ends_between_evaluations_parks_nothing(
+def test_a_process_that_ends_between_evaluations_parks_no_claim(
     tmp_path: Path, preparer: Any, devices: Any, claim: Any, clock: Any
 ) -> None:
     gpu = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}

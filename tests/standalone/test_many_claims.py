@@ -1,4 +1,4 @@
-"""Thousands of claims that wait: what is tried again after which change, and what answers meanwhile."""
+"""Thousands of pending claims: which are retried after which change, and which requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from eventually import DEADLINE_S, eventually
 CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
 
 
-class Counted:
-    """An allocator that counts its questions, and may be held up."""
+class CountingAllocator:
+    """An allocator that records each call, and that a test may block."""
 
     def __init__(self, allocate: Callable[..., Any]) -> None:
         self._allocate = allocate
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.before: Callable[[], None] = lambda: None
 
     def __call__(self, **question: Any) -> Any:
-        self.asked.append(question["claims"][0]["metadata"]["name"])
+        self.calls.append(question["claims"][0]["metadata"]["name"])
         self.before()
         return self._allocate(**question)
 
 
 @pytest.fixture
-def allocate(devices: Any) -> Counted:
-    return Counted(devices.allocate)
+def allocate(devices: Any) -> CountingAllocator:
+    return CountingAllocator(devices.allocate)
 
 
 @pytest.fixture
-def counted(tmp_path: Path, preparer: Any, allocate: Counted, clock: Any) -> Iterator[ClaimQueue]:
+def counted(tmp_path: Path, preparer: Any, allocate: CountingAllocator, clock: Any) -> Iterator[ClaimQueue]:
     store = Store(tmp_path)
     queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
     queue.apply([CLASS])
@@ -58,45 +58,47 @@ def phases(queue: ClaimQueue) -> dict[str, str]:
     return {view.name: view.phase for view in queue.views()}
 
 
-def test_claims_that_ask_for_the_same_are_tried_once(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+def test_equal_claims_are_tried_once(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
     counted.apply([claim(f"c{number:04}") for number in range(2000)])
     counted.reconcile()
-    assert len(allocate.asked) <= 4, "two that fit, one that does not, and the same on an empty host"
+    assert len(allocate.calls) <= 4, "two that fit, one that does not fit, and the same on an empty host"
     assert [view.phase for view in counted.views()[:3]] == ["Prepared", "Prepared", "Pending"]
     assert counted.views()[1999].message == "waits for devices that other claims hold"
 
 
-def test_nothing_is_tried_again_while_nothing_changed(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+def test_nothing_is_retried_while_nothing_changes(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
     counted.apply([claim(f"c{count}", count) for count in range(1, 40)])
     counted.reconcile()
-    asked = len(allocate.asked)
+    calls = len(allocate.calls)
     counted.reconcile()
     counted.apply([claim("more", 50)])
     counted.reconcile()
-    assert set(allocate.asked[asked:]) == {"more"}
+    assert set(allocate.calls[calls:]) == {"more"}
 
 
-def test_a_release_tries_those_again_that_wait_for_devices(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+def test_a_release_retries_claims_that_wait_for_devices(
+    counted: ClaimQueue, allocate: CountingAllocator, claim: Any
+) -> None:
     counted.apply([claim("holder", 2), claim("huge", 3), claim("small")])
     counted.reconcile()
-    del allocate.asked[:]
+    del allocate.calls[:]
     counted.delete("default", "holder")
     counted.reconcile()
-    assert allocate.asked == ["small"]
+    assert allocate.calls == ["small"]
     assert phases(counted) == {"huge": "Pending", "small": "Prepared"}
 
 
-def test_a_class_tries_those_again_that_name_it(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+def test_a_new_class_retries_claims_that_name_it(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
     counted.apply([claim("one", class_name="one"), claim("two", class_name="two"), claim("huge", 3)])
     counted.reconcile()
-    del allocate.asked[:]
+    del allocate.calls[:]
     counted.apply([{"kind": "DeviceClass", "metadata": {"name": "two"}, "spec": {}}])
     counted.reconcile()
-    assert allocate.asked == ["two"]
+    assert allocate.calls == ["two"]
     assert phases(counted)["two"] == "Prepared"
 
 
-def test_a_device_tries_all_again(counted: ClaimQueue, devices: Any, claim: Any) -> None:
+def test_a_new_device_retries_all_claims(counted: ClaimQueue, devices: Any, claim: Any) -> None:
     counted.apply([claim("big", 3), claim("huge", 9)])
     counted.reconcile()
     devices.names.append("gpu-2")
@@ -105,8 +107,8 @@ def test_a_device_tries_all_again(counted: ClaimQueue, devices: Any, claim: Any)
     assert phases(counted) == {"big": "Prepared", "huge": "Pending"}
 
 
-def test_a_step_ends_when_its_time_is_up_and_says_that_more_is_to_be_done(
-    counted: ClaimQueue, allocate: Counted, clock: Any, claim: Any
+def test_a_reconcile_ends_at_its_time_budget(
+    counted: ClaimQueue, allocate: CountingAllocator, clock: Any, claim: Any
 ) -> None:
     def takes_a_second() -> None:
         clock.now += 1
@@ -122,8 +124,8 @@ def test_a_step_ends_when_its_time_is_up_and_says_that_more_is_to_be_done(
     assert {view.message for view in counted.views()} == {queue_module.FITS_NEVER}
 
 
-def test_an_error_names_the_claim_that_it_is_shown_for(
-    counted: ClaimQueue, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_error_names_its_claim(
+    counted: ClaimQueue, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*, claims: list[Any], **_: Any) -> Any:
         return {"allocated": False, "results": [], "error": f"claim default/{claims[0]['metadata']['name']}, request r"}
@@ -135,7 +137,7 @@ def test_an_error_names_the_claim_that_it_is_shown_for(
     assert messages == ["claim default/first, request r", "claim default/second, request r"]
 
 
-def test_a_claim_that_waits_is_gone_at_once(counted: ClaimQueue, claim: Any, preparer: Any) -> None:
+def test_a_deleted_pending_claim_is_removed_at_once(counted: ClaimQueue, claim: Any, preparer: Any) -> None:
     counted.apply([claim("holder", 2), claim("waits")])
     counted.reconcile()
     counted.delete("default", "waits")
@@ -145,31 +147,31 @@ def test_a_claim_that_waits_is_gone_at_once(counted: ClaimQueue, claim: Any, pre
     assert phases(counted) == {} and preparer.prepared == {}
 
 
-def test_a_claim_that_is_there_twice_is_refused_with_all_the_others(counted: ClaimQueue, claim: Any) -> None:
+def test_a_duplicate_claim_refuses_the_whole_request(counted: ClaimQueue, claim: Any) -> None:
     with pytest.raises(PermanentError, match="claim default/a is there twice"):
         counted.apply([claim("b"), claim("a"), claim("a", 2)])
     assert phases(counted) == {}
 
 
-def test_more_claims_than_can_be_kept_are_refused(
+def test_more_claims_than_the_limit_are_refused(
     counted: ClaimQueue, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "MAX_CLAIMS", 3)
     counted.apply([claim("a"), claim("b")])
     with pytest.raises(PermanentError, match="4 claims .* 3 at most; delete"):
         counted.apply([claim("c"), claim("d")])
-    assert [done.action for done in counted.apply([claim("a"), claim("c")])] == ["unchanged", "created"]
+    assert [result.action for result in counted.apply([claim("a"), claim("c")])] == ["unchanged", "created"]
 
 
-class Running:
-    """A service on an event loop in a thread of its own."""
+class ServiceThread:
+    """A service on an event loop in its own thread."""
 
     def __init__(self, directory: Path, preparer: Any, allocate: Callable[..., Any]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-        async def make() -> StandaloneService:
+        async def start_service() -> StandaloneService:
             service = StandaloneService(
                 directory,
                 node="n",
@@ -182,7 +184,7 @@ class Running:
             await service.start()
             return service
 
-        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(DEADLINE_S)
+        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(DEADLINE_S)
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(DEADLINE_S)
@@ -193,22 +195,22 @@ class Running:
 
 @contextmanager
 def running(directory: Path, preparer: Any, allocate: Callable[..., Any]) -> Iterator[StandaloneService]:
-    agent = Running(directory, preparer, allocate)
+    agent = ServiceThread(directory, preparer, allocate)
     try:
         yield agent.service
     finally:
         agent.stop()
 
 
-def test_requests_are_answered_while_a_claim_is_being_tried(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+def test_requests_are_answered_while_a_claim_is_evaluated(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
-    tried, go_on = threading.Event(), threading.Event()
+    tried, may_continue = threading.Event(), threading.Event()
 
     def hang() -> None:
         tried.set()
-        assert go_on.wait(DEADLINE_S)
+        assert may_continue.wait(DEADLINE_S)
 
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
         client.call(Apply([CLASS]))
@@ -222,32 +224,32 @@ def test_requests_are_answered_while_a_claim_is_being_tried(
             assert [view["name"] for view in client.call(ListClaims())] == ["first", "second"]
             assert client.call(Delete("ResourceClaim", "second")) is True
         finally:
-            go_on.set()
+            may_continue.set()
         assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
 
 
-def test_an_agent_stops_while_an_allocation_goes_on(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_agent_stops_during_an_allocation(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.1)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
-    tried, go_on = threading.Event(), threading.Event()
+    tried, may_continue = threading.Event(), threading.Event()
 
     def hang() -> None:
         tried.set()
-        assert go_on.wait(DEADLINE_S)
+        assert may_continue.wait(DEADLINE_S)
 
-    agent = Running(tmp_path, preparer, allocate)
+    agent = ServiceThread(tmp_path, preparer, allocate)
     shut_down = service_module._shut_down
 
-    async def idle_at_once(pool: ThreadPoolExecutor) -> None:
-        """How long a pool without work takes to end says how busy the machine is."""
+    async def shut_down_idle_pools(pool: ThreadPoolExecutor) -> None:
+        """Idle pools have no deadline here: how fast they end depends on the machine only."""
         if pool is agent.service._stepper:
             await shut_down(pool)
         else:
             pool.shutdown(wait=True)
 
-    monkeypatch.setattr(service_module, "_shut_down", idle_at_once)
+    monkeypatch.setattr(service_module, "_shut_down", shut_down_idle_pools)
     try:
         with Client(agent.service.socket) as client:
             client.call(Apply([CLASS]))
@@ -256,15 +258,18 @@ def test_an_agent_stops_while_an_allocation_goes_on(
         assert tried.wait(DEADLINE_S)
         agent.stop()
         assert agent.service.hung_calls == ["allocating claims"]
-        # The allocation goes on: nothing that ends it later makes the next start a clean one.
-        with running(tmp_path, preparer, Counted(allocate._allocate)) as service, Client(service.socket) as client:
+        # The allocation is still running: its end does not count as a clean shutdown of the next agent.
+        with (
+            running(tmp_path, preparer, CountingAllocator(allocate._allocate)) as service,
+            Client(service.socket) as client,
+        ):
             assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
     finally:
-        go_on.set()
+        may_continue.set()
 
 
-def test_twenty_thousand_claims_are_taken_in_answered_for_and_there_after_a_restart(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any
+def test_20000_claims_are_accepted_and_restored_after_a_restart(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any
 ) -> None:
     many = [claim(f"c{number:05}", 3 + number) for number in range(20_000)]
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
@@ -276,8 +281,8 @@ def test_twenty_thousand_claims_are_taken_in_answered_for_and_there_after_a_rest
         assert client.call(Delete("ResourceClaim", "c19999")) is True
 
 
-def test_a_request_has_a_limit_of_objects(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_request_with_too_many_objects_is_refused(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_OBJECTS_PER_APPLY", 2)
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
@@ -286,8 +291,8 @@ def test_a_request_has_a_limit_of_objects(
         assert client.call(ListClaims()) == []
 
 
-def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any
+def test_a_request_that_is_too_long_is_refused_by_the_client(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any
 ) -> None:
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match=f"bytes, {LINE_LIMIT} at most; apply its objects in several"):
@@ -295,15 +300,15 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
         assert client.call(ListClaims()) == []
 
 
-def test_a_prepare_that_hangs_keeps_no_request_waiting(
-    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_hanging_prepare_does_not_delay_requests(
+    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
-    go_on = threading.Event()
+    may_continue = threading.Event()
     prepare = preparer.prepare
 
     def hang(value: Any, deadline: Deadline) -> Any:
-        assert go_on.wait(DEADLINE_S)
+        assert may_continue.wait(DEADLINE_S)
         return prepare(value, deadline)
 
     monkeypatch.setattr(preparer, "prepare", hang)
@@ -314,10 +319,10 @@ def test_a_prepare_that_hangs_keeps_no_request_waiting(
                 (applied,) = pool.submit(client.call, Apply([claim("a")])).result(2 * DEADLINE_S)
                 assert applied["action"] == "created"
 
-                def shown() -> tuple[str, str]:
+                def status() -> tuple[str, str]:
                     view = client.call(Get("default", "a"))
                     return view["phase"], view["message"]
 
-                eventually(lambda: shown() == ("Allocated", "is being prepared"), shown)
+                eventually(lambda: status() == ("Allocated", "is being prepared"), status)
         finally:
-            go_on.set()
+            may_continue.set()

@@ -1,4 +1,4 @@
-"""The way of a claim through the queue: waiting, allocated, prepared, failed, released."""
+"""The states of a claim in the queue: pending, allocated, prepared, failed, deleting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_claim_that_fits_is_prepared_with_its_cdi_ids(queue: ClaimQueue, claim
     assert view.claim["status"]["allocation"]["devices"]["results"][0]["pool"] == "n/gpu"
 
 
-def test_claims_that_do_not_fit_are_allocated_in_order_when_devices_come_free(queue: ClaimQueue, claim: Any) -> None:
+def test_pending_claims_are_allocated_in_order_after_a_release(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("first", 2), claim("second"), claim("third"), claim("fourth")])
     queue.reconcile()
     assert phases(queue) == {"first": "Prepared", "second": "Pending", "third": "Pending", "fourth": "Pending"}
@@ -36,7 +36,7 @@ def test_claims_that_do_not_fit_are_allocated_in_order_when_devices_come_free(qu
     assert phases(queue) == {"second": "Prepared", "third": "Prepared", "fourth": "Pending"}
 
 
-def test_a_small_claim_passes_one_that_does_not_fit_but_the_older_is_asked_first(queue: ClaimQueue, claim: Any) -> None:
+def test_a_small_claim_overtakes_but_the_older_is_tried_first(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("holder"), claim("big", 2), claim("small")])
     queue.reconcile()
     assert phases(queue) == {"holder": "Prepared", "big": "Pending", "small": "Prepared"}
@@ -47,7 +47,7 @@ def test_a_small_claim_passes_one_that_does_not_fit_but_the_older_is_asked_first
     assert phases(queue) == {"big": "Prepared", "late": "Pending"}
 
 
-def test_a_claim_that_this_host_can_never_satisfy_says_so(queue: ClaimQueue, claim: Any) -> None:
+def test_a_claim_that_can_never_fit_is_reported(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("holder"), claim("huge", 3)])
     queue.reconcile()
     view = queue.view("default", "huge")
@@ -57,7 +57,7 @@ def test_a_claim_that_this_host_can_never_satisfy_says_so(queue: ClaimQueue, cla
     assert queue.view("default", "holder").fits_empty_host
 
 
-def test_an_error_of_the_allocation_is_the_reason_and_is_over_once_it_is_mended(queue: ClaimQueue, claim: Any) -> None:
+def test_an_allocation_error_is_the_message_until_it_is_repaired(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("a", class_name="later")])
     queue.reconcile()
     assert queue.view("default", "a").message == "no such class"
@@ -66,18 +66,18 @@ def test_an_error_of_the_allocation_is_the_reason_and_is_over_once_it_is_mended(
     assert phases(queue) == {"a": "Prepared"}
 
 
-def test_a_failed_prepare_keeps_the_allocation_and_is_tried_again_later_each_time(
+def test_a_failed_prepare_keeps_its_allocation_and_backs_off(
     queue: ClaimQueue, claim: Any, preparer: Any, clock: Any
 ) -> None:
     preparer.error = RetryableError("the library hangs", where="gpu-0")
     queue.apply([claim("a")])
-    waits = []
+    delays = []
     for _ in range(8):
-        wait = queue.reconcile()
-        assert wait is not None
-        waits.append(wait)
-        clock.now += wait
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+        delay = queue.reconcile()
+        assert delay is not None
+        delays.append(delay)
+        clock.now += delay
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
     assert queue.view("default", "a").phase == "Allocated"
     assert "gpu-0: the library hangs; next try in 60 s" in queue.view("default", "a").message
     preparer.error = None
@@ -85,7 +85,7 @@ def test_a_failed_prepare_keeps_the_allocation_and_is_tried_again_later_each_tim
     assert phases(queue) == {"a": "Prepared"}
 
 
-def test_a_failing_claim_does_not_hold_up_its_neighbour(queue: ClaimQueue, claim: Any, preparer: Any) -> None:
+def test_a_failing_claim_does_not_delay_another(queue: ClaimQueue, claim: Any, preparer: Any) -> None:
     preparer.error = RetryableError("no")
     queue.apply([claim("bad")])
     queue.reconcile()
@@ -95,7 +95,7 @@ def test_a_failing_claim_does_not_hold_up_its_neighbour(queue: ClaimQueue, claim
     assert phases(queue) == {"bad": "Allocated", "good": "Prepared"}
 
 
-def test_a_claim_that_can_never_be_prepared_gives_its_device_back_and_is_tried_when_applied_anew(
+def test_an_invalid_claim_releases_its_devices_until_applied_again(
     queue: ClaimQueue, claim: Any, preparer: Any
 ) -> None:
     preparer.error = PermanentError("unknown field", where="spec.devices.config[0]")
@@ -113,7 +113,7 @@ def test_a_claim_that_can_never_be_prepared_gives_its_device_back_and_is_tried_w
     assert phases(queue) == {"bad": "Prepared"}
 
 
-def test_a_release_that_fails_keeps_the_claim_and_its_devices_until_it_succeeds(
+def test_a_failed_release_keeps_the_claim_and_its_devices(
     queue: ClaimQueue, claim: Any, preparer: Any, clock: Any
 ) -> None:
     queue.apply([claim("a", 2), claim("b")])
@@ -128,7 +128,7 @@ def test_a_release_that_fails_keeps_the_claim_and_its_devices_until_it_succeeds(
     assert phases(queue) == {"b": "Prepared"}
 
 
-def test_applying_twice_changes_nothing_and_a_changed_spec_is_refused(queue: ClaimQueue, claim: Any) -> None:
+def test_apply_is_idempotent_and_a_changed_spec_is_refused(queue: ClaimQueue, claim: Any) -> None:
     assert queue.apply([claim("a")])[0].action == "created"
     queue.reconcile()
     uid = queue.view("default", "a").uid
@@ -147,16 +147,16 @@ def test_objects_are_applied_all_or_none(queue: ClaimQueue, claim: Any) -> None:
     assert list(phases(queue)) == ["a"]
 
 
-def test_a_claim_whose_status_a_user_wrote_is_not_believed(queue: ClaimQueue, claim: Any) -> None:
-    lie = {"allocation": {"devices": {"results": [{"request": "r", "driver": "d", "pool": "n/gpu", "device": "mine"}]}}}
-    queue.apply([{**claim("a", 3), "status": lie}])
+def test_a_status_written_by_a_user_is_ignored(queue: ClaimQueue, claim: Any) -> None:
+    forged = {
+        "allocation": {"devices": {"results": [{"request": "r", "driver": "d", "pool": "n/gpu", "device": "mine"}]}}
+    }
+    queue.apply([{**claim("a", 3), "status": forged}])
     queue.reconcile()
     assert phases(queue) == {"a": "Pending"}
 
 
-def test_claims_lost_by_the_store_come_back_from_the_ledger_and_keep_their_devices(
-    queue: ClaimQueue, claim: Any
-) -> None:
+def test_claims_lost_by_the_store_are_restored_from_the_ledger(queue: ClaimQueue, claim: Any) -> None:
     held = {"pool": "n/gpu", "device": "gpu-0", "request": "r/sub", "share_id": None, "admin_access": False}
     whole = {**held, "device": "whole-of-gpu-0", "request": ""}
     entry = {"uid": "u1", "namespace": "team", "name": "lost", "devices": [held, whole]}
@@ -169,27 +169,25 @@ def test_claims_lost_by_the_store_come_back_from_the_ledger_and_keep_their_devic
     assert queue.view("team", "lost").uid == "u1"
 
 
-def test_unknown_names_are_named(queue: ClaimQueue) -> None:
+def test_an_error_names_the_unknown_object(queue: ClaimQueue) -> None:
     with pytest.raises(PermanentError, match="no claim x in namespace y"):
         queue.view("y", "x")
     with pytest.raises(PermanentError, match="no DeviceClass z"):
         queue.delete_class("z")
 
 
-def suspended(queue: ClaimQueue, *, release: bool) -> None:
+def suspend(queue: ClaimQueue, *, release: bool) -> None:
     queue.suspend("this host is being taken", release=release)
     queue.reconcile()
 
 
-def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
-    queue: ClaimQueue, preparer: Any, claim: Any
-) -> None:
+def test_suspended_claims_are_released_and_resumed_in_order(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
     for name in ("first", "second", "third"):
         queue.apply([claim(name)])
     queue.reconcile()
     before = [(view.name, view.phase, view.devices) for view in queue.views()]
     assert [phase for _, phase, _ in before] == ["Prepared", "Prepared", "Pending"]
-    suspended(queue, release=True)
+    suspend(queue, release=True)
     assert preparer.prepared == {}
     assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "this host is being taken")}
     queue.resume()
@@ -197,10 +195,10 @@ def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
     assert [(view.name, view.phase, view.devices) for view in queue.views()] == before
 
 
-def test_a_suspended_queue_takes_claims_in_and_prepares_none(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
+def test_a_suspended_queue_accepts_claims_and_prepares_none(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
     queue.apply([claim("old")])
     queue.reconcile()
-    suspended(queue, release=False)
+    suspend(queue, release=False)
     queue.apply([claim("new")])
     queue.reconcile()
     assert [(view.name, view.phase) for view in queue.views()] == [("old", "Prepared"), ("new", "Pending")]
@@ -209,13 +207,13 @@ def test_a_suspended_queue_takes_claims_in_and_prepares_none(queue: ClaimQueue, 
     assert preparer.prepared == {} and [view.name for view in queue.views()] == ["new"]
 
 
-def test_a_claim_that_cannot_be_given_up_is_tried_again_and_keeps_nobody_else(
+def test_a_failed_release_of_a_suspended_claim_is_retried(
     queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
 ) -> None:
     queue.apply([claim("one")])
     queue.reconcile()
     preparer.release_error = RetryableError("the disk is full")
-    suspended(queue, release=True)
+    suspend(queue, release=True)
     (view,) = queue.views()
     assert view.phase == "Prepared" and "the disk is full; next try" in view.message
     preparer.release_error = None
@@ -224,20 +222,20 @@ def test_a_claim_that_cannot_be_given_up_is_tried_again_and_keeps_nobody_else(
     assert queue.views()[0].phase == "Pending" and preparer.prepared == {}
 
 
-def test_what_was_given_up_is_kept_over_a_restart(
+def test_suspended_claims_survive_a_restart(
     queue: ClaimQueue, tmp_path: Path, preparer: Any, devices: Any, clock: Any, claim: Any
 ) -> None:
     queue.apply([claim("one")])
     queue.reconcile()
-    suspended(queue, release=True)
+    suspend(queue, release=True)
     store = Store(tmp_path)
-    again = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
-    again.reconcile()
-    assert [(view.name, view.phase) for view in again.views()] == [("one", "Prepared")]
+    restarted = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+    restarted.reconcile()
+    assert [(view.name, view.phase) for view in restarted.views()] == [("one", "Prepared")]
     store.close()
 
 
-def test_a_defect_in_one_claims_setup_costs_no_other_claim(
+def test_an_unexpected_error_of_a_claim_affects_no_other_claim(
     queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
 ) -> None:
     preparer.error = ZeroDivisionError("a defect")
@@ -253,7 +251,7 @@ def test_a_defect_in_one_claims_setup_costs_no_other_claim(
     assert phases(queue) == {"bad": "Prepared", "good": "Prepared"}
 
 
-def test_a_claim_that_can_never_be_prepared_and_cannot_be_undone_keeps_its_devices_until_it_can(
+def test_an_invalid_claim_keeps_its_devices_until_it_is_undone(
     queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
 ) -> None:
     preparer.error, preparer.release_error = PermanentError("unknown field"), RetryableError("busy")
@@ -264,11 +262,13 @@ def test_a_claim_that_can_never_be_prepared_and_cannot_be_undone_keeps_its_devic
     preparer.release_error = None
     clock.now += 1
     queue.reconcile()
-    assert phases(queue) == {"bad": "Failed", "other": "Failed"}, "its devices went to the other, which fails as well"
+    assert phases(queue) == {"bad": "Failed", "other": "Failed"}, (
+        "its devices were allocated to the other claim, which fails as well"
+    )
     assert preparer.calls == ["prepare bad", "prepare bad", "prepare other"]
 
 
-def test_a_deleted_claim_does_not_wait_for_the_next_try_of_its_prepare(
+def test_a_deleted_claim_does_not_wait_for_a_prepare_retry(
     queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
 ) -> None:
     preparer.error = RetryableError("the library hangs")

@@ -1,4 +1,4 @@
-"""The socket, spoken to by the real client, with clients that behave badly beside it."""
+"""The socket with the real client, while other clients misbehave."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dra_agent.standalone.service import StandaloneService
 from eventually import DEADLINE_S, eventually
 
 
-class Running:
-    """A service on an event loop in a thread of its own."""
+class ServiceThread:
+    """A service on an event loop in its own thread."""
 
     def __init__(self, directory: Path, preparer: Any, devices: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-        async def make() -> StandaloneService:
+        async def start_service() -> StandaloneService:
             service = StandaloneService(
                 directory,
                 node="n",
@@ -41,7 +41,7 @@ class Running:
             await service.start()
             return service
 
-        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(60)
+        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(60)
         self.path = self.service.socket
 
     def devices_changed(self) -> None:
@@ -58,15 +58,15 @@ class Running:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[Running]:
-    running = Running(tmp_path, preparer, devices)
+def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[ServiceThread]:
+    running = ServiceThread(tmp_path, preparer, devices)
     with Client(running.path) as client:
         client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]))
     yield running
     running.stop()
 
 
-def test_a_claim_from_apply_to_release(agent: Running, claim: Any, preparer: Any) -> None:
+def test_a_claim_from_apply_to_release(agent: ServiceThread, claim: Any, preparer: Any) -> None:
     with Client(agent.path) as client:
         (applied,) = client.call(Apply([claim("a")]))
         assert applied["action"] == "created"
@@ -80,7 +80,7 @@ def test_a_claim_from_apply_to_release(agent: Running, claim: Any, preparer: Any
     assert preparer.prepared == {}
 
 
-def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: Any) -> None:
+def test_a_waiting_get_returns_when_a_device_arrives(agent: ServiceThread, claim: Any, devices: Any) -> None:
     with Client(agent.path) as client, Client(agent.path) as waiting:
         client.call(Apply([claim("big", 3)]))
         answers: list[Any] = []
@@ -92,36 +92,39 @@ def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: A
     assert answers[0]["phase"] == "Prepared"
 
 
-def test_waiting_ends_in_time_without_one(agent: Running, claim: Any) -> None:
+def test_a_waiting_get_returns_at_its_deadline(agent: ServiceThread, claim: Any) -> None:
     with Client(agent.path) as client:
         client.call(Apply([claim("big", 3)]))
         assert client.call(Get("default", "big", 0.1))["phase"] == "Pending"
 
 
-def test_a_killed_agents_claims_and_socket_are_taken_over(
+def test_claims_and_socket_of_a_killed_agent_are_taken_over(
     tmp_path: Path, claim: Any, preparer: Any, devices: Any
 ) -> None:
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(tmp_path / "agent.sock"))
-    left.close()
-    first = Running(tmp_path, preparer, devices)
+    stale_socket = socket.socket(socket.AF_UNIX)
+    stale_socket.bind(str(tmp_path / "agent.sock"))
+    stale_socket.close()
+    first = ServiceThread(tmp_path, preparer, devices)
     with Client(first.path) as client:
         client.call(
             Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b", 2)])
         )
     first.stop()
-    second = Running(tmp_path, preparer, devices)
+    second = ServiceThread(tmp_path, preparer, devices)
     with Client(second.path) as client:
-        assert [(v["name"], v["phase"]) for v in client.call(ListClaims())] == [("a", "Prepared"), ("b", "Pending")]
+        assert [(view["name"], view["phase"]) for view in client.call(ListClaims())] == [
+            ("a", "Prepared"),
+            ("b", "Pending"),
+        ]
     second.stop()
     assert not second.path.exists()
 
 
-def test_only_the_agents_own_user_may_speak_to_it(agent: Running) -> None:
+def test_the_socket_is_accessible_to_its_owner_only(agent: ServiceThread) -> None:
     assert stat.S_IMODE(agent.path.stat().st_mode) == 0o600
 
 
-def test_what_the_agent_cannot_do_is_raised_at_the_client(agent: Running, claim: Any) -> None:
+def test_errors_of_the_agent_are_raised_at_the_client(agent: ServiceThread, claim: Any) -> None:
     with Client(agent.path) as client:
         with pytest.raises(PermanentError, match="no claim nope"):
             client.call(Get("default", "nope"))
@@ -142,7 +145,7 @@ def test_what_the_agent_cannot_do_is_raised_at_the_client(agent: Running, claim:
         b"",
     ],
 )
-def test_garbage_is_refused_and_the_connection_goes_on(agent: Running, line: bytes) -> None:
+def test_garbage_is_refused_and_the_connection_continues(agent: ServiceThread, line: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(DEADLINE_S)
         raw.connect(str(agent.path))
@@ -154,7 +157,7 @@ def test_garbage_is_refused_and_the_connection_goes_on(agent: Running, line: byt
         lines.close()
 
 
-def test_a_client_that_hangs_up_or_says_nothing_disturbs_nobody(agent: Running, claim: Any) -> None:
+def test_silent_and_disconnecting_clients_affect_no_other(agent: ServiceThread, claim: Any) -> None:
     silent = socket.socket(socket.AF_UNIX)
     silent.connect(str(agent.path))
     with socket.socket(socket.AF_UNIX) as gone:
@@ -165,12 +168,12 @@ def test_a_client_that_hangs_up_or_says_nothing_disturbs_nobody(agent: Running, 
     silent.close()
 
 
-def test_no_agent_is_one_clear_message(tmp_path: Path) -> None:
+def test_a_missing_agent_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(RetryableError, match="no agent is running here.*dra-agent run --standalone"):
         Client(tmp_path / "agent.sock")
 
 
-def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, preparer: Any, devices: Any) -> None:
+def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path, preparer: Any, devices: Any) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
 
@@ -187,9 +190,7 @@ def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, preparer: Any
         asyncio.run(start())
 
 
-def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
-    agent: Running, claim: Any, preparer: Any
-) -> None:
+def test_a_failed_prepare_is_retried_without_a_request(agent: ServiceThread, claim: Any, preparer: Any) -> None:
     preparer.error = RetryableError("busy")
     with Client(agent.path) as client:
         (applied,) = client.call(Apply([claim("a")]))
@@ -203,18 +204,18 @@ def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
 
 @pytest.fixture
 def hanging(preparer: Any) -> Iterator[threading.Event]:
-    """Let the preparer hang with claims for gpu-0 until the event is set, as a driver does that waits for somebody."""
-    let_go = threading.Event()
+    """Block the preparer for claims on gpu-0 until the event is set, as a hanging driver does."""
+    release_driver = threading.Event()
     prepare, unprepare = preparer.prepare, preparer.unprepare
     preparer.began = threading.Event()
 
     def hang(devices: list[str]) -> None:
         if "gpu-0" in devices and preparer.hangs:
             preparer.began.set()
-            assert let_go.wait(60)
+            assert release_driver.wait(60)
 
     def slow_prepare(claim: dict[str, Any], deadline: Deadline) -> Any:
-        hang([one["device"] for one in claim["status"]["allocation"]["devices"]["results"]])
+        hang([result["device"] for result in claim["status"]["allocation"]["devices"]["results"]])
         return prepare(claim, deadline)
 
     def slow_unprepare(uid: str, deadline: Deadline) -> None:
@@ -223,41 +224,41 @@ def hanging(preparer: Any) -> Iterator[threading.Event]:
 
     preparer.hangs = False
     preparer.prepare, preparer.unprepare = slow_prepare, slow_unprepare
-    yield let_go
-    let_go.set()
+    yield release_driver
+    release_driver.set()
 
 
-def asked(path: Path, request: Any) -> tuple[threading.Thread, list[Any]]:
+def request_in_thread(path: Path, request: Any) -> tuple[threading.Thread, list[Any]]:
     answers: list[Any] = []
 
-    def ask() -> None:
+    def send_request() -> None:
         with Client(path) as client:
             try:
                 answers.append(client.call(request))
-            except AgentError as error:  # of a claim that somebody deletes meanwhile
+            except AgentError as error:  # the claim may be deleted meanwhile
                 answers.append(error)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=send_request)
     thread.start()
     return thread, answers
 
 
 @pytest.mark.parametrize("what", ["prepare", "release"])
-def test_a_device_that_hangs_holds_up_its_own_claim_only(
-    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, what: str
+def test_a_hanging_device_delays_its_own_claim_only(
+    agent: ServiceThread, claim: Any, preparer: Any, hanging: threading.Event, what: str
 ) -> None:
     with Client(agent.path) as client:
         if what == "release":
             client.call(Apply([claim("stuck")]))
         preparer.hangs = True
-        thread, answers = asked(
+        thread, answers = request_in_thread(
             agent.path,
             Apply([claim("stuck")])
             if what == "prepare"
             else Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S),
         )
         assert preparer.began.wait(60)
-        # All of these are answered while it hangs: nobody lets go before they are.
+        # All of these are answered while the device hangs: it is released only afterwards.
         assert client.call(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
         assert client.call(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
         assert client.call(Delete("ResourceClaim", "other", "default", DEADLINE_S)) is True
@@ -270,17 +271,17 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
         if what == "prepare":
             assert client.call(Delete("ResourceClaim", "stuck", "default", DEADLINE_S)) is True
         assert client.call(Get("default", "big", DEADLINE_S))["phase"] == "Prepared", (
-            "what came free went to who waited"
+            "released devices are allocated to the pending claim"
         )
 
 
-def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_over(
-    agent: Running, claim: Any, preparer: Any, hanging: threading.Event
+def test_a_claim_deleted_during_its_prepare_is_released_afterwards(
+    agent: ServiceThread, claim: Any, preparer: Any, hanging: threading.Event
 ) -> None:
     preparer.hangs = True
-    applying, _ = asked(agent.path, Apply([claim("stuck")]))
+    applying, _ = request_in_thread(agent.path, Apply([claim("stuck")]))
     assert preparer.began.wait(60)
-    deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S))
+    deleting, gone = request_in_thread(agent.path, Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S))
     with Client(agent.path) as client:
         eventually(lambda: client.call(Get("default", "stuck"))["phase"] == "Deleting")
         preparer.hangs = False
@@ -291,16 +292,16 @@ def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_o
     assert preparer.prepared == {}
 
 
-def test_an_agent_starts_beside_a_device_that_hangs(
+def test_an_agent_starts_with_a_hanging_device(
     tmp_path: Path, claim: Any, preparer: Any, devices: Any, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.standalone.service.START", 0.1)
-    first = Running(tmp_path, preparer, devices)
+    first = ServiceThread(tmp_path, preparer, devices)
     with Client(first.path) as client:
         client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))
     first.stop()
     preparer.hangs = True
-    second = Running(tmp_path, preparer, devices)
+    second = ServiceThread(tmp_path, preparer, devices)
     with Client(second.path) as client:
         assert client.call(Get("default", "b", DEADLINE_S))["phase"] == "Prepared"
         assert client.call(Get("default", "a"))["phase"] == "Allocated"
@@ -309,16 +310,16 @@ def test_an_agent_starts_beside_a_device_that_hangs(
     second.stop()
 
 
-def test_claims_are_given_up_also_where_one_is_still_being_prepared(
-    agent: Running, claim: Any, preparer: Any, hanging: threading.Event
+def test_suspension_includes_a_claim_that_is_being_prepared(
+    agent: ServiceThread, claim: Any, preparer: Any, hanging: threading.Event
 ) -> None:
     preparer.hangs = True
-    applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
+    applying, _ = request_in_thread(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
     suspended = agent.call(agent.service.suspend("the host is taken", release=True, timeout_s=60.0))
     with Client(agent.path) as client:
         assert client.call(Get("default", "stuck"))["phase"] == "Allocated", (
-            "what is being prepared is not given up yet"
+            "a claim is not released while it is being prepared"
         )
         assert not suspended.done()
         hanging.set()
@@ -329,12 +330,12 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_a_device_that_hangs_keeps_no_other_claim_from_being_given_up(
-    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, release: bool
+def test_a_hanging_device_does_not_delay_the_release_of_other_claims(
+    agent: ServiceThread, claim: Any, preparer: Any, hanging: threading.Event, release: bool
 ) -> None:
-    """A notice may be of 30 s, and hooks and the release of every claim come after this wait."""
+    """A notice period may be 30 s; hooks and the release of every claim follow this wait."""
     preparer.hangs = True
-    applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
+    applying, _ = request_in_thread(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
     agent.call(agent.service.suspend("the host is taken", release=release, timeout_s=0.1)).result(DEADLINE_S)
     if not release:

@@ -1,4 +1,4 @@
-"""The store keeps what it answered, over restarts and damage."""
+"""The store keeps acknowledged objects after restarts and damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled(directory: Path, count: int = 200) -> None:
     store.close()
 
 
-def test_objects_keep_their_order_and_place_over_a_restart(tmp_path: Path) -> None:
+def test_objects_keep_their_order_after_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for name in ("b", "a", "c"):
         store.put("K", "ns", name, {"name": name})
@@ -29,29 +29,29 @@ def test_objects_keep_their_order_and_place_over_a_restart(tmp_path: Path) -> No
     store.delete("K", "ns", "a")
     store.put("K", "ns", "a", {"name": "a"})
     store.close()
-    again = Store(tmp_path)
-    assert [stored.value["name"] for stored in again.list("K")] == ["b", "c", "a"]
-    assert again.get("K", "ns", "b") == {"name": "b", "changed": True}
-    assert again.get("K", "ns", "nope") is None
-    assert again.delete("K", "ns", "nope") is False
-    assert again.problems == []
-    again.close()
+    reopened = Store(tmp_path)
+    assert [stored.value["name"] for stored in reopened.list("K")] == ["b", "c", "a"]
+    assert reopened.get("K", "ns", "b") == {"name": "b", "changed": True}
+    assert reopened.get("K", "ns", "nope") is None
+    assert reopened.delete("K", "ns", "nope") is False
+    assert reopened.problems == []
+    reopened.close()
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_only_the_agent_can_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    # In a process of its own: the umask is one for all threads.
+def test_the_store_is_private_to_the_agent_with_any_umask(tmp_path: Path, umask: int) -> None:
+    # In a separate process: all threads of a process share its umask.
     script = (
         "import os, sys, pathlib; os.umask(int(sys.argv[2])); from dra_agent.standalone.store import Store;"
         "store = Store(pathlib.Path(sys.argv[1])); store.put('K', 'ns', 'a', {});"
         "print({path.name: oct(path.stat().st_mode & 0o777) for path in pathlib.Path(sys.argv[1]).iterdir()})"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(umask)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout) == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), "0o600")
+    process = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(umask)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert ast.literal_eval(process.stdout) == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), "0o600")
 
 
-def test_what_an_older_agent_left_readable_is_restricted(tmp_path: Path) -> None:
+def test_permissions_of_an_older_store_are_restricted(tmp_path: Path) -> None:
     filled(tmp_path, 1)
     (tmp_path / FILE).chmod(0o644)
     store = Store(tmp_path)
@@ -59,7 +59,7 @@ def test_what_an_older_agent_left_readable_is_restricted(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_position_is_never_used_twice(tmp_path: Path) -> None:
+def test_a_position_is_never_reused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.put("K", "", "a", {})
     (first,) = store.list("K")
@@ -71,7 +71,7 @@ def test_a_position_is_never_used_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_damaged_file_is_set_aside_and_what_is_whole_is_kept(tmp_path: Path, seed: int) -> None:
+def test_a_damaged_file_is_set_aside_and_intact_objects_are_kept(tmp_path: Path, seed: int) -> None:
     filled(tmp_path)
     path = tmp_path / FILE
     size = path.stat().st_size
@@ -80,18 +80,18 @@ def test_a_damaged_file_is_set_aside_and_what_is_whole_is_kept(tmp_path: Path, s
         file.seek(start)
         file.write(bytes(random.Random(seed).randbytes(2048)))
     store = Store(tmp_path)
-    kept = [stored.value for stored in store.list("ResourceClaim")]
-    assert all(value == {"number": value["number"], "filler": "x" * 200} or store.problems == [] for value in kept)
+    values = [stored.value for stored in store.list("ResourceClaim")]
+    assert all(value == {"number": value["number"], "filler": "x" * 200} or store.problems == [] for value in values)
     if store.problems:
         assert "set aside as objects.db.corrupt-1" in store.problems[0]
         assert (tmp_path / "objects.db.corrupt-1").exists()
-        assert len(kept) >= 100, "one damaged place cost more than half of the objects"
+        assert len(values) >= 100, "2 KiB of damage must not lose half of the objects"
     store.put("ResourceClaim", "ns", "new", {})
     store.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_file_that_is_no_store_does_not_stop_the_agent(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_store_does_not_stop_the_agent(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     store = Store(tmp_path)
     assert store.list("K") == []
@@ -99,6 +99,6 @@ def test_a_file_that_is_no_store_does_not_stop_the_agent(tmp_path: Path, content
     store.close()
 
 
-def test_a_directory_that_is_not_there_is_one_clear_message(tmp_path: Path) -> None:
+def test_a_missing_directory_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(RetryableError, match=r"objects\.db: cannot be written.*check free space and permissions"):
         Store(tmp_path / "nope")

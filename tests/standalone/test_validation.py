@@ -1,4 +1,4 @@
-"""Validation that takes long: other requests are answered, and its own ends at a deadline."""
+"""A slow validation does not delay other requests, and ends at a deadline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dra_agent.standalone.service import StandaloneService
 LIMIT_S = 60.0
 
 
-def test_other_requests_are_answered_while_an_object_is_validated(
+def test_requests_are_answered_while_an_object_is_validated(
     tmp_path: Path, preparer: Any, devices: Any, claim: Any
 ) -> None:
-    began, go_on = threading.Event(), threading.Event()
+    began, may_continue = threading.Event(), threading.Event()
 
     def validate(value: dict[str, Any]) -> list[str]:
         began.set()
-        return [] if go_on.wait(LIMIT_S) else ["nothing else was answered meanwhile"]
+        return [] if may_continue.wait(LIMIT_S) else ["no other request was answered"]
 
     async def scenario() -> None:
         service = StandaloneService(
@@ -40,34 +40,34 @@ def test_other_requests_are_answered_while_an_object_is_validated(
         await service.start()
         loop = asyncio.get_running_loop()
 
-        def ask(request: Any) -> Any:
+        def send_request(request: Any) -> Any:
             with Client(service.socket) as client:
                 return client.call(request)
 
         with ThreadPoolExecutor(2) as clients:
             try:
-                applied = loop.run_in_executor(clients, ask, Apply([claim("a")]))
+                applied = loop.run_in_executor(clients, send_request, Apply([claim("a")]))
                 await loop.run_in_executor(None, began.wait, LIMIT_S)
-                assert await loop.run_in_executor(clients, ask, ListClaims()) == []
-                go_on.set()
-                assert [done["action"] for done in await applied] == ["created"]
+                assert await loop.run_in_executor(clients, send_request, ListClaims()) == []
+                may_continue.set()
+                assert [result["action"] for result in await applied] == ["created"]
             finally:
-                go_on.set()
+                may_continue.set()
         await service.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 2 * LIMIT_S))
 
 
-def test_a_validation_that_does_not_end_is_given_up_at_its_deadline() -> None:
-    go_on = threading.Event()
+def test_a_hanging_validation_ends_at_its_deadline() -> None:
+    may_continue = threading.Event()
 
     async def scenario() -> None:
-        validator = Validator(lambda value: [str(go_on.wait(LIMIT_S))], timeout=0.01)
+        validator = Validator(lambda value: [str(may_continue.wait(LIMIT_S))], timeout=0.01)
         try:
             with pytest.raises(RetryableError, match="could not be validated within"):
                 await validator.problems([{}])
         finally:
-            go_on.set()
+            may_continue.set()
             validator.stop()
 
     asyncio.run(scenario())
