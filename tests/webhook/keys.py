@@ -1,4 +1,4 @@
-"""Certificates for a webhook, made by openssl and replaced as a Secret's volume replaces its files."""
+"""Certificates for a webhook, made by openssl and replaced as the kubelet replaces files of a Secret volume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class Secret:
-    """A folder with tls.crt and tls.key, links into a folder that is exchanged as a whole."""
+    """A directory with tls.crt and tls.key: links into a directory that is replaced as a whole."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         if shutil.which("openssl") is None:
@@ -33,20 +33,20 @@ class Secret:
         return self.folder / "tls.key"
 
     def renew(self, certificate: bytes | None = None) -> None:
-        """Put a new pair in place, at once; `certificate`: one that is no match for its key."""
+        """Replace the pair atomically; `certificate` is one that does not match its key."""
         self._generation += 1
-        made = self.folder / f"..{self._generation}"
-        made.mkdir()
+        generation = self.folder / f"..{self._generation}"
+        generation.mkdir()
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         command += ["-subj", "/CN=webhook", "-addext", f"subjectAltName={','.join(self._names)}", "-days", "2"]
-        command += ["-keyout", str(made / "tls.key"), "-out", str(made / "tls.crt")]
+        command += ["-keyout", str(generation / "tls.key"), "-out", str(generation / "tls.crt")]
         subprocess.run(command, check=True, capture_output=True)
         if certificate is not None:
-            (made / "tls.crt").write_bytes(certificate)
+            (generation / "tls.crt").write_bytes(certificate)
         link = self.folder / "..data_tmp"
-        link.symlink_to(made.name)
+        link.symlink_to(generation.name)
         link.rename(self.folder / "..data")
 
     def trusted(self) -> ssl.SSLContext:
-        """A client's context that trusts the present certificate and no other."""
+        """Return a client context that trusts the present certificate only."""
         return ssl.create_default_context(cafile=str(self.certificate))

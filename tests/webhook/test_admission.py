@@ -1,4 +1,4 @@
-"""What the webhook answers: mistakes with their field, and nothing about what is not its business."""
+"""Admission reviews: errors with their fields, and objects that the webhook allows unchecked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entry(value: object, driver: str = DRIVER) -> dict[str, Any]:
     return {"opaque": {"driver": driver, "parameters": value}}
 
 
-def thing(kind: str, *config: dict[str, Any], version: str = "v1", **metadata: Any) -> dict[str, Any]:
+def resource(kind: str, *config: dict[str, Any], version: str = "v1", **metadata: Any) -> dict[str, Any]:
     spec: dict[str, Any] = {"config": list(config)}
     if kind != "DeviceClass":
         spec = {"devices": spec}
@@ -34,13 +34,13 @@ def thing(kind: str, *config: dict[str, Any], version: str = "v1", **metadata: A
     return {"apiVersion": f"resource.k8s.io/{version}", "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def asked(value: object, operation: str = "CREATE", old: object = None) -> bytes:
+def admission_review(value: object, operation: str = "CREATE", old: object = None) -> bytes:
     request = {"uid": "u-1", "operation": operation, "namespace": "default", "name": "x", "object": value}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {**request, "oldObject": old}}
     return msgspec.json.encode(review)
 
 
-def answered(verdict: ReviewResult) -> dict[str, Any]:
+def response_of(verdict: ReviewResult) -> dict[str, Any]:
     answer = msgspec.json.decode(verdict.body)
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == "u-1"
@@ -57,13 +57,15 @@ PATHS = {
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1beta2"])
 @pytest.mark.parametrize("kind", list(PATHS))
-def test_a_mistake_is_refused_with_its_field(kind: str, version: str) -> None:
-    right = thing(kind, entry(parameters()), version=version)
-    assert answered(review(asked(right), DRIVER, SETUPS)) == {"uid": "u-1", "allowed": True}
-    mistakes = [entry(parameters("Shrt")), entry(parameters(odd=1))]
-    verdict = review(asked(thing(kind, entry({}, "other.example"), *mistakes, version=version)), DRIVER, SETUPS)
+def test_an_invalid_parameter_is_refused_with_its_field(kind: str, version: str) -> None:
+    valid = resource(kind, entry(parameters()), version=version)
+    assert response_of(review(admission_review(valid), DRIVER, SETUPS)) == {"uid": "u-1", "allowed": True}
+    invalid = [entry(parameters("Shrt")), entry(parameters(odd=1))]
+    verdict = review(
+        admission_review(resource(kind, entry({}, "other.example"), *invalid, version=version)), DRIVER, SETUPS
+    )
     assert verdict.what == f"{kind} default/x"
-    refused = answered(verdict)
+    refused = response_of(verdict)
     assert refused["allowed"] is False and refused["status"].items() >= {"code": 422, "reason": "Invalid"}.items()
     assert refused["status"]["message"] == (
         f"{PATHS[kind]}[1].opaque.parameters.timeSlicing.interval: invalid enum value 'Shrt'; correct the settings; "
@@ -74,35 +76,35 @@ def test_a_mistake_is_refused_with_its_field(kind: str, version: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        thing("ResourceClaim", entry({"kind": "Odd"}, "other.example")),
-        thing("ResourceClaim"),
+        resource("ResourceClaim", entry({"kind": "Odd"}, "other.example")),
+        resource("ResourceClaim"),
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"config": [entry({})]}},
-        thing("ResourceClaim", entry(parameters("Shrt")), deletionTimestamp="2026-01-01T00:00:00Z"),
+        resource("ResourceClaim", entry(parameters("Shrt")), deletionTimestamp="2026-01-01T00:00:00Z"),
         {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {"devices": None}},
         {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "spec": {"config": [{}, None, {"opaque": 1}]}},
         {"apiVersion": 1, "kind": None},
         None,
     ],
 )
-def test_what_is_not_its_business_is_allowed(value: object) -> None:
-    assert answered(review(asked(value), DRIVER, SETUPS))["allowed"] is True
+def test_objects_without_parameters_of_this_driver_are_allowed(value: object) -> None:
+    assert response_of(review(admission_review(value), DRIVER, SETUPS))["allowed"] is True
 
 
-def test_another_driver_name() -> None:
-    wrong = thing("ResourceClaim", entry(parameters("Shrt"), "gpus.example"))
-    assert answered(review(asked(wrong), DRIVER, SETUPS))["allowed"] is True
-    assert answered(review(asked(wrong), "gpus.example", SETUPS))["allowed"] is False
+def test_only_parameters_of_the_configured_driver_are_checked() -> None:
+    invalid = resource("ResourceClaim", entry(parameters("Shrt"), "gpus.example"))
+    assert response_of(review(admission_review(invalid), DRIVER, SETUPS))["allowed"] is True
+    assert response_of(review(admission_review(invalid), "gpus.example", SETUPS))["allowed"] is False
 
 
-def test_an_object_that_was_wrong_before_can_still_be_changed_otherwise() -> None:
-    old = thing("DeviceClass", entry(parameters("Shrt")))
-    labelled = thing("DeviceClass", entry(parameters("Shrt")), labels={"a": "b"})
-    worse = thing("DeviceClass", entry(parameters("Shrt")), entry(parameters("Lng")))
-    assert answered(review(asked(labelled, "UPDATE", old), DRIVER, SETUPS))["allowed"] is True
-    refused = answered(review(asked(worse, "UPDATE", old), DRIVER, SETUPS))
+def test_an_update_is_refused_only_for_new_errors() -> None:
+    old = resource("DeviceClass", entry(parameters("Shrt")))
+    labeled = resource("DeviceClass", entry(parameters("Shrt")), labels={"a": "b"})
+    worse = resource("DeviceClass", entry(parameters("Shrt")), entry(parameters("Lng")))
+    assert response_of(review(admission_review(labeled, "UPDATE", old), DRIVER, SETUPS))["allowed"] is True
+    refused = response_of(review(admission_review(worse, "UPDATE", old), DRIVER, SETUPS))
     assert refused["allowed"] is False and "Lng" in refused["status"]["message"]
     assert "Shrt" not in refused["status"]["message"]
-    assert answered(review(asked(None, "DELETE", old), DRIVER, SETUPS))["allowed"] is True
+    assert response_of(review(admission_review(None, "DELETE", old), DRIVER, SETUPS))["allowed"] is True
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,13 @@ def test_an_object_that_was_wrong_before_can_still_be_changed_otherwise() -> Non
         b'{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}',
         b'{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": "u"}}',
         b'{"apiVersion": "admission.k8s.io/v1", "kind": "Pod", "request": {"uid": "u"}}',
-        asked(["a list"]),
+        admission_review(["a list"]),
         b"[" * 100_000,
-        asked({"metadata": "\0"}).replace(b'"\\u0000"', b"[" * 100_000),
+        admission_review({"metadata": "\0"}).replace(b'"\\u0000"', b"[" * 100_000),
     ],
     ids=["empty", "torn", "list", "no request", "old", "other kind", "no object", "deep", "deep inside"],
 )
-def test_what_is_no_review(body: bytes) -> None:
+def test_a_malformed_review_raises_an_error(body: bytes) -> None:
     with pytest.raises(MalformedReviewError):
         review(body, DRIVER, SETUPS)
 
@@ -133,7 +135,9 @@ VALUES = st.recursive(
 
 
 @given(kind=st.sampled_from(list(PATHS)), value=VALUES, deep=st.booleans())
-def test_whatever_is_in_an_object_there_is_an_answer(kind: str, value: object, deep: bool) -> None:
-    config = thing(kind, entry(value)) if deep else {**thing(kind), "spec": value}
-    response = answered(review(asked(config), DRIVER, SETUPS))
-    assert response["allowed"] is not deep, "parameters of no kind are refused; the rest is the API server's to judge"
+def test_any_object_gets_a_response(kind: str, value: object, deep: bool) -> None:
+    config = resource(kind, entry(value)) if deep else {**resource(kind), "spec": value}
+    response = response_of(review(admission_review(config), DRIVER, SETUPS))
+    assert response["allowed"] is not deep, (
+        "parameters of an unknown kind are refused; the API server validates the rest"
+    )

@@ -1,4 +1,4 @@
-"""Clients of the webhook over real TLS: with --client-ca reviews are for those that the authority vouches for."""
+"""TLS clients of the webhook: with --client-ca it reviews only for clients with a certificate of that authority."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dra_agent.webhook import server
 from dra_agent.webhook.clients import ClientRule
 from fake_apiserver.certificates import Authority
 from webhook.keys import Secret
-from webhook.test_server import RIGHT, Running, post, verdict
+from webhook.test_server import VALID_REVIEW, WebhookProcess, post, verdict
 
 Pair = tuple[Path, Path]
-Start = Callable[..., Running]
-STRANGERS = 'dra_agent_webhook_reviews_total{result="unauthenticated"}'
+Start = Callable[..., WebhookProcess]
+UNAUTHENTICATED_METRIC = 'dra_agent_webhook_reviews_total{result="unauthenticated"}'
 
 
 @pytest.fixture
@@ -39,54 +39,56 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def start(secret: Secret, authority: Authority, tmp_path: Path) -> Iterator[Start]:
-    """Start the webhook with clients of `authority`, and with more arguments."""
-    running: list[Running] = []
+    """Start the webhook with clients of `authority` and further arguments."""
+    webhooks: list[WebhookProcess] = []
 
-    def started(*arguments: str) -> Running:
-        running.append(Running(secret, tmp_path / "log", "--client-ca", authority.certificate, *arguments))
-        return running[-1]
+    def start_webhook(*arguments: str) -> WebhookProcess:
+        webhooks.append(WebhookProcess(secret, tmp_path / "log", "--client-ca", authority.certificate, *arguments))
+        return webhooks[-1]
 
-    yield started
-    for webhook in running:
+    yield start_webhook
+    for webhook in webhooks:
         if webhook.process.poll() is None:
             webhook.process.kill()
         webhook.process.wait()
 
 
-def client(webhook: Running, pair: Pair | None, *, newest: ssl.TLSVersion | None = None) -> http.client.HTTPSConnection:
+def client(
+    webhook: WebhookProcess, pair: Pair | None, *, max_version: ssl.TLSVersion | None = None
+) -> http.client.HTTPSConnection:
     context = webhook.secret.trusted()
-    if newest is not None:
-        context.maximum_version = newest
+    if max_version is not None:
+        context.maximum_version = max_version
     if pair is not None:
         context.load_cert_chain(*pair)
     return webhook.connect(context)
 
 
-def answer(webhook: Running, pair: Pair | None, body: bytes = RIGHT) -> tuple[int, bytes]:
+def review(webhook: WebhookProcess, pair: Pair | None, body: bytes = VALID_REVIEW) -> tuple[int, bytes]:
     with closing(client(webhook, pair)) as connection:
         return post(connection, body)
 
 
-def test_a_client_of_the_authority_is_answered(start: Start, authority: Authority) -> None:
+def test_a_client_of_the_authority_gets_a_review(start: Start, authority: Authority) -> None:
     webhook = start()
     pair = authority.issue("kube-apiserver")
-    for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-        with closing(client(webhook, pair, newest=newest)) as connection:
-            assert verdict(post(connection, RIGHT))["allowed"] is True
-            assert verdict(post(connection, RIGHT))["allowed"] is True
-    assert webhook.metric(STRANGERS) == 0
+    for max_version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        with closing(client(webhook, pair, max_version=max_version)) as connection:
+            assert verdict(post(connection, VALID_REVIEW))["allowed"] is True
+            assert verdict(post(connection, VALID_REVIEW))["allowed"] is True
+    assert webhook.metric(UNAUTHENTICATED_METRIC) == 0
 
 
-@pytest.mark.parametrize("size", [len(RIGHT), server.SMALL_BODY_BYTES * 4], ids=["small", "large"])
-def test_a_client_without_a_certificate_learns_why_and_nothing_of_it_is_judged(start: Start, size: int) -> None:
+@pytest.mark.parametrize("size", [len(VALID_REVIEW), server.SMALL_BODY_BYTES * 4], ids=["small", "large"])
+def test_a_client_without_a_certificate_is_refused_with_a_reason(start: Start, size: int) -> None:
     webhook = start()
     with closing(client(webhook, None)) as connection:
-        connection.request("POST", "/validate", RIGHT + b" " * (size - len(RIGHT)))
+        connection.request("POST", "/validate", VALID_REVIEW + b" " * (size - len(VALID_REVIEW)))
         refusal = connection.getresponse()
         assert (refusal.status, refusal.read()) == (403, b"a client certificate is required and none was shown\n")
-    webhook.said('client refused reason="a client certificate is required and none was shown"')
-    assert webhook.metric(STRANGERS) == 1
-    assert webhook.metric("dra_agent_webhook_review_duration_seconds_count") == 0, "nothing was judged"
+    webhook.wait_for_log('client refused reason="a client certificate is required and none was shown"')
+    assert webhook.metric(UNAUTHENTICATED_METRIC) == 1
+    assert webhook.metric("dra_agent_webhook_review_duration_seconds_count") == 0, "no review was made"
 
 
 def test_probes_need_no_certificate(start: Start) -> None:
@@ -98,25 +100,25 @@ def test_probes_need_no_certificate(start: Start) -> None:
     assert "client refused" not in webhook.log.read_text()
 
 
-def test_a_certificate_of_another_authority_ends_the_handshake(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_fails_the_handshake(start: Start, tmp_path: Path) -> None:
     webhook = start()
     other = Authority(tmp_path / "other").issue("kube-apiserver")
     with pytest.raises(OSError, match="unknown ca"):
-        answer(webhook, other)
-    webhook.said("client certificate is not valid: unable to get local issuer certificate")
-    assert webhook.metric(STRANGERS) == 1
+        review(webhook, other)
+    webhook.wait_for_log("client certificate is not valid: unable to get local issuer certificate")
+    assert webhook.metric(UNAUTHENTICATED_METRIC) == 1
 
 
-def test_a_certificate_that_has_expired_ends_the_handshake(start: Start, authority: Authority) -> None:
+def test_an_expired_certificate_fails_the_handshake(start: Start, authority: Authority) -> None:
     webhook = start()
     expired = authority.issue("kube-apiserver", valid=timedelta(hours=-1))
     with pytest.raises(OSError, match="certificate expired"):
-        answer(webhook, expired)
-    webhook.said("client certificate is not valid: certificate has expired")
+        review(webhook, expired)
+    webhook.wait_for_log("client certificate is not valid: certificate has expired")
 
 
-def test_a_certificate_of_a_server_is_none_of_a_client(start: Start, authority: Authority, tmp_path: Path) -> None:
-    """One authority may issue both: a kubelet's serving certificate must not make its node a client."""
+def test_a_serving_certificate_is_not_a_client_certificate(start: Start, authority: Authority, tmp_path: Path) -> None:
+    """One authority may issue both: the serving certificate of a kubelet must not make its node a client."""
     webhook = start()
     key, request = authority.issue("node-b")[1], tmp_path / "serving.csr"
     serving, extension = tmp_path / "serving.crt", tmp_path / "serving.cnf"
@@ -129,55 +131,53 @@ def test_a_certificate_of_a_server_is_none_of_a_client(start: Start, authority: 
     ):
         subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(OSError, match="unsupported certificate"):
-        answer(webhook, (serving, key))
-    webhook.said("client certificate is not valid: uns")
+        review(webhook, (serving, key))
+    webhook.wait_for_log("client certificate is not valid: uns")
 
 
-def test_only_a_client_of_an_allowed_name_is_answered(start: Start, authority: Authority) -> None:
+def test_only_a_client_with_an_allowed_name_gets_a_review(start: Start, authority: Authority) -> None:
     webhook = start("--client-name", "kube-apiserver", "--client-name", "konnectivity")
-    assert verdict(answer(webhook, authority.issue("kube-apiserver")))["allowed"] is True
+    assert verdict(review(webhook, authority.issue("kube-apiserver")))["allowed"] is True
     hostile = authority.issue("kube-apiserver2\x1b[31m")
-    refused = answer(webhook, hostile)
+    refused = review(webhook, hostile)
     assert refused == (403, b"the client certificate is of kube-apiserver2\\x1b[31m, which is not an allowed name\n")
     assert "\x1b" not in webhook.log.read_text()
 
 
-def test_refusals_are_counted_each_and_logged_seldom(start: Start) -> None:
+def test_every_refusal_is_counted_and_few_are_logged(start: Start) -> None:
     webhook = start()
     for _ in range(20):
-        assert answer(webhook, None)[0] == 403
-    assert webhook.metric(STRANGERS) == 20
+        assert review(webhook, None)[0] == 403
+    assert webhook.metric(UNAUTHENTICATED_METRIC) == 20
     assert webhook.log.read_text().count("client refused") == 1
 
 
-def test_a_replaced_authority_counts_at_once_and_for_those_that_are_connected(
-    start: Start, authority: Authority, tmp_path: Path
-) -> None:
+def test_a_replaced_authority_applies_to_open_connections(start: Start, authority: Authority, tmp_path: Path) -> None:
     webhook = start()
     new = Authority(tmp_path / "new")
     before, after = authority.issue("kube-apiserver"), new.issue("kube-apiserver")
-    with closing(client(webhook, before)) as kept:
-        assert verdict(post(kept, RIGHT))["allowed"] is True
+    with closing(client(webhook, before)) as open_connection:
+        assert verdict(post(open_connection, VALID_REVIEW))["allowed"] is True
         new.certificate.replace(authority.certificate)
-        webhook.said("certificate replaced")
+        webhook.wait_for_log("certificate replaced")
         with pytest.raises((OSError, http.client.HTTPException)):
-            post(kept, RIGHT)
-            pytest.fail("a client of the former authority is still answered")
+            post(open_connection, VALID_REVIEW)
+            pytest.fail("a client of the previous authority still gets reviews")
     with pytest.raises(OSError, match="unknown ca"):
-        answer(webhook, before)
-    assert verdict(answer(webhook, after))["allowed"] is True
+        review(webhook, before)
+    assert verdict(review(webhook, after))["allowed"] is True
 
 
-@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_session_of_a_former_authority_is_not_resumed(
-    newest: ssl.TLSVersion, start: Start, authority: Authority, tmp_path: Path
+@pytest.mark.parametrize("max_version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_of_a_previous_authority_is_not_resumed(
+    max_version: ssl.TLSVersion, start: Start, authority: Authority, tmp_path: Path
 ) -> None:
     webhook = start()
     context = webhook.secret.trusted()
-    context.maximum_version = newest
+    context.maximum_version = max_version
     context.load_cert_chain(*authority.issue("kube-apiserver"))
 
-    def probed(session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    def probe(session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
         with (
             socket.create_connection(("127.0.0.1", webhook.port), timeout=120) as plain,
             context.wrap_socket(plain, server_hostname="localhost", session=session) as tls,
@@ -186,30 +186,30 @@ def test_a_session_of_a_former_authority_is_not_resumed(
             assert tls.recv(4096).startswith(b"HTTP/1.1 200")
             return tls.session_reused is True, tls.session
 
-    session = probed(None)[1]
-    assert session is not None and probed(session)[0], "sessions are resumed as long as the authority is the same"
-    session = probed(None)[1]
+    session = probe(None)[1]
+    assert session is not None and probe(session)[0], "sessions are resumed while the authority is the same"
+    session = probe(None)[1]
     Authority(tmp_path / "new").certificate.replace(authority.certificate)
-    webhook.said("certificate replaced")
+    webhook.wait_for_log("certificate replaced")
     with pytest.raises(OSError, match="unknown ca"):
-        probed(session)
+        probe(session)
 
 
-def test_an_authority_that_cannot_be_used_changes_nothing(start: Start, authority: Authority) -> None:
+def test_an_unusable_authority_file_changes_nothing(start: Start, authority: Authority) -> None:
     webhook = start()
     pair = authority.issue("kube-apiserver")
-    right = authority.certificate.read_bytes()
+    valid = authority.certificate.read_bytes()
     authority.certificate.write_bytes(b"no certificate\n")
-    webhook.said("the new certificate cannot be used")
+    webhook.wait_for_log("the new certificate cannot be used")
     assert webhook.metric("dra_agent_webhook_certificate_unusable") == 1
-    assert verdict(answer(webhook, pair))["allowed"] is True
-    assert answer(webhook, None)[0] == 403
-    authority.certificate.write_bytes(right)
+    assert verdict(review(webhook, pair))["allowed"] is True
+    assert review(webhook, None)[0] == 403
+    authority.certificate.write_bytes(valid)
 
 
-def test_a_certificate_that_expires_within_a_connection_counts_no_longer() -> None:
+def test_a_certificate_that_expires_during_a_connection_is_refused() -> None:
     class Connection(ssl.SSLObject):
-        """What OpenSSL has verified when the connection began."""
+        """The certificate that OpenSSL verified at the handshake."""
 
         def __init__(self, end: str) -> None:
             self._end = end
@@ -227,12 +227,12 @@ def test_a_certificate_that_expires_within_a_connection_counts_no_longer() -> No
 
 def run(*arguments: str | Path) -> tuple[int, str]:
     command = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return process.returncode, process.stderr
 
 
 @pytest.mark.parametrize("flag", ["--tls-cert", "--tls-key", "--client-ca"])
-def test_files_that_cannot_be_read_are_refused_at_once(
+def test_unreadable_files_are_refused_at_startup(
     flag: str, secret: Secret, authority: Authority, tmp_path: Path
 ) -> None:
     files: dict[str, Any] = {
@@ -254,20 +254,20 @@ def test_files_that_cannot_be_read_are_refused_at_once(
         (tmp_path / "missing", "No such file"),
         (empty, "give a PEM certificate"),
     ):
-        code, said = run(*(part for name, file in {**files, flag: path}.items() for part in (name, file)))
-        assert code == 2 and reason in said and str(path) in said, f"{path}: {said}"
-        assert "Traceback" not in said
+        code, output = run(*(part for name, file in {**files, flag: path}.items() for part in (name, file)))
+        assert code == 2 and reason in output and str(path) in output, f"{path}: {output}"
+        assert "Traceback" not in output
 
 
-def test_names_without_an_authority_are_a_mistake(secret: Secret) -> None:
-    code, said = run("--tls-cert", secret.certificate, "--tls-key", secret.key, "--client-name", "kube-apiserver")
-    assert code == 2 and "--client-name" in said and "--client-ca" in said
+def test_client_names_without_an_authority_are_a_usage_error(secret: Secret) -> None:
+    code, output = run("--tls-cert", secret.certificate, "--tls-key", secret.key, "--client-name", "kube-apiserver")
+    assert code == 2 and "--client-name" in output and "--client-ca" in output
 
 
-def test_without_an_authority_nothing_is_asked_of_clients(secret: Secret, tmp_path: Path) -> None:
-    webhook = Running(secret, tmp_path / "log")
+def test_without_an_authority_no_certificate_is_required(secret: Secret, tmp_path: Path) -> None:
+    webhook = WebhookProcess(secret, tmp_path / "log")
     try:
-        assert json.loads(answer(webhook, None)[1])["response"]["allowed"] is True
+        assert json.loads(review(webhook, None)[1])["response"]["allowed"] is True
     finally:
         webhook.process.kill()
         webhook.process.wait()

@@ -1,4 +1,4 @@
-"""A pod that posts reviews as large as it can: the webhook answers others, keeps little, and logs little."""
+"""A pod that posts the largest possible reviews: the webhook serves others with limited memory and a short log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dra_agent.prepare.config import MAX_CONFIGS
 from dra_agent.webhook.admission import MAX_MESSAGE
 from eventually import DEADLINE_S
 from webhook.keys import Secret
-from webhook.test_admission import asked, entry, parameters, thing
-from webhook.test_server import RIGHT, Running, post, verdict
+from webhook.test_admission import admission_review, entry, parameters, resource
+from webhook.test_server import VALID_REVIEW, WebhookProcess, post, verdict
 
 __all__ = ["secret"]
 
 POSTED_BYTES = 7 << 20
 MEMORY_BYTES = 128 << 20
-"""The chart's limit."""
+"""The memory limit of the chart."""
 LOG_BYTES = 64 << 10
 PROBE_S = DEADLINE_S
 HOSTILE = "\x1b]8;;https://evil.example/\x07"
@@ -35,31 +35,31 @@ def secret(tmp_path: Path) -> Secret:
 
 
 @pytest.fixture
-def webhook(secret: Secret, tmp_path: Path) -> Iterator[Running]:
-    made = Running(secret, tmp_path / "log")
-    yield made
-    if made.process.poll() is None:
-        made.process.kill()
-    made.process.wait()
+def webhook(secret: Secret, tmp_path: Path) -> Iterator[WebhookProcess]:
+    process = WebhookProcess(secret, tmp_path / "log")
+    yield process
+    if process.process.poll() is None:
+        process.process.kill()
+    process.process.wait()
 
 
 def large(size: int) -> bytes:
-    """A review of very many wrong entries, each of which would be a problem of its own."""
-    one = json.dumps(entry(parameters(HOSTILE * 10)))
-    count = size // (len(one) + 2)
-    body = json.loads(asked(thing("ResourceClaim", entry(parameters("Shrt")))))
-    body["request"]["object"]["spec"]["devices"]["config"] = [json.loads(one)] * count
+    """Return a review with many invalid entries, each of which would be a separate message."""
+    entry_json = json.dumps(entry(parameters(HOSTILE * 10)))
+    count = size // (len(entry_json) + 2)
+    body = json.loads(admission_review(resource("ResourceClaim", entry(parameters("Shrt")))))
+    body["request"]["object"]["spec"]["devices"]["config"] = [json.loads(entry_json)] * count
     return json.dumps(body).encode()
 
 
-def peak(webhook: Running) -> int:
+def peak_memory(webhook: WebhookProcess) -> int:
     status = Path(f"/proc/{webhook.process.pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
 
 
 @pytest.mark.parametrize("size", [POSTED_BYTES, 3 << 20], ids=["too large", "as large as can be"])
-def test_large_reviews_take_neither_probes_nor_memory(webhook: Running, size: int) -> None:
+def test_large_reviews_affect_neither_probes_nor_memory(webhook: WebhookProcess, size: int) -> None:
     body = large(size)
     done = threading.Event()
 
@@ -79,23 +79,23 @@ def test_large_reviews_take_neither_probes_nor_memory(webhook: Running, size: in
         attacker.start()
     try:
         for _ in range(10):
-            began = time.monotonic()
+            start = time.monotonic()
             probe = webhook.connect()
             probe.request("GET", "/healthz")
             assert probe.getresponse().read() == b"ok\n"
             probe.close()
-            assert time.monotonic() - began < PROBE_S
+            assert time.monotonic() - start < PROBE_S
         ordinary = webhook.connect()
-        assert verdict(post(ordinary, RIGHT))["allowed"] is True
+        assert verdict(post(ordinary, VALID_REVIEW))["allowed"] is True
         ordinary.close()
     finally:
         done.set()
         for attacker in attackers:
             attacker.join(60)
-    assert peak(webhook) < MEMORY_BYTES
+    assert peak_memory(webhook) < MEMORY_BYTES
 
 
-def test_one_review_is_a_short_answer_and_a_short_line(webhook: Running) -> None:
+def test_a_large_review_causes_a_short_response_and_log_line(webhook: WebhookProcess) -> None:
     connection = webhook.connect()
     answer: dict[str, Any] = verdict(post(connection, large(3 << 20)))
     connection.close()
