@@ -1,4 +1,4 @@
-"""A plugin on a kubelet's directory, claims and devices that do as they are told, and a kubelet that asks."""
+"""A plugin in a kubelet directory, with fake claims, a fake preparer, and a fake kubelet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def claim(name: str, uid: str, device: str = "gpu-0", **status: Any) -> dict[str
 
 @dataclass
 class Claims:
-    """The API server's claims; `errors` are raised first, one for each try."""
+    """The claims of the API server; the `errors` of a claim are raised first, one per request."""
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: dict[str, list[Exception]] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class Claims:
 
 @dataclass
 class Devices:
-    """A preparer: `raises` by uid, `gate` holds a uid's work until it is set."""
+    """A preparer: `raises` has errors by uid, and `gates` blocks work on a uid until its event is set."""
 
     raises: dict[str, BaseException] = field(default_factory=dict)
     gates: dict[str, threading.Event] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    at_once: dict[str, int] = field(default_factory=dict)
+    active: dict[str, int] = field(default_factory=dict)
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         uid = claim["metadata"]["uid"]
@@ -76,22 +76,22 @@ class Devices:
     def unprepare(self, uid: str, deadline: Deadline) -> None:
         self._work("unprepare", uid)
 
-    def _work(self, what: str, uid: str) -> None:
-        self.calls.append(f"{what} {uid}")
-        self.at_once[uid] = self.at_once.get(uid, 0) + 1
-        assert self.at_once[uid] == 1, "two pieces of work on one claim at once"
+    def _work(self, operation: str, uid: str) -> None:
+        self.calls.append(f"{operation} {uid}")
+        self.active[uid] = self.active.get(uid, 0) + 1
+        assert self.active[uid] == 1, "two operations on one claim at once"
         try:
             if uid in self.gates:
                 assert self.gates[uid].wait(60)
             if uid in self.raises:
                 raise self.raises[uid]
         finally:
-            self.at_once[uid] -= 1
+            self.active[uid] -= 1
 
 
 @dataclass
 class Node:
-    """Everything together."""
+    """A kubelet directory, and the claims and devices of its plugins."""
 
     directory: Path
     claims: Claims = field(default_factory=Claims)

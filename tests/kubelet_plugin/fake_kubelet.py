@@ -1,8 +1,9 @@
-"""A stand-in for the kubelet's side: finds sockets in plugins_registry, registers, and calls as the kubelet does.
+"""A fake kubelet: finds sockets in plugins_registry, registers drivers, and calls them as the kubelet does.
 
-As in kubernetes 1.37: dot-files are ignored; the registration's authority is the socket's path, percent-encoded; one
-connection for each driver instance; 45 s for a call. There, GetInfo has one second and the notification five. Here both
-have longer than any machine takes: driver and kubelet share a process, so how long they take says how busy it is.
+As in Kubernetes 1.37: files whose names start with a dot are ignored; the authority of a registration is the
+percent-encoded path of the socket; each driver instance has one connection; a call has 45 s. There, GetInfo has 1 s and
+the notification 5 s. Here both have more time than any machine needs: driver and kubelet share a process, so their
+durations depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Driver:
     channel: grpc.aio.Channel
 
     async def call(self, method: str, claims: Sequence[tuple[str, str, str]], timeout: float = 45.0) -> Any:
-        """`claims` are (namespace, name, uid)."""
+        """Call with `claims` as (namespace, name, uid)."""
         service = self.messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
         kind = "NodePrepareResources" if method == "prepare" else "NodeUnprepareResources"
         request = getattr(self.messages, f"{kind}Request")()
@@ -54,14 +55,14 @@ class Driver:
 
 @dataclass
 class FakeKubelet:
-    """Watches a kubelet directory; every instance that it took in is in `drivers`, by its registration socket."""
+    """A kubelet directory under observation; `drivers` has each registered instance by its registration socket."""
 
     directory: Path
-    knows: Sequence[str] = tuple(KNOWN)
+    supported: Sequence[str] = tuple(KNOWN)
     refuse: str = ""
-    """Tells the driver that it was not taken in, for this reason."""
+    """The error that the kubelet reports to a driver instead of registering it."""
     drivers: dict[Path, Driver] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     seen: dict[Path, int] = field(default_factory=dict)
 
     @property
@@ -76,19 +77,19 @@ class FakeKubelet:
                     found[path] = path.stat().st_ino
         return found
 
-    async def look(self) -> None:
-        """One round of the reconciler."""
-        now = self.sockets()
-        for path in [path for path, inode in self.seen.items() if now.get(path) != inode]:
+    async def reconcile(self) -> None:
+        """Run one round of the reconciler."""
+        sockets = self.sockets()
+        for path in [path for path, inode in self.seen.items() if sockets.get(path) != inode]:
             del self.seen[path]
             if driver := self.drivers.pop(path, None):
                 await driver.channel.close()
-        for path, inode in now.items():
+        for path, inode in sockets.items():
             if path not in self.seen:
                 try:
                     await self.register(path)
                 except grpc.aio.AioRpcError as error:
-                    self.told.append(error.details() or "")
+                    self.errors.append(error.details() or "")
                     continue
                 self.seen[path] = inode
 
@@ -110,22 +111,22 @@ class FakeKubelet:
             if self.refuse:
                 await notify(pluginregistration_pb2.RegistrationStatus(error=self.refuse), timeout=DEADLINE_S)
                 return
-            chosen = next(service for service in info.supported_versions if service in self.knows)
+            service = next(version for version in info.supported_versions if version in self.supported)
             endpoint = Path(info.endpoint or path)
             self.drivers[path] = Driver(
                 info.name,
                 endpoint,
                 list(info.supported_versions),
-                KNOWN[chosen],
+                KNOWN[service],
                 grpc.aio.insecure_channel(f"unix:{endpoint}"),
             )
             await notify(pluginregistration_pb2.RegistrationStatus(plugin_registered=True), timeout=DEADLINE_S)
 
     async def driver(self) -> Driver:
-        """Look until a driver is there."""
+        """Reconcile until a driver is registered."""
 
         async def registered() -> bool:
-            await self.look()
+            await self.reconcile()
             return bool(self.drivers)
 
         await eventually_async(registered, lambda: f"no driver registered; sockets: {self.sockets()}")

@@ -1,4 +1,4 @@
-"""Whatever is sent to the sockets, the kubelet is served."""
+"""Garbage on the sockets does not affect the kubelet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubelet_plugin.conftest import Node, Run
 from kubelet_plugin.fake_kubelet import Driver
 
 GET_INFO_S = 1.0
-"""What the kubelet gives GetInfo."""
+"""The timeout of the kubelet for GetInfo."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 GARBAGE = {
@@ -33,40 +33,40 @@ GARBAGE = {
 }
 
 
-async def works(driver: Driver) -> None:
-    answer = await driver.call("unprepare", [("default", "c", "u")])
-    assert answer.claims["u"].error == ""
+async def check_service(driver: Driver) -> None:
+    response = await driver.call("unprepare", [("default", "c", "u")])
+    assert response.claims["u"].error == ""
 
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def throw(path: Path, data: bytes, *, leave: bool) -> socket.socket:
+def send(path: Path, data: bytes, *, close: bool) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(DEADLINE_S)
     sock.connect(str(path))
     sock.settimeout(1.0)
-    with contextlib.suppress(OSError):  # hung up on, or not read any further
+    with contextlib.suppress(OSError):  # the peer closed the connection or stopped reading
         sock.sendall(data)
-    if leave:
+    if close:
         sock.close()
     return sock
 
 
-@pytest.mark.parametrize("leave", [True, False], ids=["closed", "half open"])
-@pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_on_a_socket(node: Node, run: Run, what: str, leave: bool) -> None:
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "half open"])
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_on_a_socket_is_ignored(node: Node, run: Run, name: str, close: bool) -> None:
     async def scenario() -> None:
         async with node.plugin(), node.kubelet() as kubelet:
             driver = await kubelet.driver()
             for path in (driver.endpoint, *kubelet.sockets()):
-                thrown = [await asyncio.to_thread(throw, path, GARBAGE[what], leave=leave) for _ in range(5)]
-                await works(driver)
+                sockets = [await asyncio.to_thread(send, path, GARBAGE[name], close=close) for _ in range(5)]
+                await check_service(driver)
                 kubelet.seen.clear()
-                await kubelet.look()
-                assert not kubelet.told
-                for sock in thrown:
+                await kubelet.reconcile()
+                assert not kubelet.errors
+                for sock in sockets:
                     sock.close()
 
     run(scenario())
@@ -80,7 +80,7 @@ def test_garbage_on_a_socket(node: Node, run: Run, what: str, leave: bool) -> No
         (5 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
-def test_messages_that_are_none(
+def test_malformed_messages_are_refused(
     node: Node, run: Run, size: int, code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -91,25 +91,25 @@ def test_messages_that_are_none(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(b"\xff" * size)
             assert caught.value.code() == code
-            await works(driver)
+            await check_service(driver)
 
     run(scenario())
-    assert not [record for record in caplog.records if record.exc_info], "a traceback for what somebody else sent"
+    assert not [record for record in caplog.records if record.exc_info], "a traceback for a malformed message"
 
 
-def test_calls_of_very_many_claims(node: Node, run: Run) -> None:
+def test_a_call_with_too_many_claims_is_refused(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver), node.kubelet() as kubelet:
             largest = [("default", "NO NAME", f"uid-{number}") for number in range(1000)]
             call = asyncio.ensure_future(driver.call("prepare", largest))
-            held_up = 0.0
+            longest_block = 0.0
             while not call.done():
-                began = time.thread_time()  # of the event loop: what else the machine does is not in it
+                start = time.thread_time()  # CPU time of the event loop, without that of other threads
                 await kubelet.register(next(iter(kubelet.sockets())))
-                held_up = max(held_up, time.thread_time() - began)
+                longest_block = max(longest_block, time.thread_time() - start)
                 await kubelet.close()
             assert len(call.result().claims) == 1000
-            assert held_up < GET_INFO_S
+            assert longest_block < GET_INFO_S
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await driver.call("prepare", [("default", "c", f"uid-{number}") for number in range(1001)])
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -117,7 +117,7 @@ def test_calls_of_very_many_claims(node: Node, run: Run) -> None:
     run(scenario())
 
 
-def test_methods_that_nobody_knows(node: Node, run: Run) -> None:
+def test_unknown_methods_are_unimplemented(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
             for method in ("/k8s.io.kubelet.pkg.apis.dra.v2.DRAPlugin/NodePrepareResources", "/x/y", "/" + "z" * 4000):
@@ -125,21 +125,21 @@ def test_methods_that_nobody_knows(node: Node, run: Run) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call(b"")
                 assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-            await works(driver)
+            await check_service(driver)
 
     run(scenario())
 
 
-def test_hundreds_of_connections_that_say_nothing(node: Node, run: Run) -> None:
+def test_hundreds_of_silent_connections_are_harmless(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
             before = descriptors()
-            silent = [await asyncio.to_thread(throw, driver.endpoint, b"", leave=False) for _ in range(300)]
-            await works(driver)
+            silent = [await asyncio.to_thread(send, driver.endpoint, b"", close=False) for _ in range(300)]
+            await check_service(driver)
             for sock in silent:
                 sock.close()
-            # Both ends of each; gRPC keeps a few of its own.
+            # Both ends of each connection are closed; gRPC keeps a few descriptors.
             await eventually_async(lambda: descriptors() < before + 50, descriptors)
-            await works(driver)
+            await check_service(driver)
 
     run(scenario())

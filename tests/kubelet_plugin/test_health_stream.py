@@ -1,4 +1,4 @@
-"""What the kubelet hears of the devices' health, and when."""
+"""Contents and times of health messages to the kubelet."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class DeviceHealth:
 
 
 @dataclass
-class Health:
-    found: list[DeviceHealth] = field(default_factory=lambda: [DeviceHealth("gpu-0", "healthy")])
+class FakeHealth:
+    current: list[DeviceHealth] = field(default_factory=lambda: [DeviceHealth("gpu-0", "healthy")])
     subscribers: list[Callable[[], None]] = field(default_factory=list)
 
     def rows(self) -> list[DeviceHealth]:
-        return self.found
+        return self.current
 
     def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
         self.subscribers.append(changed)
         return lambda: self.subscribers.remove(changed)
 
     def change(self, *rows: DeviceHealth) -> None:
-        self.found = list(rows)
+        self.current = list(rows)
         for changed in self.subscribers:
             changed()
 
 
 @pytest.fixture
-def health() -> Health:
-    return Health()
+def health() -> FakeHealth:
+    return FakeHealth()
 
 
-def reporting(plugin: KubeletPlugin) -> health_stream.HealthService:
+def health_service(plugin: KubeletPlugin) -> health_stream.HealthService:
     assert plugin._health is not None
     return plugin._health
 
@@ -66,27 +66,27 @@ def watch(driver: Driver, messages: ModuleType = health_v1_pb2) -> Any:
 
 
 @pytest.mark.parametrize("messages", [health_v1_pb2, health_v1alpha1_pb2])
-def test_every_device_is_told_at_once_and_again_on_a_change(
-    node: Node, run: Run, health: Health, messages: ModuleType
+def test_every_device_is_sent_at_once_and_after_a_change(
+    node: Node, run: Run, health: FakeHealth, messages: ModuleType
 ) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            reporting(plugin)._again = 3600.0
+            health_service(plugin)._again = 3600.0
             assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
-            (told,) = first.devices
-            assert (told.device.pool_name, told.device.device_name) == ("n/gpu", "gpu-0")
-            assert (told.health, told.last_updated_time, told.health_check_timeout_seconds) == (1, 1700000000, 30)
+            (sent,) = first.devices
+            assert (sent.device.pool_name, sent.device.device_name) == ("n/gpu", "gpu-0")
+            assert (sent.health, sent.last_updated_time, sent.health_check_timeout_seconds) == (1, 1700000000, 30)
             health.change(DeviceHealth("gpu-0", "unhealthy", "XID 79"), DeviceHealth("gpu-1", "unknown"))
             second = await asyncio.wait_for(stream.read(), 60)
-            assert [(one.health, one.message) for one in second.devices] == [(2, "XID 79"), (0, "")]
+            assert [(device.health, device.message) for device in second.devices] == [(2, "XID 79"), (0, "")]
             stream.cancel()
 
     run(scenario())
 
 
-def test_a_watcher_that_comes_early_waits_for_the_devices(node: Node, run: Run, health: Health) -> None:
+def test_an_early_watcher_waits_for_the_devices(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health, serve=False) as (plugin, driver):
             first = asyncio.ensure_future(watch(driver).read())
@@ -98,12 +98,12 @@ def test_a_watcher_that_comes_early_waits_for_the_devices(node: Node, run: Run, 
     run(scenario())
 
 
-def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health) -> None:
+def test_health_is_sent_again_within_the_lease(node: Node, run: Run, health: FakeHealth) -> None:
     assert 2 * health_stream.RESEND_AFTER_S < health_stream.LEASE_S
 
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            reporting(plugin)._again = 0.05
+            health_service(plugin)._again = 0.05
             stream = watch(driver)
             for _ in range(4):
                 assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 1
@@ -112,10 +112,10 @@ def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health)
     run(scenario())
 
 
-def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: Health) -> None:
+def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            reporting(plugin)._again = 3600.0
+            health_service(plugin)._again = 3600.0
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
@@ -127,8 +127,8 @@ def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, 
     run(scenario())
 
 
-def test_streams_end_cleanly_when_the_agent_stops(
-    node: Node, run: Run, health: Health, monkeypatch: pytest.MonkeyPatch
+def test_streams_end_cleanly_at_shutdown(
+    node: Node, run: Run, health: FakeHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin, "GRACE_S", 10 * DEADLINE_S)
 
@@ -138,28 +138,28 @@ def test_streams_end_cleanly_when_the_agent_stops(
                 driver = await kubelet.driver()
                 stream = watch(driver)
                 await asyncio.wait_for(stream.read(), 60)
-                began = asyncio.get_running_loop().time()
-            assert asyncio.get_running_loop().time() - began < DEADLINE_S, "an open stream must not hold up the end"
+                start = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - start < DEADLINE_S, "an open stream must not delay the shutdown"
             assert await asyncio.wait_for(stream.read(), 60) is grpc.aio.EOF
             assert health.subscribers == []
 
     run(scenario())
 
 
-def test_watchers_that_left_are_forgotten(node: Node, run: Run, health: Health) -> None:
+def test_canceled_watches_are_removed(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
             for _ in range(20):
                 stream = watch(driver)
                 await asyncio.wait_for(stream.read(), 60)
                 stream.cancel()
-            await eventually_async(lambda: reporting(plugin)._wake == set())
+            await eventually_async(lambda: health_service(plugin)._wake == set())
 
     run(scenario())
 
 
-def test_text_that_is_not_unicode_is_told_with_a_replacement(node: Node, run: Run, health: Health) -> None:
-    health.found = [DeviceHealth("gpu-0", "unhealthy", "driver said \udcff")]
+def test_text_that_is_not_unicode_has_replacement_characters(node: Node, run: Run, health: FakeHealth) -> None:
+    health.current = [DeviceHealth("gpu-0", "unhealthy", "driver said \udcff")]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
@@ -170,10 +170,10 @@ def test_text_that_is_not_unicode_is_told_with_a_replacement(node: Node, run: Ru
     run(scenario())
 
 
-def test_one_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: Health) -> None:
+def test_a_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            reporting(plugin)._again = 3600.0
+            health_service(plugin)._again = 3600.0
             streams = [watch(driver) for _ in range(257)]
             reads = [asyncio.ensure_future(stream.read()) for stream in streams]
             await eventually_async(lambda: sum(read.done() for read in reads) >= 256)
@@ -186,8 +186,8 @@ def test_one_connection_has_a_limited_number_of_streams(node: Node, run: Run, he
     run(scenario())
 
 
-def test_long_messages_are_cut_at_a_character(node: Node, run: Run, health: Health) -> None:
-    health.found = [DeviceHealth("gpu-0", "unhealthy", "ä" * 1000)]
+def test_long_messages_are_truncated_at_a_character(node: Node, run: Run, health: FakeHealth) -> None:
+    health.current = [DeviceHealth("gpu-0", "unhealthy", "ä" * 1000)]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
@@ -198,8 +198,8 @@ def test_long_messages_are_cut_at_a_character(node: Node, run: Run, health: Heal
     run(scenario())
 
 
-def test_a_source_that_fails_ends_the_stream_and_nothing_else(node: Node, run: Run, health: Health) -> None:
-    health.found = [DeviceHealth("gpu-0", cast(Any, "on fire"))]
+def test_a_failing_source_ends_its_stream_only(node: Node, run: Run, health: FakeHealth) -> None:
+    health.current = [DeviceHealth("gpu-0", cast(Any, "on fire"))]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):

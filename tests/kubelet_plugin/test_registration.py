@@ -1,4 +1,4 @@
-"""The kubelet finds the driver, whatever came first and whatever happens to the sockets."""
+"""The kubelet finds the driver in any start order, and after any loss of the sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from eventually import eventually_async
 from kubelet_plugin.conftest import DRIVER, Node, Run
 
 
-def test_the_kubelet_takes_the_driver_in(node: Node, run: Run) -> None:
+def test_the_kubelet_registers_the_driver(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.plugin() as plugin, node.kubelet() as kubelet:
             assert plugin.failures == ["waiting for the kubelet"]
@@ -38,7 +38,7 @@ def test_the_kubelet_takes_the_driver_in(node: Node, run: Run) -> None:
     run(scenario())
 
 
-def test_sockets_are_for_their_owner_only_and_leave_nothing(node: Node, run: Run) -> None:
+def test_sockets_are_private_and_removed_at_shutdown(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.plugin():
             sockets = [path for path in node.kubelet_dir.rglob("*") if stat.S_ISSOCK(path.stat().st_mode)]
@@ -49,11 +49,11 @@ def test_sockets_are_for_their_owner_only_and_leave_nothing(node: Node, run: Run
     assert not [path for path in node.kubelet_dir.rglob("*") if not path.is_dir()]
 
 
-def test_a_refusal_is_told_and_answered_with_an_error(node: Node, run: Run) -> None:
+def test_a_refused_registration_is_reported_and_retried(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.plugin() as plugin, node.kubelet(refuse="name is taken") as kubelet:
-            await kubelet.look()
-            assert kubelet.told == ["not registered: name is taken"]
+            await kubelet.reconcile()
+            assert kubelet.errors == ["not registered: name is taken"]
             assert plugin.failures == ["the kubelet refused the driver: name is taken"]
             kubelet.refuse = ""
             await kubelet.driver()
@@ -75,29 +75,29 @@ def test_a_stale_socket_is_replaced(node: Node, run: Run) -> None:
     run(scenario())
 
 
-def test_what_killed_agents_left_is_removed_and_nothing_else(node: Node, run: Run) -> None:
+def test_temporary_sockets_of_killed_agents_are_removed(node: Node, run: Run) -> None:
     directory = node.kubelet_dir / "plugins_registry"
     directory.mkdir(parents=True)
-    left, young, listening = (directory / f".~{name}" for name in ("00000a", "00000b", "00000c"))
+    stale, recent, listening = (directory / f".~{name}" for name in ("00000a", "00000b", "00000c"))
     sockets = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    for sock, path in zip(sockets, (left, young, listening), strict=True):
+    for sock, path in zip(sockets, (stale, recent, listening), strict=True):
         sock.bind(str(path))
-        if path != young:
+        if path != recent:
             os.utime(path, (0, 0))
     sockets[2].listen()
     (directory / ".~others.txt").touch()
 
     async def scenario() -> None:
         async with node.registered():
-            assert not left.exists()
-            assert young.exists() and listening.exists() and (directory / ".~others.txt").exists()
+            assert not stale.exists()
+            assert recent.exists() and listening.exists() and (directory / ".~others.txt").exists()
 
     run(scenario())
     for sock in sockets:
         sock.close()
 
 
-def test_sockets_of_killed_instances_are_removed_and_those_of_others_are_not(node: Node, run: Run) -> None:
+def test_only_stale_sockets_of_this_driver_are_removed(node: Node, run: Run) -> None:
     data, registry = node.kubelet_dir / "plugins" / DRIVER, node.kubelet_dir / "plugins_registry"
     data.mkdir(parents=True)
     registry.mkdir()
@@ -123,7 +123,9 @@ def test_sockets_of_killed_instances_are_removed_and_those_of_others_are_not(nod
         sock.close()
 
 
-def test_another_process_keeps_its_socket_until_it_ends(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_process_is_kept_until_it_ends(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plugin, "CHECK_INTERVAL_S", 0.05)
     path = node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
     path.parent.mkdir(parents=True)
@@ -145,7 +147,7 @@ def test_another_process_keeps_its_socket_until_it_ends(node: Node, run: Run, mo
     run(scenario())
 
 
-def test_a_file_in_the_way_is_named_not_removed(node: Node, run: Run) -> None:
+def test_a_file_at_the_socket_path_is_reported_not_removed(node: Node, run: Run) -> None:
     path = node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
     path.parent.mkdir(parents=True)
     path.write_text("precious")
@@ -159,37 +161,37 @@ def test_a_file_in_the_way_is_named_not_removed(node: Node, run: Run) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_listener_that_answers_nobody_is_a_listener(short_path: Path) -> None:
+def test_a_listener_with_a_full_backlog_is_a_listener(short_path: Path) -> None:
     path = short_path / "dra.sock"
     with contextlib.ExitStack() as open_sockets:
-        busy = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
-        busy.bind(str(path))
-        busy.listen(0)
+        listener = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
         for _ in range(100):
             client = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             if client.connect_ex(str(path)):
                 break
         else:
-            pytest.fail("the backlog has no end")
+            pytest.fail("the backlog never fills up")
         with pytest.raises(RetryableError, match="another process listens"):
             SocketFile(path)
 
 
-def test_a_socket_that_was_not_bound_cannot_be_published(short_path: Path) -> None:
+def test_an_unbound_socket_cannot_be_published(short_path: Path) -> None:
     file = SocketFile(short_path / "dra.sock")
     with pytest.raises(RetryableError, match="cannot be made: No such file"):
         file.publish()
     assert not file.is_present and not list(short_path.iterdir())
 
 
-def test_one_socket_that_cannot_be_bound_leaves_no_other(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = inspect.getattr_static(SocketFile, "address")
-    assert isinstance(described, property) and described.fget is not None
-    usual = described.fget
+def test_a_failed_bind_leaves_no_other_socket(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = inspect.getattr_static(SocketFile, "address")
+    assert isinstance(descriptor, property) and descriptor.fget is not None
+    get_address = descriptor.fget
 
     def address(file: SocketFile) -> str:
-        return f"unix:{node.directory}/missing/x" if file.path.name.endswith("-reg.sock") else usual(file)
+        return f"unix:{node.directory}/missing/x" if file.path.name.endswith("-reg.sock") else get_address(file)
 
     monkeypatch.setattr(SocketFile, "address", property(address))
     monkeypatch.setattr(plugin, "CHECK_INTERVAL_S", 0.05)
@@ -198,7 +200,7 @@ def test_one_socket_that_cannot_be_bound_leaves_no_other(node: Node, run: Run, m
         async with node.plugin() as plugin, node.kubelet() as kubelet:
             assert "cannot listen" in plugin.failures[0] and f"{DRIVER}-reg.sock" in plugin.failures[0]
             assert not [path for path in node.kubelet_dir.rglob("*") if not path.is_dir()]
-            monkeypatch.setattr(SocketFile, "address", property(usual))
+            monkeypatch.setattr(SocketFile, "address", property(get_address))
             await kubelet.driver()
             assert plugin.failures == []
 
@@ -206,7 +208,7 @@ def test_one_socket_that_cannot_be_bound_leaves_no_other(node: Node, run: Run, m
 
 
 @dataclass
-class Observed:
+class RecordingObserver:
     registrations: list[tuple[bool, str]] = field(default_factory=list)
     phases: list[tuple[str, float]] = field(default_factory=list)
 
@@ -217,31 +219,31 @@ class Observed:
         self.phases.append((phase, seconds))
 
 
-def test_what_the_kubelet_does_is_observed(node: Node, run: Run) -> None:
+def test_registrations_and_fetches_are_observed(node: Node, run: Run) -> None:
     node.claims.add("c", "u")
-    observed = Observed()
-    told: list[RegistrationStatus] = []
+    observer = RecordingObserver()
+    states: list[RegistrationStatus] = []
 
     async def scenario() -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         async with (
-            node.plugin(observer=observed, registered=told.append) as plugin,
+            node.plugin(observer=observer, registered=states.append) as plugin,
             node.kubelet(refuse="name is taken") as kubelet,
         ):
-            await kubelet.look()
+            await kubelet.reconcile()
             kubelet.refuse = ""
             driver = await kubelet.driver()
             assert (await driver.call("prepare", [("default", "c", "u")])).claims["u"].devices
             assert str(plugin.state) == "registered with the kubelet"
-        ((phase, seconds),) = observed.phases
-        assert phase == "fetch" and 0 <= seconds <= time.perf_counter() - began
+        ((phase, seconds),) = observer.phases
+        assert phase == "fetch" and 0 <= seconds <= time.perf_counter() - start
 
     run(scenario())
-    assert observed.registrations == [(False, "name is taken"), (True, "")]
-    assert [(state.done, state.error) for state in told] == observed.registrations
+    assert observer.registrations == [(False, "name is taken"), (True, "")]
+    assert [(state.done, state.error) for state in states] == observer.registrations
 
 
-def test_a_plugin_that_is_given_no_source_of_health_prepares(node: Node, run: Run) -> None:
+def test_a_plugin_without_a_health_source_prepares_claims(node: Node, run: Run) -> None:
     node.claims.add("c", "u")
 
     async def scenario() -> None:
@@ -260,35 +262,35 @@ def test_a_plugin_that_is_given_no_source_of_health_prepares(node: Node, run: Ru
     run(scenario())
 
 
-@pytest.mark.parametrize("what", ["all", "registry", "service"])
-def test_vanished_sockets_come_back(node: Node, run: Run, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("removed", ["all", "registry", "service"])
+def test_removed_sockets_are_recreated(node: Node, run: Run, removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "CHECK_INTERVAL_S", 0.05)
 
     async def scenario() -> None:
         async with node.plugin(), node.kubelet() as kubelet:
             first = await kubelet.driver()
             assert (await first.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
-            match what:
+            match removed:
                 case "all":
                     shutil.rmtree(node.kubelet_dir)
                 case "registry":
                     shutil.rmtree(node.kubelet_dir / "plugins_registry")
                 case "service":
                     first.endpoint.unlink()
-            await kubelet.look()
-            left = kubelet.sockets()
-            await eventually_async(lambda: kubelet.sockets().keys() and kubelet.sockets() != left)
-            again = await kubelet.driver()
-            assert (await again.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
+            await kubelet.reconcile()
+            remaining = kubelet.sockets()
+            await eventually_async(lambda: kubelet.sockets().keys() and kubelet.sockets() != remaining)
+            registered_again = await kubelet.driver()
+            assert (await registered_again.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
 
     run(scenario())
 
 
-def test_the_socket_of_another_instance_is_left_alone(node: Node, run: Run) -> None:
+def test_the_socket_of_another_instance_is_kept(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.plugin(pod_uid="new"):
             async with node.plugin(pod_uid="old"), node.kubelet() as kubelet:
-                await kubelet.look()
+                await kubelet.reconcile()
                 assert len(kubelet.drivers) == 2
             async with node.kubelet() as kubelet:
                 driver = await kubelet.driver()
@@ -299,20 +301,20 @@ def test_the_socket_of_another_instance_is_left_alone(node: Node, run: Run) -> N
     run(scenario())
 
 
-def test_an_older_kubelet_gets_v1beta1(node: Node, run: Run) -> None:
+def test_an_older_kubelet_uses_v1beta1(node: Node, run: Run) -> None:
     node.claims.add("c", "u")
 
     async def scenario() -> None:
-        async with node.plugin(), node.kubelet(knows=["v1beta1.DRAPlugin"]) as kubelet:
+        async with node.plugin(), node.kubelet(supported=["v1beta1.DRAPlugin"]) as kubelet:
             driver = await kubelet.driver()
             assert "v1beta1" in driver.messages.__name__
-            answer = await driver.call("prepare", [("default", "c", "u")])
-            assert answer.claims["u"].devices[0].device_name == "gpu-0"
+            response = await driver.call("prepare", [("default", "c", "u")])
+            assert response.claims["u"].devices[0].device_name == "gpu-0"
 
     run(scenario())
 
 
-def test_health_is_unimplemented_where_nobody_knows_it(node: Node, run: Run) -> None:
+def test_health_is_unimplemented_without_a_health_source(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
             watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = driver.channel.unary_stream(

@@ -1,4 +1,4 @@
-"""Names of sockets: those that operators know, and shorter ones that fit into 107 bytes."""
+"""Socket paths: the usual names, and shorter ones that fit into 107 bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = "a" * 59 + ".com"
         (LONG, UID, f"plugins/{LONG}/HASH8.sock", "plugins_registry/dra-HASH16-reg.sock"),
     ],
 )
-def test_the_usual_names(driver: str, uid: str, service: str, registration: str) -> None:
+def test_socket_paths_have_the_usual_names(driver: str, uid: str, service: str, registration: str) -> None:
     import base64
     import hashlib
 
@@ -49,7 +49,7 @@ def test_the_usual_names(driver: str, uid: str, service: str, registration: str)
     driver=st.integers(1, 63),
     uid=st.sampled_from(["", UID, "x" * 64, "f" * 32]),
 )
-def test_whatever_fits_is_found_and_is_the_instances_own(length: int, driver: int, uid: str) -> None:
+def test_a_path_fits_the_limit_and_belongs_to_one_instance(length: int, driver: int, uid: str) -> None:
     directory = Path("/" + "k" * length)
     try:
         paths = socket_paths(directory, "d" * driver, uid)
@@ -67,7 +67,7 @@ def test_whatever_fits_is_found_and_is_the_instances_own(length: int, driver: in
         assert paths.registration != socket_paths(directory, "e" * driver).registration
 
 
-def test_the_limit_is_the_kernels(tmp_path: Path) -> None:
+def test_the_limit_is_that_of_the_kernel(tmp_path: Path) -> None:
     def bind(length: int) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(tmp_path / ("s" * (length - len(bytes(tmp_path)) - 1))))
@@ -78,26 +78,26 @@ def test_the_limit_is_the_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", ["../x", "a/b", ".", "-a", "a" * 65, "a b", "\0"])
-def test_a_uid_that_would_leave_the_directory_is_refused(uid: str) -> None:
+def test_a_uid_with_path_separators_is_refused(uid: str) -> None:
     with pytest.raises(UsageError, match="--pod-uid"):
         socket_paths(KUBELET, "d", uid)
 
 
-def test_bytes_count_not_characters() -> None:
+def test_the_limit_counts_bytes_not_characters() -> None:
     directory = Path("/" + "ä" * 25)
     assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < LONGEST
     for path in socket_paths(directory, "d" * 25).distinct:
         assert len(str(path).encode()) <= LONGEST
 
 
-def test_beside_the_sockets_of_other_drivers_no_name_says_whose_it_is(tmp_path: Path) -> None:
-    both = tmp_path / "plugins_registry" / "dra-short-reg.sock"
-    both.parent.mkdir()
-    (both.parent / "dra-another.sock").touch()
-    assert list(sockets_of_instances(SocketPaths(both, both), "d")) == []
+def test_shortened_names_in_one_directory_identify_no_driver(tmp_path: Path) -> None:
+    shared = tmp_path / "plugins_registry" / "dra-short-reg.sock"
+    shared.parent.mkdir()
+    (shared.parent / "dra-another.sock").touch()
+    assert list(sockets_of_instances(SocketPaths(shared, shared), "d")) == []
 
 
-def test_a_name_of_exactly_the_longest_length_is_taken() -> None:
+def test_a_name_of_exactly_the_limit_is_used() -> None:
     name = f"{'d' * 20}-reg.sock"
     directory = Path("/" + "k" * (LONGEST - len(f"//plugins_registry/{name}")))
     path = socket_paths(directory, "d" * 20).registration
@@ -105,16 +105,16 @@ def test_a_name_of_exactly_the_longest_length_is_taken() -> None:
 
 
 @pytest.mark.parametrize("driver", [1, 18, 25, 27, 30, 33, 36, 45])
-def test_the_sockets_of_another_instance_are_known_by_what_is_left_of_them(driver: int) -> None:
-    """The service's name may still have the whole uid where the registration's has no room for it."""
+def test_sockets_of_another_instance_are_found_by_remaining_names(driver: int) -> None:
+    """The service socket may have the whole uid in its name although that of the registration has no room for it."""
     name = "d" * driver
-    # As long as the usual one, and not pytest's own, which is longer.
+    # As long as the usual directory; the tmp_path of pytest is longer.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="tmp") as short:
         directory = Path(short)
         assert len(bytes(directory)) == len(bytes(KUBELET))
-        ours, dead = socket_paths(directory, name, "another"), socket_paths(directory, name, UID)
-        for path in (*ours.distinct, *dead.distinct):
+        own, dead = socket_paths(directory, name, "another"), socket_paths(directory, name, UID)
+        for path in (*own.distinct, *dead.distinct):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        found = set(sockets_of_instances(ours, name))
-        assert found >= set(dead.distinct) and not found & set(ours.distinct)
+        instances = set(sockets_of_instances(own, name))
+        assert instances >= set(dead.distinct) and not instances & set(own.distinct)
