@@ -22,24 +22,25 @@ from eventually import eventually
 
 @dataclass
 class AgentProcess:
-    """`dra-agent run`, and what it said."""
+    """`dra-agent run`, and its log."""
 
     process: subprocess.Popen[str]
     log: Path
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Wait until the log has the pattern; fail with the log where it never does."""
+        """Wait until the log matches the pattern; fail with the log otherwise."""
 
-        def found() -> re.Match[str] | None:
-            ended = self.process.poll() is not None  # before the log is read: it may say this last, and end
-            match = re.search(pattern, self.said())
-            assert match or not ended, f"the agent ended ({self.process.returncode}):\n{self.said()}"
+        def find_match() -> re.Match[str] | None:
+            # checked before the log is read: the agent may log this last, and exit
+            has_exited = self.process.poll() is not None
+            match = re.search(pattern, self.log_text())
+            assert match or not has_exited, f"the agent ended ({self.process.returncode}):\n{self.log_text()}"
             return match
 
-        match = eventually(found, lambda: f"no {pattern!r} in:\n{self.said()}")
+        match = eventually(find_match, lambda: f"no {pattern!r} in:\n{self.log_text()}")
         assert match is not None
         return match
 
@@ -54,31 +55,31 @@ class AgentProcess:
     def get(self, path: str) -> tuple[int, str]:
         port = self.wait_for(r"port=(\d+)\s")[1]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
 
 class ServiceManager:
-    """What systemd is to an agent. It takes what is sent at once: an agent drops what a full queue refuses."""
+    """The systemd side of sd_notify. It reads at once, because an agent drops messages on a full queue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.heard: list[str] = []
+        self.messages: list[str] = []
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._channel.bind(str(path))
         self._thread = threading.Thread(target=self._listen, name="service manager")
         self._thread.start()
 
     def _listen(self) -> None:
-        while said := self._channel.recv(4096).decode():
-            self.heard.append(said)
+        while message := self._channel.recv(4096).decode():
+            self.messages.append(message)
 
-    def news(self) -> list[str]:
-        """What was said, without the signs of life."""
-        return [said for said in self.heard if said != "WATCHDOG=1"]
+    def status_messages(self) -> list[str]:
+        """Return the messages without watchdog keep-alives."""
+        return [message for message in self.messages if message != "WATCHDOG=1"]
 
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
@@ -104,11 +105,11 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, state: Path) -> Iterator[Start]:
-    """Start agents on the state directory; whatever is left of them is killed in the end."""
+    """Start agents on the state directory; remaining agents are killed at the end."""
     agents: list[AgentProcess] = []
 
     def start(*flags: str, environment: dict[str, str] | None = None, patch: str = "") -> AgentProcess:
-        """`patch`: statements before the start, for limits of time that a test must not depend on."""
+        """Start an agent; `patch` has statements that run first, for time limits on which a test must not depend."""
         log = tmp_path / f"log-{len(agents)}"
         main = f"import sys\nfrom dra_agent.cli.main import main\n{patch}\nsys.exit(main())"
         command = [sys.executable, *(("-c", main) if patch else ("-m", "dra_agent")), "run", "--standalone"]

@@ -1,4 +1,4 @@
-"""Claims through a running agent: they outlive it, the hardware may change under it, and a library may hang."""
+"""Claims of a running agent: they survive its restarts, hardware changes, and a hanging library."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def cli(state: Path, tmp_path: Path) -> Callable[..., str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         variables["DRA_AGENT_STATE_DIR"] = str(state)
         command = [sys.executable, "-m", "dra_agent", *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=variables, cwd=tmp_path, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
     return run
 
 
 def claim(cli: Callable[..., str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cli("claim", "get", "-n", "team", "training", "-o", "json"))
-    return found
+    claim_: dict[str, Any] = json.loads(cli("claim", "get", "-n", "team", "training", "-o", "json"))
+    return claim_
 
 
 def devices_in(agent: AgentProcess, state: str) -> float:
-    """Devices of every family in this state."""
+    """Return the number of devices of all families in this state."""
     lines = [line for line in agent.get("/metrics")[1].splitlines() if line.startswith("dra_agent_devices{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines if f'state="{state}"' in line)
 
@@ -79,9 +79,7 @@ def metric(agent: AgentProcess, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name + " ")))
 
 
-def test_a_prepared_claim_outlives_a_killed_agent_and_a_stopped_one(
-    start: Start, cli: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_prepared_claim_survives_sigkill_and_sigterm(start: Start, cli: Callable[..., str], tmp_path: Path) -> None:
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     cli("claim", "apply", "-f", "claim.yaml")
     before = claim(cli)
@@ -95,7 +93,7 @@ def test_a_prepared_claim_outlives_a_killed_agent_and_a_stopped_one(
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
         assert agent.end(number) == code
         agent = start("--metrics-address", "127.0.0.1:0").ready()
-        assert "damaged" not in agent.said()
+        assert "damaged" not in agent.log_text()
         after = claim(cli)
         assert (after["phase"], after["devices"]) == ("Prepared", before["devices"])
         assert {path.name: path.read_bytes() for path in (tmp_path / "cdi").glob("*.json")} == specs
@@ -104,21 +102,19 @@ def test_a_prepared_claim_outlives_a_killed_agent_and_a_stopped_one(
     assert list((tmp_path / "cdi").glob("*.json")) == []
 
 
-def test_a_gpu_that_is_pulled_out_leaves_the_slices_and_comes_back(
-    start: Start, cli: Callable[..., str], state: Path
-) -> None:
+def test_an_unplugged_gpu_leaves_the_slices_until_replugged(start: Start, cli: Callable[..., str], state: Path) -> None:
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     before = devices_in(agent, "free")
     host = state / "simulated" / "vm-1gpu"
     inject.unplug(host, "0000:00:04.0")
     agent.wait_for(r"devices changed removed=gpu-0000-00-04-0")
-    eventually(lambda: devices_in(agent, "free") == before - 1, agent.said)  # counted once it is logged
+    eventually(lambda: devices_in(agent, "free") == before - 1, agent.log_text)  # counted once the change is logged
     inject.replug(host, "0000:00:04.0")
     agent.wait_for(r"devices changed added=gpu-0000-00-04-0")
-    eventually(lambda: devices_in(agent, "free") == before, agent.said)
+    eventually(lambda: devices_in(agent, "free") == before, agent.log_text)
 
 
-def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
+def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
     start: Start, cli: Callable[..., str], state: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
@@ -128,16 +124,16 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     inject.hang(state / "simulated" / "vm-1gpu", None)
     agent.wait_for(r"device is not monitored")
     assert agent.get("/healthz") == (200, "ok\n")
-    # Its taint tells, and takes it from nobody.
+    # Its taint reports the hang, and does not prevent allocation.
     cause = 'dra_agent_device_causes{cause="unmonitored",device="gpu-0000-00-04-0"} 1.0'
-    eventually(lambda: cause in agent.get("/metrics")[1], agent.said)
+    eventually(lambda: cause in agent.get("/metrics")[1], agent.log_text)
     assert devices_in(agent, "free") == free
-    begin = time.monotonic()
+    start_time = time.monotonic()
     assert json.loads(cli("claim", "list", "-o", "json")) == []
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - start_time < 60
     cli("claim", "apply", "-f", "claim.yaml")
-    given = claim(cli)
-    assert (given["phase"], [entry["device"] for entry in given["devices"]]) == ("Prepared", ["gpu-0000-00-04-0"])
+    claim_ = claim(cli)
+    assert (claim_["phase"], [entry["device"] for entry in claim_["devices"]]) == ("Prepared", ["gpu-0000-00-04-0"])
     rows = [line.split() for line in cli("devices", "--config", str(config), "--simulate", "vm-1gpu").splitlines()]
     (row,) = [row for row in rows if row[0] == "gpu-0000-00-04-0"]
     assert "unmonitored," in row, row
@@ -145,21 +141,21 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     assert agent.end() == 0
 
 
-def test_an_agent_whose_start_takes_long_is_alive_meanwhile(start: Start, state: Path, tmp_path: Path) -> None:
+def test_an_agent_with_a_slow_start_sends_heartbeats(start: Start, state: Path, tmp_path: Path) -> None:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
     simulate.build("vm-1gpu", host)
     inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 600\n")
-    # Each beat is said, for the time without one that counts as illness is up to the machine.
+    # Every heartbeat is logged; the machine decides how long the start takes.
     patch = (
         "from dra_agent.agent import liveness\n"
         "liveness.LivenessMonitor.heartbeat = lambda self: print('beat', file=sys.stderr, flush=True)"
     )
     agent = start("--config", str(config), patch=patch)
     agent.wait_for("(?s)beat.*beat")
-    assert "info ready" not in agent.said()
+    assert "info ready" not in agent.log_text()
     inject.clear(host)
     agent.ready()
 
@@ -172,5 +168,5 @@ def test_an_agent_starts_although_the_nvidia_library_hangs(start: Start, state: 
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 0.3\n")
     agent = start("--config", str(config)).ready()
-    assert "NVML" in agent.said()
+    assert "NVML" in agent.log_text()
     assert agent.end() == 0

@@ -1,4 +1,4 @@
-"""Flags over variables over file over defaults, and one clear message for everything else."""
+"""Precedence of flags, variables, file and defaults, and one clear message for every error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.toml"
 
 
-def test_the_defaults_need_nothing() -> None:
+def test_the_defaults_are_complete() -> None:
     config = configure()
     assert config.driver_name == "dra-agent.internal"
     assert config.cdi_dir == Path("/var/run/cdi")
@@ -33,7 +33,7 @@ def test_the_defaults_need_nothing() -> None:
     assert not config.standalone
 
 
-def test_a_flag_beats_a_variable_which_beats_the_file(file: Path) -> None:
+def test_a_flag_overrides_a_variable_which_overrides_the_file(file: Path) -> None:
     file.write_text('node-name = "of-file"\nlog_level = "debug"\nstate-dir = "/file"\nstandalone = true\n')
     variables = {
         "DRA_AGENT_NODE_NAME": "of-variable",
@@ -46,29 +46,29 @@ def test_a_flag_beats_a_variable_which_beats_the_file(file: Path) -> None:
     assert not configure("--no-standalone", "--config", str(file)).standalone
 
 
-def test_the_file_of_the_unit_is_read_where_nothing_names_another(
+def test_the_default_file_is_read_unless_another_is_named(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config_module, "DEFAULT_FILE", file)
-    assert configure().node_name == "", "it need not exist"
+    assert configure().node_name == "", "the default file is optional"
     file.write_text("node-name = 'of-default-file'\nlog-level = 'debug'")
     assert configure().node_name == "of-default-file"
     assert configure("--node-name", "of-flag").log_level == "debug"
     assert configure(variables={"DRA_AGENT_NODE_NAME": "of-variable"}).node_name == "of-variable"
     other = tmp_path / "other.toml"
     other.write_text("log-level = 'error'")
-    for named in (
+    for config in (
         configure("--config", str(other)),
         configure(variables={"DRA_AGENT_CONFIG": str(other)}),
     ):
-        assert (named.node_name, named.log_level) == ("", "error")
+        assert (config.node_name, config.log_level) == ("", "error")
     assert configure(variables={"DRA_AGENT_CONFIG": ""}).node_name == "", "an empty variable means no file"
     file.write_text("node-nam = 'x'")
     with pytest.raises(UsageError, match=r"config\.toml:1: unknown key"):
         configure()
 
 
-def test_a_host_name_that_cannot_be_a_node_name_is_blamed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_host_name_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
     with pytest.raises(UsageError, match=r"the host's name: 'my_host' is not .*; choose another with --node-name"):
         configure()
@@ -93,11 +93,11 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
     assert configure("--config", str(file)) != Config()
 
 
-@pytest.mark.parametrize("word", ["NoExecute", "NoSchedule", "tell", "none"])
-def test_every_word_for_a_taint_is_taken_for_every_severity(file: Path, word: str) -> None:
-    file.write_text(f"[health]\nfatal = '{word}'\ndegraded = '{word}'\nunmonitored = '{word}'\n")
+@pytest.mark.parametrize("setting", ["NoExecute", "NoSchedule", "tell", "none"])
+def test_every_taint_setting_is_accepted_for_every_severity(file: Path, setting: str) -> None:
+    file.write_text(f"[health]\nfatal = '{setting}'\ndegraded = '{setting}'\nunmonitored = '{setting}'\n")
     health = configure("--config", str(file)).health
-    assert (health.fatal, health.degraded, health.unmonitored) == (word, word, word)
+    assert (health.fatal, health.degraded, health.unmonitored) == (setting, setting, setting)
 
 
 def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
@@ -165,14 +165,14 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(file: Path, text: str, message: str) -> None:
+def test_an_error_in_the_file_is_reported_with_its_line(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
         configure("--config", str(file))
     assert caught.value.exit_code == 2
 
 
-def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
+def test_an_unreadable_file_is_reported(file: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.toml: cannot be read: No such file"):
         configure("--config", str(file))
     file.write_bytes(b"\xff")
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
         configure("--config", str(file))
 
 
-def test_only_a_regular_file_of_a_bounded_size_is_read(file: Path, tmp_path: Path) -> None:
+def test_only_a_regular_file_of_bounded_size_is_read(file: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     file.write_text("# " + "x" * (1 << 20))
     for path, reason in (
@@ -208,7 +208,7 @@ def test_only_a_regular_file_of_a_bounded_size_is_read(file: Path, tmp_path: Pat
         (["--metrics-address", "host:99999"], {}, "is not HOST:PORT"),
     ],
 )
-def test_a_bad_flag_or_variable_is_named(arguments: list[str], variables: dict[str, str], message: str) -> None:
+def test_an_invalid_flag_or_variable_is_reported(arguments: list[str], variables: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         configure(*arguments, variables=variables)
 
@@ -220,7 +220,7 @@ def test_addresses_of_every_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "families"),
+    ("setting", "families"),
     [
         ('"off"', frozenset()),
         ("false", frozenset()),
@@ -229,32 +229,32 @@ def test_addresses_of_every_form() -> None:
         ("true", None),
     ],
 )
-def test_the_devices_of_a_claims_status_are_chosen_by_a_word_or_the_earlier_switch(
-    file: Path, word: str, families: frozenset[str] | None
+def test_claim_status_accepts_families_and_the_earlier_switch(
+    file: Path, setting: str, families: frozenset[str] | None
 ) -> None:
-    file.write_text(f"claim_status = {word}\n")
+    file.write_text(f"claim_status = {setting}\n")
     assert configure("--config", str(file)).claim_status_families == families
-    variables = {"DRA_AGENT_CLAIM_STATUS": word.strip('"')}
+    variables = {"DRA_AGENT_CLAIM_STATUS": setting.strip('"')}
     assert configure(variables=variables).claim_status_families == families
-    assert configure("--claim-status", word.strip('"')).claim_status_families == families
+    assert configure("--claim-status", setting.strip('"')).claim_status_families == families
     assert configure().claim_status_families == frozenset({"nic"})
     assert configure("--no-claim-status").claim_status_families == frozenset()
     assert configure("--claim-status").claim_status_families is None
 
 
-def test_without_root_a_simulated_agent_keeps_its_state_where_the_user_may_write(
+def test_a_simulated_agent_without_root_uses_the_users_state_dir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     variables = {"XDG_STATE_HOME": str(tmp_path)}
-    own = tmp_path / "dra-agent"
+    user_dir = tmp_path / "dra-agent"
     assert configure(variables=variables).state_dir == Path("/var/lib/dra-agent")
-    assert configure("--simulate", "vm-1gpu", variables=variables).state_dir == own
+    assert configure("--simulate", "vm-1gpu", variables=variables).state_dir == user_dir
     home = {"HOME": str(tmp_path)}
     assert configure("--simulate", "x", variables=home).state_dir == tmp_path / ".local/state/dra-agent"
     assert configure("--simulate", "x", "--state-dir", "/given", variables=variables).state_dir == Path("/given")
-    own.mkdir()
-    (own / "agent.sock").touch()
-    assert configure(variables=variables).state_dir == own, "commands find the agent that runs there"
+    user_dir.mkdir()
+    (user_dir / "agent.sock").touch()
+    assert configure(variables=variables).state_dir == user_dir, "commands find the agent that runs there"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert configure("--simulate", "x", variables=variables).state_dir == Path("/var/lib/dra-agent")

@@ -1,4 +1,4 @@
-"""An agent in Kubernetes mode whose kubelet has forgotten a claim: it releases the claim, or a person does."""
+"""In Kubernetes mode, a claim that the kubelet no longer knows is released by the agent or by an operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def release(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
 
 
-def test_a_claim_that_the_kubelet_forgot_is_released_by_the_agent(
+def test_a_claim_without_its_object_is_released_by_the_agent(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text("[claims]\nrelease_gone_after = 0.5\n")
@@ -46,7 +46,7 @@ def test_a_claim_that_the_kubelet_forgot_is_released_by_the_agent(
     eventually(lambda: any(event["reason"] == "ClaimGone" for event in fake_api.objects("events")))
 
 
-def test_a_person_releases_a_claim(
+def test_an_operator_releases_a_claim(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, state: Path
 ) -> None:
     claim = allocate(fake_api, "one")
@@ -60,10 +60,10 @@ def test_a_person_releases_a_claim(
             unknown = await asyncio.to_thread(release, state, "default/none", "--force")
             assert unknown.returncode == 1 and "no claim of this name" in unknown.stderr
             fake_api.remove("resourceclaims", "one", "default")
-            done = await asyncio.to_thread(release, state, claim[2], "-o", "json")
-            assert done.returncode == 0, done.stderr
-            answer = json.loads(done.stdout)
-            assert (answer["name"], answer["devices"], answer["exists"]) == ("one", [GPU], False)
+            released = await asyncio.to_thread(release, state, claim[2], "-o", "json")
+            assert released.returncode == 0, released.stderr
+            result = json.loads(released.stdout)
+            assert (result["name"], result["devices"], result["exists"]) == ("one", [GPU], False)
             other = allocate(fake_api, "two")
             assert not (await prepare(driver, other)).error
             forced = await asyncio.to_thread(release, state, "default/two", "--force")

@@ -1,4 +1,4 @@
-"""From the simulated NVML to slices: an XID taints the GPU, a recovery frees it, and a hang harms nobody."""
+"""From the simulated NVML to slices: an XID taints the GPU, a recovery removes the taint, and hangs are harmless."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from eventually import eventually
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-00-04-0"
 SETTINGS = HealthSettings(recovery_seconds=3600, event_seconds=3600)
-"""Longer than a test: what has passed, has passed because the test says so."""
+"""Longer than a test: only the test makes this time pass."""
 PATIENT_S = 60.0
-"""For a library that answers: none on a slow machine counts as one that hangs."""
+"""For a library that answers: on a slow machine it must not count as hanging."""
 HANGS_S = 0.3
 
 
 class Clock:
-    """The time of day, and what the test lets pass."""
+    """The time of day, plus the time that the test skips."""
 
     def __init__(self) -> None:
         self._passed_s = 0.0
@@ -42,7 +42,7 @@ class Clock:
     def __call__(self) -> float:
         return STEADY.unix() + self._passed_s
 
-    def pass_(self) -> None:
+    def skip_recovery(self) -> None:
         self._passed_s += 3601
 
 
@@ -60,24 +60,26 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def hardware(root: Path, clock: Clock) -> Iterator[DeviceState]:
     host = simulate.build("vm-1gpu", root)
-    made = DeviceState(
+    state = DeviceState(
         host,
         InventorySettings(nvml_timeout=PATIENT_S),
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(SETTINGS, DRIVER, clock=clock),
     )
-    yield made
+    yield state
     inject.clear(root)
-    made.close()
+    state.close()
 
 
 def taints(hardware: DeviceState) -> list[dict[str, Any]]:
-    (device,) = [d for s in hardware.slices() for d in s["spec"]["devices"] if d["name"] == GPU]
+    (device,) = [
+        device for slice_ in hardware.slices() for device in slice_["spec"]["devices"] if device["name"] == GPU
+    ]
     return list(device.get("taints", []))
 
 
-def test_an_xid_taints_the_gpu_until_it_has_passed(hardware: DeviceState, root: Path, clock: Clock) -> None:
+def test_an_xid_taints_the_gpu_until_it_has_recovered(hardware: DeviceState, root: Path, clock: Clock) -> None:
     assert taints(hardware) == [] and not hardware.poll_events()
     before = int(clock())
     inject.xid(root, GPU.removeprefix("gpu-").replace("-", ":", 2).replace("-", "."), 95)
@@ -87,16 +89,14 @@ def test_an_xid_taints_the_gpu_until_it_has_passed(hardware: DeviceState, root: 
     assert before <= datetime.fromisoformat(taint["timeAdded"]).timestamp() <= clock()
     rows = {row.device: row for row in hardware.board.rows()}
     assert rows[GPU].health == "unhealthy" and "XID 95" in rows[GPU].message
-    assert not hardware.poll_events(), "nothing is new"
-    clock.pass_()
+    assert not hardware.poll_events(), "no further change"
+    clock.skip_recovery()
     assert hardware.poll_events()
     assert taints(hardware) == []
     assert {row.health for row in hardware.board.rows()} == {"healthy"}
 
 
-def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(
-    hardware: DeviceState, root: Path, clock: Clock
-) -> None:
+def test_a_lost_gpu_keeps_its_taints_until_it_has_recovered(hardware: DeviceState, root: Path, clock: Clock) -> None:
     uuid = hardware.inventory.devices[0].identity["uuid"]
     inject.fail(root, None, 15, uuid)
     inject.xid(root, uuid, 79)
@@ -108,22 +108,22 @@ def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(
 
 
 def recovered(hardware: DeviceState, clock: Clock) -> bool:
-    """Look twice, with the time of a recovery in between."""
+    """Refresh twice, with the recovery time in between."""
     hardware.refresh([], rescan=False)
-    clock.pass_()
+    clock.skip_recovery()
     hardware.refresh([], rescan=False)
     return not taints(hardware)
 
 
-def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(
+def test_a_hanging_library_makes_health_unknown_without_no_schedule(
     hardware: DeviceState, root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject.hang(root, None)
-    give_up_soon(hardware, monkeypatch)
-    began = time.monotonic()
+    shorten_timeout(hardware, monkeypatch)
+    start = time.monotonic()
     hardware.refresh([], rescan=False)
     assert not hardware.poll_events()
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - start < 50
     assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "None")]
     rows = {row.device: row.health for row in hardware.board.rows()}
     assert rows[GPU] == "unknown"
@@ -132,40 +132,40 @@ def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(
     eventually(lambda: recovered(hardware, clock) and hardware.inventory.devices[0].health == "healthy")
 
 
-def give_up_soon(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have calls that hang given up in a moment, from now on: those before had the time of a slow machine."""
+def shorten_timeout(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timeout of NVML calls from now on; earlier calls had the time of a slow machine."""
     library = acquire(hardware.host.nvml_library, PATIENT_S)
     monkeypatch.setattr(library, "_timeout", HANGS_S)
     library.close()
 
 
-def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: DeviceState, clock: Clock) -> None:
+def test_a_setup_failure_taints_its_gpu(hardware: DeviceState, clock: Clock) -> None:
     assert hardware.set_setup_failures({GPU: "its MPS daemon exited"}).changed == (GPU,)
     (taint,) = taints(hardware)
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/sharing-down", "NoSchedule")
-    # A look at the hardware does not make it well, and being told twice changes nothing.
+    # A refresh does not remove the failure, and a repeated report changes nothing.
     assert not hardware.refresh([], rescan=True)
     assert not hardware.set_setup_failures({GPU: "its MPS daemon exited"})
     assert taints(hardware) == [taint]
     hardware.set_setup_failures({})
 
-    clock.pass_()
+    clock.skip_recovery()
     hardware.poll_events()
     assert taints(hardware) == []
 
 
-def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: DeviceState) -> None:
+def test_a_setup_failure_of_an_absent_gpu_is_ignored(hardware: DeviceState) -> None:
     assert not hardware.set_setup_failures({"gpu-0000-99-00-0": "its MPS daemon exited"})
     assert taints(hardware) == []
 
 
-@pytest.mark.parametrize(("wanted", "effect"), [("tell", "None"), ("NoSchedule", "NoSchedule")])
-@pytest.mark.parametrize("how", ["hangs", "crashes"])
-def test_a_library_that_fails_taints_as_unmonitored(
-    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str, wanted: str, effect: str
+@pytest.mark.parametrize(("setting", "effect"), [("tell", "None"), ("NoSchedule", "NoSchedule")])
+@pytest.mark.parametrize("failure", ["hangs", "crashes"])
+def test_a_failing_library_taints_as_unmonitored(
+    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, failure: str, setting: str, effect: str
 ) -> None:
     host = simulate.build("vm-1gpu", root)
-    settings = msgspec.structs.replace(SETTINGS, unmonitored=wanted)
+    settings = msgspec.structs.replace(SETTINGS, unmonitored=setting)
     hardware = DeviceState(
         host,
         InventorySettings(nvml_timeout=PATIENT_S),
@@ -175,13 +175,13 @@ def test_a_library_that_fails_taints_as_unmonitored(
     )
     before = [device.to_api() for device in hardware.inventory.devices]
     library = acquire(host.nvml_library, PATIENT_S)
-    if how == "hangs":
+    if failure == "hangs":
         inject.hang(root, None)
-        give_up_soon(hardware, monkeypatch)
+        shorten_timeout(hardware, monkeypatch)
         hardware.refresh([], rescan=False)
     else:
         monkeypatch.setattr(client, "FIRST_WAIT_S", PATIENT_S)
-        # The second crash is one too many to start it again at once.
+        # After the second crash the library is not restarted at once.
         for _ in range(2):
             hardware.refresh([], rescan=False)
             pid = library.pid
@@ -191,7 +191,7 @@ def test_a_library_that_fails_taints_as_unmonitored(
         hardware.refresh([], rescan=False)
     assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", effect)]
     for device, known in zip(hardware.inventory.devices, before, strict=True):
-        assert {**device.to_api(), "taints": []} == {**known, "taints": []}, "what is known of it stays"
+        assert {**device.to_api(), "taints": []} == {**known, "taints": []}, "the other fields of the device stay"
     inject.clear(root)
     monkeypatch.undo()
     eventually(lambda: recovered(hardware, clock))
@@ -200,7 +200,7 @@ def test_a_library_that_fails_taints_as_unmonitored(
     hardware.close()
 
 
-def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_not_at_the_next_look(
+def test_after_a_library_crash_events_are_read_again_without_a_refresh(
     hardware: DeviceState, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = acquire(hardware.host.nvml_library, PATIENT_S)
@@ -209,7 +209,7 @@ def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_
         return hardware.poll_events() is not None and library.pid not in (None, before)
 
     try:
-        # The second crash in a row is answered with a pause, and the end of that is not waited for by looks either.
+        # After the second crash in a row the restart has a delay, which no refresh shortens.
         for number in (95, 94):
             first = library.pid
             assert first is not None
@@ -218,25 +218,23 @@ def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_
             eventually(partial(restarted, first))
             inject.xid(root, "0000:00:04.0", number)
             eventually(hardware.poll_events)
-            told = {taint["key"] for taint in taints(hardware)}
-            assert f"{DRIVER}/xid-{number}" in told
+            keys = {taint["key"] for taint in taints(hardware)}
+            assert f"{DRIVER}/xid-{number}" in keys
         unknown = [record for record in caplog.records if "XIDs of the time before" in record.message]
         assert len(unknown) == 2 and all(0 <= float(vars(record)["seconds"]) < 30 for record in unknown)
     finally:
         library.close()
 
 
-def test_a_library_that_nobody_needs_any_more_is_not_looked_for(
-    hardware: DeviceState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[bool] = []
-    monkeypatch.setattr(hardware, "refresh", lambda events, *, rescan: looks.append(rescan))
+def test_an_idle_library_causes_no_refresh(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshes: list[bool] = []
+    monkeypatch.setattr(hardware, "refresh", lambda events, *, rescan: refreshes.append(rescan))
     for _ in range(3):
         hardware.poll_events()
-    assert looks == [], "it runs: nothing is to be looked at"
+    assert refreshes == [], "the library runs: no refresh is needed"
 
 
-def test_slices_that_nobody_asks_for_are_not_drawn(root: Path) -> None:
+def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:
     hardware = DeviceState(
         simulate.build("vm-1gpu", root),
         InventorySettings(nvml_timeout=1.0),

@@ -1,4 +1,4 @@
-"""Agents of one host that have different state directories: what the second one is told, and what it leaves alone."""
+"""Agents with different state directories on one host: what is refused, and how the owner is named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dra_agent.host import Host
 
 @pytest.fixture
 def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
-    """Start agents on one sysfs tree that none of them takes for a simulated host."""
+    """Start agents on one sysfs tree that they do not treat as a simulated host."""
     agents: list[AgentProcess] = []
 
     def start(state: str, *flags: str, profile: str = "cpu-only") -> AgentProcess:
@@ -43,15 +43,15 @@ def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
         agent.process.wait(30)
 
 
-def test_a_second_agent_for_the_same_devices_is_refused_and_told_of_the_first(
+def test_a_second_agent_for_the_same_devices_is_refused(
     start_real: Callable[..., AgentProcess], tmp_path: Path
 ) -> None:
     first = start_real("one").ready()
     second = start_real("two")
     assert second.process.wait(60) == 1
-    told = second.said()
-    assert str(tmp_path / "one") in told and f"pid {first.process.pid}" in told
-    assert "--state-dir" not in told
+    log = second.log_text()
+    assert str(tmp_path / "one") in log and f"pid {first.process.pid}" in log
+    assert "--state-dir" not in log
     other_driver = start_real("three", "--driver-name", "other.example.com").ready()
     assert other_driver.end(signal.SIGTERM) == 0
     first.process.kill()
@@ -59,23 +59,21 @@ def test_a_second_agent_for_the_same_devices_is_refused_and_told_of_the_first(
     start_real("two").ready()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "hosts")} == {0o755}
     drivers = list((tmp_path / "run").glob("hosts/*/drivers/*"))
-    # Who can open such a file can lock it, and keep the agent from starting.
+    # A user who can open such a file can lock it, and prevent the agent from starting.
     assert drivers and {path.stat().st_mode & 0o7777 for path in drivers} == {0o600}
 
 
-def test_doctor_names_both_agents_of_different_drivers_and_their_devices(
-    start_real: Callable[..., AgentProcess], tmp_path: Path
-) -> None:
-    """Each publishes the device, and the second claim for it is refused at prepare."""
+def test_doctor_names_both_agents_of_different_drivers(start_real: Callable[..., AgentProcess], tmp_path: Path) -> None:
+    """Each agent publishes the device, and a second claim for it is refused at prepare."""
     excluding = tmp_path / "excluding.toml"
     excluding.write_text("[inventory]\nexclude = ['true']\n")
 
     def doctor(state: str) -> tuple[int, list[dict[str, str]]]:
         command = [sys.executable, "-m", "dra_agent", "doctor", "--state-dir", str(tmp_path / state), "-o", "json"]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
-        found = json.loads(done.stdout)["findings"]
-        return done.returncode, [one for one in found if "two agents of this host" in one["what"]]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        findings = json.loads(result.stdout)["findings"]
+        return result.returncode, [finding for finding in findings if "two agents of this host" in finding["what"]]
 
     first = start_real("one", "--driver-name", "gpu.example.com", profile="mi300x").ready()
     start_real("apart", "--driver-name", "nothing.example.com", "--config", str(excluding), profile="mi300x").ready()
@@ -91,34 +89,32 @@ def test_doctor_names_both_agents_of_different_drivers_and_their_devices(
     assert doctor("one")[1] == []
 
 
-def test_one_state_directory_refuses_a_second_agent_without_naming_another_directory(
+def test_a_second_agent_in_one_state_directory_is_refused(
     start_real: Callable[..., AgentProcess],
 ) -> None:
     first = start_real("one").ready()
     second = start_real("one")
     assert second.process.wait(60) == 1
-    assert f"pid {first.process.pid}" in second.said() and "--state-dir" not in second.said()
+    assert f"pid {first.process.pid}" in second.log_text() and "--state-dir" not in second.log_text()
 
 
-def test_a_state_directory_has_an_id_that_stays_and_that_no_other_directory_gets(tmp_path: Path) -> None:
-    """A device number and an inode are given again to the next directory; the id of a removed one is not."""
+def test_the_id_of_a_state_directory_is_stable_and_unique(tmp_path: Path) -> None:
+    """Device number and inode of a removed directory are reused for the next one; its id is not."""
     state = tmp_path / "state"
     state.mkdir()
     first = state_id(state)
     assert (state_id(state), (state / ID_FILE).read_text().strip()) == (first, first)
-    assert [path.name for path in state.iterdir()] == [ID_FILE], "nothing but the id is left"
+    assert [path.name for path in state.iterdir()] == [ID_FILE], "only the id file exists"
     state.rename(tmp_path / "moved")
     state.mkdir()
     assert state_id(tmp_path / "moved") == first != state_id(state)
 
 
-def test_an_agent_says_nothing_of_its_id_and_keeps_it_over_a_restart(
-    start_real: Callable[..., AgentProcess], tmp_path: Path
-) -> None:
+def test_the_id_survives_a_restart_and_is_not_logged(start_real: Callable[..., AgentProcess], tmp_path: Path) -> None:
     ids = []
     for _ in range(2):
         agent = start_real("one").ready()
         assert agent.end(signal.SIGTERM) == 0
-        assert "no id" not in agent.said()
+        assert "no id" not in agent.log_text()
         ids.append((tmp_path / "one" / ID_FILE).read_text())
     assert ids[0] == ids[1]

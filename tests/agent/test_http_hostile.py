@@ -1,4 +1,4 @@
-"""Clients of the metrics that open connections and let them lie: everybody else is answered all the same."""
+"""Clients of the metrics server that keep connections open: other clients are still served."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from dra_agent.metrics import http_server
 from dra_agent.metrics.http_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
 from eventually import eventually
 
-SLOW = 20
+SLOW_CLIENTS = 20
 ROUNDS = 15
 PROBE_S = 5.0
-"""What the chart's probes wait."""
+"""The timeout of the probes in the chart."""
 
 
 @pytest.fixture
 def server() -> Iterator[HttpServer]:
-    made = HttpServer(
+    instance = HttpServer(
         ("127.0.0.1", 0), render=lambda accept: (b"metrics", "text/plain"), healthy=list, ready=lambda: ["starting"]
     )
-    made.start()
-    yield made
-    made.close()
+    instance.start()
+    yield instance
+    instance.close()
 
 
-def ask(server: HttpServer, path: str = "/healthz", at_most: float = PROBE_S) -> int:
+def get_status(server: HttpServer, path: str = "/healthz", timeout_s: float = PROBE_S) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=at_most) as answer:
-            return int(answer.status)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=timeout_s) as response:
+            return int(response.status)
     except urllib.error.HTTPError as error:
         with error:
             return error.code
 
 
-class Slow:
-    """Connections that send a byte now and then, and are opened again where they end."""
+class SlowClients:
+    """Connections that send a byte now and then, and reconnect when they end."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._stop = threading.Event()
-        self.up = threading.Barrier(SLOW + 1)
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(SLOW)]
+        self.connected = threading.Barrier(SLOW_CLIENTS + 1)
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(SLOW_CLIENTS)]
         for thread in self._threads:
             thread.start()
 
@@ -58,7 +58,7 @@ class Slow:
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
                     if first:
                         first = False
-                        self.up.wait(30)
+                        self.connected.wait(30)
                     while not self._stop.wait(0.2):
                         connection.sendall(b"x")
             except OSError:
@@ -70,57 +70,59 @@ class Slow:
             thread.join(30)
 
 
-def test_twenty_slow_connections_take_no_probe_away(server: HttpServer) -> None:
-    slow = Slow(server.port)
+def test_twenty_slow_connections_do_not_delay_probes(server: HttpServer) -> None:
+    slow = SlowClients(server.port)
     try:
-        slow.up.wait(30)
-        # What the kubelet asks for every ten seconds, much more often.
-        assert [ask(server) for _ in range(ROUNDS)] == [200] * ROUNDS
-        assert ask(server, "/metrics") == 200
+        slow.connected.wait(30)
+        # The request of the kubelet every 10 s, sent much more often.
+        assert [get_status(server) for _ in range(ROUNDS)] == [200] * ROUNDS
+        assert get_status(server, "/metrics") == 200
     finally:
         slow.end()
 
 
-def test_probes_have_a_listener_of_their_own(server: HttpServer) -> None:
+def test_probes_can_have_their_own_listener(server: HttpServer) -> None:
     with_probes = HttpServer(("127.0.0.1", 0), healthy=list, ready=lambda: ["starting"])
     with_probes.start()
     try:
-        assert (ask(with_probes), ask(with_probes, "/readyz"), ask(with_probes, "/metrics")) == (200, 503, 404)
+        assert (get_status(with_probes), get_status(with_probes, "/readyz"), get_status(with_probes, "/metrics")) == (
+            200,
+            503,
+            404,
+        )
         assert with_probes.port != server.port
     finally:
         with_probes.close()
 
 
-def test_a_connection_has_a_deadline_however_it_spends_its_time(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_has_a_total_deadline(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CONNECTION_TIMEOUT_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
-        def ended() -> bool:
+        def is_closed() -> bool:
             try:
-                connection.sendall(b"x")  # never silent for long
+                connection.sendall(b"x")  # keeps the connection active
             except OSError:
                 return True
             return False
 
-        eventually(ended, "the connection was never ended")
+        eventually(is_closed, "the connection was never closed")
 
 
-def test_one_connection_too_many_ends_the_oldest(server: HttpServer) -> None:
-    held = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(MAX_CONNECTIONS)]
+def test_one_connection_too_many_closes_the_oldest(server: HttpServer) -> None:
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(MAX_CONNECTIONS)]
     try:
-        for connection in held:
+        for connection in connections:
             connection.sendall(b"GET ")
-        assert ask(server) == 200
-        assert held[0].recv(1) == b"", "ended"
+        assert get_status(server) == 200
+        assert connections[0].recv(1) == b"", "closed"
     finally:
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
 @pytest.mark.parametrize("ending", [b"", b"\r\n"])
-def test_a_request_has_a_size(server: HttpServer, ending: bytes) -> None:
+def test_a_request_has_a_size_limit(server: HttpServer, ending: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         line = b"X: " + b"x" * 1000 + b"\r\n"
@@ -144,23 +146,23 @@ def test_a_request_has_a_size(server: HttpServer, ending: bytes) -> None:
     ids=["both lengths", "two lengths", "pipelined", "bare line feeds", "another encoding"],
 )
 def test_no_request_is_smuggled_behind_another(server: HttpServer, smuggled: bytes) -> None:
-    """A proxy in front of the metrics and the agent never disagree about where a request ends: one connection, one."""
+    """A proxy and the metrics server agree where a request ends: one connection serves one request."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(smuggled + b"GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n")
-        answers = b""
+        received = b""
         try:
             while part := connection.recv(4096):
-                answers += part
+                received += part
         except ConnectionResetError:
-            pass  # closed with the second request unread
-    assert answers.count(b"HTTP/1.") == 1 and not answers.endswith(b"ok\n"), answers
+            pass  # the server closed with the second request unread
+    assert received.count(b"HTTP/1.") == 1 and not received.endswith(b"ok\n"), received
 
 
 @pytest.mark.parametrize("path", ["/metrics%0d%0aSet-Cookie:%20a=b", "/../metrics", "/metrics/../healthz"])
-def test_no_path_brings_headers_or_another_page(server: HttpServer, path: str) -> None:
+def test_a_path_injects_neither_headers_nor_other_pages(server: HttpServer, path: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
         with connection.makefile("rb") as stream:
-            answer = stream.read()
-    head = answer.partition(b"\r\n\r\n")[0]
+            response = stream.read()
+    head = response.partition(b"\r\n\r\n")[0]
     assert b" 404 " in head.splitlines()[0] and b"Set-Cookie" not in head

@@ -1,4 +1,4 @@
-"""A real agent that is killed while it moves an interface to a container: the next one ends what was begun."""
+"""An agent is killed while it moves an interface to a container: the next agent completes the move."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ spec:
 
 @pytest.fixture
 def interface_name() -> Iterator[str]:
-    """The name that the simulated host gives its NIC; one test of this network namespace has it at a time."""
-    # Not a file among the temporary ones: processes of pytest can each have their own folder for them.
+    """The interface name of the simulated NIC; one test of this network namespace uses it at a time."""
+    # Not a temporary file: pytest workers can have different temporary directories.
     with Path("/proc/self/ns/net").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield NIC
 
 
 @pytest.fixture
-def claimed(interface_name: str, start: Start, state: Path, tmp_path: Path) -> Iterator[tuple[AgentProcess, list[str]]]:
-    """An agent, and the hook's command line of a claim that it has prepared; a real interface stands for the NIC's."""
+def prepared_claim(
+    interface_name: str, start: Start, state: Path, tmp_path: Path
+) -> Iterator[tuple[AgentProcess, list[str]]]:
+    """An agent and the hook command of a prepared claim; a veth interface has the name of the NIC."""
     flags = ("--simulate", "dgx-h100", "--net-devices")
     agent = start(*flags).ready()
     agent.wait_for("--net-devices is without effect")
@@ -76,25 +78,25 @@ def claimed(interface_name: str, start: Start, state: Path, tmp_path: Path) -> I
             ip("link", "delete", name, check=False)
 
 
-@pytest.mark.parametrize("after", [0.0, 0.3, 0.6])
-def test_killed_at_any_moment_of_a_move(
-    start: Start, state: Path, claimed: tuple[AgentProcess, list[str]], after: float
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6])
+def test_a_move_is_completed_after_sigkill_at_any_moment(
+    start: Start, state: Path, prepared_claim: tuple[AgentProcess, list[str]], delay_s: float
 ) -> None:
-    agent, hook = claimed
+    agent, hook = prepared_claim
     with network() as pod:
-        question = json.dumps({"pid": pod})
+        hook_input = json.dumps({"pid": pod})
         with subprocess.Popen(hook, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
             assert first.stdin is not None
-            first.stdin.write(question)
+            first.stdin.write(hook_input)
             first.stdin.close()
-            time.sleep(after)
+            time.sleep(delay_s)
             agent.end(signal.SIGKILL)
             start("--simulate", "dgx-h100").ready()
-            first.wait(60)  # it may have given up before the agent was there; the kubelet starts the container again
+            first.wait(60)  # the hook may time out before the agent runs; the kubelet then starts the container again
         for _ in range(2):
-            done = subprocess.run(hook, input=question, capture_output=True, text=True, timeout=120, check=False)
-            assert (done.returncode, done.stderr) == (0, "")
-            found = links(pod)["net1"]
-            assert addresses(found) == ["192.0.2.7/24"] and "UP" in found["flags"]
+            result = subprocess.run(hook, input=hook_input, capture_output=True, text=True, timeout=120, check=False)
+            assert (result.returncode, result.stderr) == (0, "")
+            link = links(pod)["net1"]
+            assert addresses(link) == ["192.0.2.7/24"] and "UP" in link["flags"]
         (note,) = (state / "net").glob("*.json")
         assert json.loads(note.read_text())["complete"] is True

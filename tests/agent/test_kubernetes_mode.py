@@ -1,4 +1,4 @@
-"""A real agent in Kubernetes mode: a kubelet asks over the sockets, an API server of real HTTP knows the claims."""
+"""A real agent in Kubernetes mode, with a fake kubelet on its sockets and a fake API server."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def kubernetes(start: Start, fake_api: FakeApi, tmp_path: Path, kubelet_dir: Pat
     """Start an agent in Kubernetes mode."""
     credentials = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
-    def run(*flags: str, **how: Any) -> AgentProcess:
-        where = ("--kubelet-dir", str(kubelet_dir), "--kubeconfig", str(credentials))
-        return start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", *flags, **how)
+    def run(*flags: str, **options: Any) -> AgentProcess:
+        connection = ("--kubelet-dir", str(kubelet_dir), "--kubeconfig", str(credentials))
+        return start("--no-standalone", *connection, "--metrics-address", "127.0.0.1:0", *flags, **options)
 
     return run
 
 
 def allocate(api: FakeApi, name: str, device: str = GPU, driver: str = DRIVER, **devices: Any) -> tuple[str, str, str]:
-    """Put an allocated claim into the API server; (namespace, name, uid)."""
+    """Create an allocated claim in the API server, and return (namespace, name, uid)."""
     pool = f"node-a/{device.partition('-')[0]}"
     result = {"request": "gpu", "driver": driver, "pool": pool, "device": device}
-    made = api.put(
+    claim = api.put(
         "resourceclaims",
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -52,7 +52,7 @@ def allocate(api: FakeApi, name: str, device: str = GPU, driver: str = DRIVER, *
             "status": {"allocation": {"devices": {"results": [result], **devices}}},
         },
     )
-    return "default", name, made["metadata"]["uid"]
+    return "default", name, claim["metadata"]["uid"]
 
 
 @asynccontextmanager
@@ -107,32 +107,34 @@ def test_a_claim_from_prepare_to_unprepare(
         count = re.search(rf'phase_duration_seconds_count{{phase="{phase}"}} (\d+)', metrics)
         assert count and int(count[1]) >= 2, phase
     assert 'dra_agent_dra_requests_total{operation="prepare",result="ok"} 3.0' in metrics
-    writes = [seen for seen in fake_api.writes() if "resourceclaims" in seen.path]
-    assert not [seen for seen in writes if "status" not in seen.path], "preparing writes no claim"
+    writes = [request for request in fake_api.writes() if "resourceclaims" in request.path]
+    assert not [request for request in writes if "status" not in request.path], (
+        "prepare does not change the claim outside of its status"
+    )
 
 
-def test_readiness_and_systemd_say_whether_the_kubelet_knows_the_driver(
+def test_readiness_and_systemd_status_show_the_registration(
     kubernetes: Callable[..., AgentProcess], kubelet_dir: Path, service_manager: ServiceManager
 ) -> None:
     agent = kubernetes(environment={"NOTIFY_SOCKET": str(service_manager.path)}).ready()
     assert agent.get("/readyz") == (503, "waiting for the kubelet\n")
     assert agent.get("/healthz")[0] == 200
-    assert service_manager.heard[0] == "READY=1\nSTATUS=2 devices on node node-a, waiting for the kubelet"
+    assert service_manager.messages[0] == "READY=1\nSTATUS=2 devices on node node-a, waiting for the kubelet"
 
     async def scenario() -> None:
         async with registered(kubelet_dir):
             pass
 
     asyncio.run(scenario())
-    eventually(lambda: len(service_manager.news()) > 1, agent.said)
-    assert service_manager.news()[1] == "STATUS=2 devices on node node-a, registered with the kubelet"
+    eventually(lambda: len(service_manager.status_messages()) > 1, agent.log_text)
+    assert service_manager.status_messages()[1] == "STATUS=2 devices on node node-a, registered with the kubelet"
     assert agent.get("/readyz") == (200, "ok\n")
     assert agent.end() == 0
-    assert not [path for path in kubelet_dir.rglob("*") if not path.is_dir()], "own sockets are removed"
-    assert "Traceback" not in agent.said()
+    assert not [path for path in kubelet_dir.rglob("*") if not path.is_dir()], "the agent removes its own sockets"
+    assert "Traceback" not in agent.log_text()
 
 
-def test_it_comes_back_after_a_kill_with_the_same_answer(
+def test_a_prepared_claim_is_the_same_after_sigkill(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
 ) -> None:
     claim = allocate(fake_api, "one")
@@ -142,7 +144,7 @@ def test_it_comes_back_after_a_kill_with_the_same_answer(
         async with registered(kubelet_dir) as driver:
             before = await prepare(driver, claim)
         agent.end(signal.SIGKILL)
-        assert list(kubelet_dir.rglob("*.sock")), "nobody took the sockets away"
+        assert list(kubelet_dir.rglob("*.sock")), "the killed agent removed no sockets"
         kubernetes().ready()
         async with registered(kubelet_dir) as driver:
             assert await prepare(driver, claim) == before
@@ -151,7 +153,7 @@ def test_it_comes_back_after_a_kill_with_the_same_answer(
     asyncio.run(scenario())
 
 
-def test_the_kubelet_is_answered_while_the_vendors_library_hangs(
+def test_the_kubelet_gets_responses_while_the_nvidia_library_hangs(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, state: Path, tmp_path: Path
 ) -> None:
     host = state / "simulated" / "vm-1gpu"
@@ -161,7 +163,7 @@ def test_the_kubelet_is_answered_while_the_vendors_library_hangs(
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 600\n")
     claim = allocate(fake_api, "one", "nic-0000-00-05-0")
-    # It answers long before the kubelet's own deadline, on every machine.
+    # On every machine the response comes long before the deadline of the kubelet.
     agent = kubernetes(
         "--config", str(config), patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 1.0"
     )
@@ -171,17 +173,17 @@ def test_the_kubelet_is_answered_while_the_vendors_library_hangs(
             assert "still starting" in (await prepare(driver, claim)).error
             kubelet = FakeKubelet(kubelet_dir)
             for _ in range(20):
-                await kubelet.register(next(iter(kubelet.sockets())))  # fails where GetInfo takes a second
+                await kubelet.register(next(iter(kubelet.sockets())))  # fails if GetInfo takes a second
                 await kubelet.close()
                 await asyncio.sleep(0.05)
-            assert "info ready" not in agent.said()
+            assert "info ready" not in agent.log_text()
             inject.clear(host)
             await asyncio.to_thread(agent.ready)
 
     asyncio.run(scenario())
 
 
-def test_the_api_server_may_be_away_and_wrong(
+def test_temporary_api_errors_are_retried_and_permanent_ones_fail(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
 ) -> None:
     claim = allocate(fake_api, "one")
@@ -198,49 +200,49 @@ def test_the_api_server_may_be_away_and_wrong(
             assert not (await prepare(driver, claim)).error
             assert await unprepare(driver, claim) == ""
             fake_api.fail(403, times=None, path="resourceclaims", body='{"kind":"Status","message":"no"}')
-            began = time.monotonic()
+            start = time.monotonic()
             assert (
                 "default/resourceclaims/one: no; grant this identity the right"
                 in (await prepare(driver, claim, timeout=100.0)).error
             )
-            assert time.monotonic() - began < 50, "what cannot get better is not waited for"
+            assert time.monotonic() - start < 50, "permanent errors are not retried until the deadline"
 
     asyncio.run(scenario())
-    assert "Traceback" not in agent.said()
+    assert "Traceback" not in agent.log_text()
 
 
-def test_claims_of_an_api_server_that_is_away_are_refused_and_given_back(
+def test_without_an_api_server_prepare_fails_and_unprepare_works(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
 ) -> None:
     claim, other = allocate(fake_api, "one"), allocate(fake_api, "two", "nic-0000-00-05-0")
-    # It answers long before the kubelet's own deadline, on every machine.
+    # On every machine the response comes long before the deadline of the kubelet.
     agent = kubernetes(patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 5.0").ready()
 
     async def scenario() -> None:
         async with registered(kubelet_dir) as driver:
 
-            async def prepared() -> bool:
+            async def is_prepared() -> bool:
                 return not (await prepare(driver, claim)).error
 
-            await eventually_async(prepared, agent.said)
+            await eventually_async(is_prepared, agent.log_text)
             fake_api.stop()
             assert "cannot be read" in (await prepare(driver, other)).error
             assert await unprepare(driver, claim) == ""
 
     asyncio.run(scenario())
-    assert "Traceback" not in agent.said()
+    assert "Traceback" not in agent.log_text()
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         ({"apiVersion": "x/v1", "kind": "Nonsense"}, "'Nonsense' of 'x/v1' is not known to this agent"),
         ({"kind": "Nonsense"}, "config[0].opaque.parameters.apiVersion: is missing"),
         ("text", "config[0].opaque.parameters: is not an object"),
     ],
 )
-def test_configuration_that_is_not_understood_is_named(
-    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, parameters: Any, says: str
+def test_unknown_device_configuration_is_reported(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, parameters: Any, message: str
 ) -> None:
     config = [
         {"source": "FromClaim", "opaque": {"driver": "another.example.com", "parameters": {"anything": 1}}},
@@ -252,14 +254,14 @@ def test_configuration_that_is_not_understood_is_named(
 
     async def scenario() -> None:
         async with registered(kubelet_dir) as driver:
-            answer = await driver.call("prepare", [claim, foreign])
-            assert says.replace("[0]", "[1]") in answer.claims[claim[2]].error
-            assert not answer.claims[foreign[2]].error
+            response = await driver.call("prepare", [claim, foreign])
+            assert message.replace("[0]", "[1]") in response.claims[claim[2]].error
+            assert not response.claims[foreign[2]].error
 
     asyncio.run(scenario())
 
 
-def test_devices_of_other_drivers_are_theirs(
+def test_devices_of_other_drivers_are_ignored(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
 ) -> None:
     claim = allocate(fake_api, "one", driver="another.example.com")
@@ -267,14 +269,14 @@ def test_devices_of_other_drivers_are_theirs(
 
     async def scenario() -> None:
         async with registered(kubelet_dir) as driver:
-            answer = await prepare(driver, claim)
-            assert not answer.error and not answer.devices
+            response = await prepare(driver, claim)
+            assert not response.error and not response.devices
 
     asyncio.run(scenario())
 
 
-def test_a_kubeconfig_that_is_none_ends_the_start(kubernetes: Callable[..., AgentProcess], tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_ends_the_start(kubernetes: Callable[..., AgentProcess], tmp_path: Path) -> None:
     agent = kubernetes("--kubeconfig", str(tmp_path / "absent"))
     assert agent.process.wait(60) in (1, 2)
-    assert str(tmp_path / "absent") in agent.said()
-    assert "Traceback" not in agent.said()
+    assert str(tmp_path / "absent") in agent.log_text()
+    assert "Traceback" not in agent.log_text()

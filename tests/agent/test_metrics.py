@@ -1,4 +1,4 @@
-"""What /metrics shows before anything has happened, and which devices it calls free."""
+"""Metrics before the first event, and which devices count as free."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot, blocked_devi
 from dra_agent.publish import PublisherStats
 from publish.node import partitioned
 
-NOTHING = PublisherStats(
+EMPTY_STATS = PublisherStats(
     writes={}, errors={}, slices=0, pending=(), last_write=None, lag_s=0.0, unpublishable=0, problems=()
 )
 
 
-def samples(reading: MetricsSnapshot) -> dict[str, float]:
-    metrics = Metrics(lambda: reading)
-    metrics.add(PublishMetrics(lambda: NOTHING, {}))
+def samples(snapshot: MetricsSnapshot) -> dict[str, float]:
+    metrics = Metrics(lambda: snapshot)
+    metrics.add(PublishMetrics(lambda: EMPTY_STATS, {}))
     lines = [line.rpartition(" ") for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
-def test_every_series_of_a_closed_set_is_there_before_its_first_event() -> None:
-    found = samples(MetricsSnapshot(reclaim=ReclaimSnapshot()))
+def test_every_series_exists_before_its_first_event() -> None:
+    values = samples(MetricsSnapshot(reclaim=ReclaimSnapshot()))
     expected = [
         f'dra_agent_dra_requests_total{{operation="{operation}",result="{result}"}}'
         for operation in ("prepare", "unprepare")
@@ -40,7 +40,7 @@ def test_every_series_of_a_closed_set_is_there_before_its_first_event() -> None:
         for mode in ("evict", "delete")
         for result in ("ok", "budget", "error")
     ]
-    assert {name: found.get(name) for name in expected} == dict.fromkeys(expected, 0.0)
+    assert {name: values.get(name) for name in expected} == dict.fromkeys(expected, 0.0)
 
 
 def test_devices_are_counted_by_family_pool_and_product() -> None:
@@ -49,14 +49,14 @@ def test_devices_are_counted_by_family_pool_and_product() -> None:
         DeviceInfo("gpu-1", "n/gpu", "blocked", product="H100", family="gpu"),
         DeviceInfo("nic-0", "n/nic", "free", product="", family="nic"),
     )
-    found = samples(MetricsSnapshot(devices=devices, health=Summary(causes=(("gpu-1", "xid-79"),))))
+    values = samples(MetricsSnapshot(devices=devices, health=Summary(causes=(("gpu-1", "xid-79"),))))
     gpus = 'dra_agent_devices{family="gpu",pool="n/gpu",product="H100",state='
-    assert [found[f'{gpus}"{state}"}}'] for state in ("free", "blocked", "prepared")] == [1, 1, 0]
-    assert found['dra_agent_devices{family="nic",pool="n/nic",product="",state="free"}'] == 1
-    assert found['dra_agent_device_causes{cause="xid-79",device="gpu-1"}'] == 1
+    assert [values[f'{gpus}"{state}"}}'] for state in ("free", "blocked", "prepared")] == [1, 1, 0]
+    assert values['dra_agent_devices{family="nic",pool="n/nic",product="",state="free"}'] == 1
+    assert values['dra_agent_device_causes{cause="xid-79",device="gpu-1"}'] == 1
 
 
-def test_what_shares_counters_with_a_prepared_device_is_not_free() -> None:
+def test_a_device_that_shares_prepared_counters_is_blocked() -> None:
     inventory: Any = partitioned()
     whole, first, second = (device.name for device in inventory.devices)
     assert blocked_devices(inventory, "n", set()) == set()

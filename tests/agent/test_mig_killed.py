@@ -1,6 +1,8 @@
-"""A real agent is killed in each step of making and destroying a MIG partition, and started again: what claims hold is
-there, and theirs alone; what nobody holds is gone from NVML, the driver's folders, the device nodes, the CDI directory
-and the agent's notes."""
+"""A real agent is killed in each step of creating and destroying a MIG partition, and restarted.
+
+Partitions of prepared claims exist exactly once. All others are gone from NVML, the capability directories, the device
+nodes, the CDI directory and the state files of the agent.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from .conftest import AgentProcess, Start
 
 When = Literal["before", "after"]
 ADDRESS = "0000:1b:00.0"
-# One GPU is offered, so that every claim is about it.
+# The configuration partitions one GPU, and every claim selects it.
 CONFIG = f"""
 [[inventory.partition]]
 mode = "mig"
@@ -59,8 +61,12 @@ spec:
 """
 WHOLE = """'device.attributes["dra-agent.internal"].type == "gpu"'"""
 
-MAKING = ("nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance")
-DESTROYING = ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy")
+CREATE_CALLS = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+)
+DESTROY_CALLS = ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy")
 STEPS: tuple[When, When] = ("before", "after")
 
 
@@ -70,7 +76,7 @@ def of_profile(name: str) -> str:
 
 
 class Node:
-    """The directory of one agent after another, on one simulated DGX H100."""
+    """Successive agents on one state directory and one simulated DGX H100."""
 
     def __init__(self, start: Start, state: Path, folder: Path) -> None:
         self.host = state / "simulated" / "dgx-h100"
@@ -88,16 +94,16 @@ class Node:
         self.agent = self._start(*flags, environment={"PYTHONFAULTHANDLER": "1"}).ready()
         return self.agent
 
-    def where_it_is(self) -> str:
-        """Give the agent's log with what each of its threads does; ends it."""
+    def dump_threads(self) -> str:
+        """Return the log of the agent with the stacks of its threads; this ends the agent."""
         if self.agent.process.poll() is None:
             self.agent.end(signal.SIGABRT)
-        return self.agent.said()
+        return self.agent.log_text()
 
     def cli(self, *arguments: str) -> str:
-        """Run a command; gives what it says where it fails, and "" where it does not."""
-        done = self._run(*arguments)
-        return "" if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"
+        """Run a command, and return its error message, or "" if it succeeds."""
+        result = self._run(*arguments)
+        return "" if result.returncode == 0 else result.stderr or f"exit code {result.returncode}"
 
     def apply(self, name: str, expression: str) -> str:
         path = self._folder / f"{name}.yaml"
@@ -105,58 +111,64 @@ class Node:
         return self.cli("claim", "apply", "-f", str(path))
 
     def claim(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._run("claim", "get", "-n", "team", name, "-o", "json").stdout)
-        return found
+        claim_: dict[str, Any] = json.loads(self._run("claim", "get", "-n", "team", name, "-o", "json").stdout)
+        return claim_
 
     def prepared(self, name: str) -> str:
-        """Wait for a claim; gives the UUID that its container is told, of what is then the claim's own."""
-        assert self.cli("claim", "wait", "-n", "team", name, "--timeout", "40") == "", self.where_it_is()
+        """Wait until a claim is prepared, check its device nodes, and return the MIG UUID in its CDI spec."""
+        assert self.cli("claim", "wait", "-n", "team", name, "--timeout", "40") == "", self.dump_threads()
         uid = self.claim(name)["uid"]
         (spec,) = [path for path in (self._folder / "cdi").glob("*.json") if uid in path.name]
-        told = re.findall(r'"DRA_AGENT_DEVICE_[A-Z0-9_]+_UUID=(MIG-[0-9a-f-]+)"', spec.read_text())
-        (uuid,) = set(told)
+        uuids = re.findall(r'"DRA_AGENT_DEVICE_[A-Z0-9_]+_UUID=(MIG-[0-9a-f-]+)"', spec.read_text())
+        (uuid,) = set(uuids)
         nodes = set(re.findall(r"nvidia-cap(\d+)", spec.read_text()))
         assert len(nodes) == 2 and all((self.host / f"dev/nvidia-caps/nvidia-cap{node}").exists() for node in nodes)
         return str(uuid)
 
-    def killed(self, act: Callable[[], object], function: str, when: When) -> None:
-        """Act on an agent that is killed in a call, and start the next one."""
+    def kill_during(self, act: Callable[[], object], function: str, when: When) -> None:
+        """Act on an agent that is killed in a call, and start the next agent."""
         inject.kill(self.host, function, ADDRESS, whom="agent", when=when)
         act()
-        assert self.agent.process.wait(60) == -signal.SIGKILL, self.agent.said()
-        # What is ordered once has happened; a call that came too late to meet it is not to meet it later.
+        assert self.agent.process.wait(60) == -signal.SIGKILL, self.agent.log_text()
+        # The ordered fault has happened; clearing it prevents that a late call meets it.
         assert [fault.times for fault in nvml.read(self.host / "lib").faults] == [0]
         inject.clear(self.host)
         self.start()
 
-    def gone(self, name: str) -> None:
-        """Give a claim back, whatever is known of that already."""
+    def delete_until_gone(self, name: str) -> None:
+        """Delete a claim until it is no longer listed."""
 
-        def gone() -> bool:
+        def is_gone() -> bool:
             self.cli("claim", "delete", "-n", "team", name)
-            return name not in [one["name"] for one in json.loads(self._run("claim", "list", "-o", "json").stdout)]
+            return name not in [
+                claim_["name"] for claim_ in json.loads(self._run("claim", "list", "-o", "json").stdout)
+            ]
 
-        eventually(gone, self.agent.said)
+        eventually(is_gone, self.agent.log_text)
 
-    def stands(self) -> dict[str, tuple[int, int]]:
-        """Say what exists of the GPU: first memory slice and size by UUID, having seen that all places agree on it."""
+    def gpu_instances(self) -> dict[str, tuple[int, int]]:
+        """Return first memory slice and size by MIG UUID, after checking that all places agree."""
         division = mig.read(self.host).get(self.uuid, mig.GpuPartitioning())
         instances = division.gpu_instances
-        slices = [number for one in instances for number in range(one.start, one.start + one.size)]
-        assert len(slices) == len(set(slices)), "two instances hold one memory slice"
+        slices = [number for instance in instances for number in range(instance.start, instance.start + instance.size)]
+        assert len(slices) == len(set(slices)), "two instances have the same memory slice"
         folders = {
             str(path.parent.relative_to(self.host / "proc/driver/nvidia/capabilities/gpu0/mig"))
             for path in (self.host / "proc/driver/nvidia/capabilities/gpu0").rglob("access")
         }
-        computes = {f"gi{one.id}/ci{part.id}" for one in instances for part in one.compute_instances}
-        assert folders == {f"gi{one.id}" for one in instances} | computes
+        computes = {
+            f"gi{instance.id}/ci{compute.id}" for instance in instances for compute in instance.compute_instances
+        }
+        assert folders == {f"gi{instance.id}" for instance in instances} | computes
         nodes = list((self.host / "dev/nvidia-caps").iterdir())
-        assert len(nodes) == 2 + len(folders), "`config`, `monitor`, and what belongs to the instances"
-        assert all(len(one.compute_instances) == 1 for one in instances), "no instance without what computes in it"
-        return {one.compute_instances[0].uuid: (one.start, one.size) for one in instances}
+        assert len(nodes) == 2 + len(folders), "`config`, `monitor`, and the nodes of the instances"
+        assert all(len(instance.compute_instances) == 1 for instance in instances), (
+            "every GPU instance has a compute instance"
+        )
+        return {instance.compute_instances[0].uuid: (instance.start, instance.size) for instance in instances}
 
-    def nothing_is_left(self) -> None:
-        eventually(lambda: not self.stands(), self.agent.said)
+    def assert_nothing_left(self) -> None:
+        eventually(lambda: not self.gpu_instances(), self.agent.log_text)
         assert list((self._folder / "cdi").glob("*.json")) == []
         assert list((self._state / "mig").glob("*.json")) == []
 
@@ -173,58 +185,58 @@ def node(start: Start, state: Path, tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize("when", STEPS)
-def test_killed_in_each_step_of_making_a_partition(node: Node, when: When) -> None:
-    for number, function in enumerate(MAKING):
+def test_sigkill_in_each_step_of_creating_a_partition(node: Node, when: When) -> None:
+    for number, function in enumerate(CREATE_CALLS):
         name = f"claim-{number}"
-        before = node.stands()
-        node.killed(partial(node.apply, name, of_profile("1g.10gb")), function, when)
+        before = node.gpu_instances()
+        node.kill_during(partial(node.apply, name, of_profile("1g.10gb")), function, when)
         uuid = node.prepared(name)
-        after = node.stands()
-        assert set(after) - set(before) == {uuid}, "one more, and it is the claim's"
-        assert before.items() <= after.items(), "those of others are as they were"
-    assert len(node.stands()) == len(MAKING)
-    for number in range(len(MAKING)):
-        node.gone(f"claim-{number}")
-    node.nothing_is_left()
+        after = node.gpu_instances()
+        assert set(after) - set(before) == {uuid}, "one new partition, and it belongs to the claim"
+        assert before.items() <= after.items(), "partitions of other claims are unchanged"
+    assert len(node.gpu_instances()) == len(CREATE_CALLS)
+    for number in range(len(CREATE_CALLS)):
+        node.delete_until_gone(f"claim-{number}")
+    node.assert_nothing_left()
 
 
 @pytest.mark.parametrize("when", STEPS)
-def test_killed_in_each_step_of_destroying_a_partition(node: Node, when: When) -> None:
+def test_sigkill_in_each_step_of_destroying_a_partition(node: Node, when: When) -> None:
     assert node.apply("stays", of_profile("3g.40gb")) == ""
     stays = node.prepared("stays")
-    for number, function in enumerate(DESTROYING):
+    for number, function in enumerate(DESTROY_CALLS):
         name = f"claim-{number}"
         assert node.apply(name, of_profile("2g.20gb")) == ""
         node.prepared(name)
-        node.killed(partial(node.cli, "claim", "delete", "-n", "team", name), function, when)
-        node.gone(name)
-        assert set(node.stands()) == {stays}
+        node.kill_during(partial(node.cli, "claim", "delete", "-n", "team", name), function, when)
+        node.delete_until_gone(name)
+        assert set(node.gpu_instances()) == {stays}
     assert node.prepared("stays") == stays
-    node.gone("stays")
-    node.nothing_is_left()
-    assert node.apply("whole", WHOLE) == "", "and the GPU can be had as a whole again"
+    node.delete_until_gone("stays")
+    node.assert_nothing_left()
+    assert node.apply("whole", WHOLE) == "", "the whole GPU can be allocated again"
     assert not mig.read(node.host)[node.uuid].mode
 
 
-def test_killed_again_while_a_claim_stands(node: Node) -> None:
-    """Killed while it makes a partition, and killed again while the next one goes on with it."""
-    node.killed(lambda: node.apply("first", of_profile("1g.10gb")), MAKING[1], "after")
+def test_a_second_sigkill_during_the_recovery(node: Node) -> None:
+    """The agent is killed while it creates a partition, and again after the next agent has completed it."""
+    node.kill_during(lambda: node.apply("first", of_profile("1g.10gb")), CREATE_CALLS[1], "after")
     first = node.prepared("first")
     node.agent.end(signal.SIGKILL)
     node.start()
     assert node.prepared("first") == first
-    assert set(node.stands()) == {first}
-    node.gone("first")
-    node.nothing_is_left()
+    assert set(node.gpu_instances()) == {first}
+    node.delete_until_gone("first")
+    node.assert_nothing_left()
 
 
-@pytest.mark.parametrize("function", [MAKING[2], DESTROYING[1]])
-def test_a_library_that_crashes_in_a_step_takes_no_claim_along(node: Node, function: str) -> None:
+@pytest.mark.parametrize("function", [CREATE_CALLS[2], DESTROY_CALLS[1]])
+def test_a_library_crash_in_a_step_loses_no_claim(node: Node, function: str) -> None:
     inject.kill(node.host, function, ADDRESS, whom="library")
     node.apply("first", of_profile("1g.10gb"))
     first = node.prepared("first")
-    assert set(node.stands()) == {first}
-    node.gone("first")
+    assert set(node.gpu_instances()) == {first}
+    node.delete_until_gone("first")
     assert node.agent.process.poll() is None
     assert [fault.times for fault in nvml.read(node.host / "lib").faults] == [0]
-    node.nothing_is_left()
+    node.assert_nothing_left()

@@ -1,4 +1,4 @@
-"""A real agent on a simulated host whose driver limits memory by cgroup: from the claim to the limit and its use."""
+"""Memory limits per cgroup on a simulated host: from the claim to the limit, its enforcement, and its usage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CGROUP = "kubepods.slice/cri-1.scope"
 
 @pytest.fixture
 def root(state: Path) -> Path:
-    """The agent's simulated host, with a cgroup hierarchy and a process in a container's cgroup."""
+    """The simulated host of the agent, with a cgroup hierarchy and a process in the cgroup of a container."""
     root = state / "simulated/hgx-h200"
     simulate.build("hgx-h200", root)
     (root / "sys/fs/cgroup" / CGROUP).mkdir(parents=True)
@@ -48,7 +48,7 @@ def root(state: Path) -> Path:
 
 
 def run_hook(cdi: Path, root: Path) -> subprocess.CompletedProcess[str]:
-    """Run the hook of the one claim's spec as a runtime would."""
+    """Run the hook from the only CDI spec, as a container runtime does."""
     (path,) = cdi.glob("*.json")
     (device,) = json.loads(path.read_text())["devices"]
     (hook,) = device["containerEdits"]["hooks"]
@@ -57,12 +57,12 @@ def run_hook(cdi: Path, root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input='{"pid": 41}', capture_output=True, text=True, timeout=120, check=False)
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def json_output(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     assert main([*arguments, "-o", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
+def test_the_driver_limits_the_cgroup_of_a_container(
     start: Start, state: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.toml"
@@ -73,10 +73,10 @@ def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
     for file in ("classes/nvidia-share.yaml", "claims/small-model.yaml"):
         assert main(["claim", "apply", *connection, "-f", str(EXAMPLES / file)]) == 0
     capsys.readouterr()
-    device = answer(capsys, "claim", "get", "small-model", *connection)["devices"][0]["device"]
+    device = json_output(capsys, "claim", "get", "small-model", *connection)["devices"][0]["device"]
 
-    done = run_hook(tmp_path / "cdi", root)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run_hook(tmp_path / "cdi", root)
+    assert (result.returncode, result.stderr) == (0, "")
     folder = str(root / "sys/fs/cgroup" / CGROUP)
     limits = nvml.read(root / "lib").memory_limits
     (limit,) = [limit for by_cgroup in limits.values() for path, limit in by_cgroup.items() if path == folder]
@@ -84,13 +84,13 @@ def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
 
     address = device.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
     inject.start_process(root, address, 4711, 3 << 30, cgroup=folder)
-    (row,) = answer(capsys, "claims", "--usage", *connection, "--config", str(config), "--simulate", "hgx-h200")
+    (row,) = json_output(capsys, "claims", "--usage", *connection, "--config", str(config), "--simulate", "hgx-h200")
     assert (row["device"], row["claim"]) == (device, "default/small-model")
     assert (row["limit"], row["used"], row["counted_by"]) == (4 << 30, 3 << 30, "driver, per cgroup")
     assert main(["claims", "--usage", *connection, "--config", str(config), "--simulate", "hgx-h200"]) == 0
     assert "4096Mi, each container" in capsys.readouterr().out
 
-    # Nobody is there who could limit: the next container of the claim does not start, until somebody is again.
+    # Without an agent no limit can be set: the next container of the claim does not start until an agent runs.
     agent.end()
     refused = run_hook(tmp_path / "cdi", root)
     assert refused.returncode == 1 and "is it running?" in refused.stderr
@@ -100,14 +100,14 @@ def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
     assert list((state / "limits").iterdir()) == []
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_agent_that_is_left_of_a_rolling_update_answers_hooks_again(
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_remaining_agent_of_a_rolling_update_serves_hooks(
     kubernetes: Callable[..., AgentProcess],
     fake_api: FakeApi,
     kubelet_dir: Path,
     root: Path,
     tmp_path: Path,
-    end: signal.Signals,
+    signal_number: signal.Signals,
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
@@ -132,15 +132,15 @@ def test_the_agent_that_is_left_of_a_rolling_update_answers_hooks_again(
         older = agent("11111111-0000-4000-8000-000000000001")
         kubelet = FakeKubelet(kubelet_dir)
         try:
-            answer = await prepare(await kubelet.driver(), ("default", "share", uid))
-            assert not answer.error
+            response = await prepare(await kubelet.driver(), ("default", "share", uid))
+            assert not response.error
             older.ready()
             newer = (await asyncio.to_thread(agent, "22222222-0000-4000-8000-000000000002")).ready()
             assert run_hook(tmp_path / "cdi", root).returncode == 0
-            newer.end(end)
+            newer.end(signal_number)
             await eventually_async(
                 lambda: run_hook(tmp_path / "cdi", root).returncode == 0,
-                lambda: f"no container with a share can start any more: {run_hook(tmp_path / 'cdi', root).stderr}",
+                lambda: f"no container with a share can start: {run_hook(tmp_path / 'cdi', root).stderr}",
             )
         finally:
             await kubelet.close()
@@ -148,7 +148,7 @@ def test_the_agent_that_is_left_of_a_rolling_update_answers_hooks_again(
     asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
-def test_what_the_driver_refuses_keeps_a_container_from_starting(
+def test_a_limit_that_the_driver_refuses_fails_the_container_start(
     start: Start, state: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.toml"
@@ -192,7 +192,7 @@ spec:
 """
 
 
-def test_the_kernel_limits_an_amd_gpu_and_counts_for_it(
+def test_the_kernel_limits_an_amd_gpu(
     start: Start, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = state / "simulated/mi300x"
@@ -216,13 +216,13 @@ def test_the_kernel_limits_an_amd_gpu_and_counts_for_it(
     start("--simulate", "mi300x", "--config", str(config)).ready()
     assert main(["claim", "apply", "--state-dir", str(state), "-f", str(objects)]) == 0
     capsys.readouterr()
-    found = answer(capsys, "claim", "get", "part", "--state-dir", str(state))
-    device = found["devices"][0]["device"]
+    claim_ = json_output(capsys, "claim", "get", "part", "--state-dir", str(state))
+    device = claim_["devices"][0]["device"]
     region = regions[device.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")]
-    done = run_hook(tmp_path / "cdi", root)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run_hook(tmp_path / "cdi", root)
+    assert (result.returncode, result.stderr) == (0, "")
     assert (container / "dmem.max").read_text() == f"{region} {24 << 30}\n"
-    # No process of the claim is there whose cgroup could be asked.
+    # The claim has no process whose cgroup could be read.
     usage = ("claims", "--usage", "--state-dir", str(state), "--config", str(config), "--simulate", "mi300x")
-    (row,) = answer(capsys, *usage)
+    (row,) = json_output(capsys, *usage)
     assert (row["limit"], row["used"], row["counted_by"]) == (24 << 30, 0, "kernel, per cgroup")

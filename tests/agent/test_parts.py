@@ -1,4 +1,4 @@
-"""The agent's small parts, each alone: log lines, lock, notifications, pulse, endpoints."""
+"""Small parts of the agent: log lines, state lock, systemd notifications, liveness and endpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logged() -> Iterator[tuple[logging.Logger, logging.Handler, io.StringIO]]:
     logger.removeHandler(handler)
 
 
-def test_text_lines_stay_lines_and_quote_what_would_mislead(
+def test_text_lines_quote_line_breaks_and_quotes(
     logged: tuple[logging.Logger, logging.Handler, io.StringIO],
 ) -> None:
     logger, handler, stream = logged
@@ -49,7 +49,7 @@ def test_text_lines_stay_lines_and_quote_what_would_mislead(
     assert line.endswith(' info claim prepared claim=u-1 devices=a,b reason="two\\nlines and \\"quotes\\""\n')
 
 
-def test_the_journal_gets_a_priority_and_no_second_time(
+def test_journal_lines_have_a_priority_and_no_time(
     logged: tuple[logging.Logger, logging.Handler, io.StringIO],
 ) -> None:
     logger, handler, stream = logged
@@ -58,7 +58,7 @@ def test_the_journal_gets_a_priority_and_no_second_time(
     assert stream.getvalue() == "<4>device left out device=gpu-0\n"
 
 
-def test_json_lines_carry_fields_and_tracebacks_as_values(
+def test_json_lines_have_fields_and_tracebacks_as_values(
     logged: tuple[logging.Logger, logging.Handler, io.StringIO],
 ) -> None:
     logger, handler, stream = logged
@@ -74,7 +74,7 @@ def test_json_lines_carry_fields_and_tracebacks_as_values(
     assert "ValueError: broken" in event["exception"]
 
 
-def test_the_lock_ends_with_the_process_however_it_ends(tmp_path: Path) -> None:
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
@@ -91,14 +91,14 @@ def test_the_lock_ends_with_the_process_however_it_ends(tmp_path: Path) -> None:
                 StateLock(tmp_path)
             assert refused.value.exit_code == 1
         finally:
-            holder.kill()  # a process that is stopped is waited for without end
+            holder.kill()  # a stopped process never exits by itself
     lock = StateLock(tmp_path)
     lock.close()
     StateLock(tmp_path).close()
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_notifications_reach_the_manager(tmp_path: Path, abstract: bool) -> None:
+def test_notifications_reach_systemd(tmp_path: Path, abstract: bool) -> None:
     name = f"@dra-agent-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind("\0" + name[1:] if abstract else name)
@@ -108,75 +108,77 @@ def test_notifications_reach_the_manager(tmp_path: Path, abstract: bool) -> None
         assert notifier.watchdog == 30.0
 
 
-def test_without_a_manager_nothing_is_sent_and_nothing_fails(tmp_path: Path) -> None:
+def test_without_systemd_notifications_do_nothing(tmp_path: Path) -> None:
     Notifier({}).send(READY)
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).status("x")
     assert Notifier({}).watchdog is None
     assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog is None
 
 
-def test_the_pulse_tells_a_stuck_loop_and_overdue_work() -> None:
+def test_liveness_reports_a_stuck_loop_and_overdue_work() -> None:
     now = [0.0]
-    pulse = LivenessMonitor(lambda: now[0])
-    with pulse.working("prepare", 60.0), pulse.working("unprepare", 5.0):
+    liveness = LivenessMonitor(lambda: now[0])
+    with liveness.working("prepare", 60.0), liveness.working("unprepare", 5.0):
         now[0] = 10.0
-        pulse.heartbeat()
-        assert pulse.failures() == ["unprepare is 5 s overdue"]
+        liveness.heartbeat()
+        assert liveness.failures() == ["unprepare is 5 s overdue"]
         now[0] += STALL_TIMEOUT_S + 1
-        assert pulse.failures()[0] == "the event loop has been stuck for 16 s"
-    pulse.heartbeat()
-    assert pulse.failures() == []
+        assert liveness.failures()[0] == "the event loop has been stuck for 16 s"
+    liveness.heartbeat()
+    assert liveness.failures() == []
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[HttpServer, list[str]]]:
-    ills: list[str] = []
+    failures: list[str] = []
     metrics = Metrics(lambda: MetricsSnapshot((DeviceInfo("gpu-0", "n/gpu", "free", 'u"1', "A\\B"),), 3))
-    server = HttpServer(("127.0.0.1", 0), render=metrics.render, healthy=lambda: ills, ready=lambda: ["starting"])
+    server = HttpServer(("127.0.0.1", 0), render=metrics.render, healthy=lambda: failures, ready=lambda: ["starting"])
     server.start()
-    yield server, ills
+    yield server, failures
     server.close()
 
 
-def ask(server: HttpServer, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, str]:
+def request(
+    server: HttpServer, path: str, method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     try:
         connection.request(method, path, headers=headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     finally:
         connection.close()
 
 
-def test_the_endpoints_answer(server: tuple[HttpServer, list[str]]) -> None:
-    endpoint, ills = server
-    assert ask(endpoint, "/healthz") == (200, "ok\n")
-    ills.append("the event loop has been stuck for 16 s")
-    assert ask(endpoint, "/healthz") == (503, "the event loop has been stuck for 16 s\n")
-    assert ask(endpoint, "/readyz") == (503, "starting\n")
-    assert ask(endpoint, "/healthz?x=1", "HEAD") == (503, "")
-    assert ask(endpoint, "/metrics", "POST")[0] == 501
-    status, text = ask(endpoint, "/metrics")
+def test_endpoints_return_status_and_metrics(server: tuple[HttpServer, list[str]]) -> None:
+    endpoint, failures = server
+    assert request(endpoint, "/healthz") == (200, "ok\n")
+    failures.append("the event loop has been stuck for 16 s")
+    assert request(endpoint, "/healthz") == (503, "the event loop has been stuck for 16 s\n")
+    assert request(endpoint, "/readyz") == (503, "starting\n")
+    assert request(endpoint, "/healthz?x=1", "HEAD") == (503, "")
+    assert request(endpoint, "/metrics", "POST")[0] == 501
+    status, text = request(endpoint, "/metrics")
     assert status == 200
     assert 'dra_agent_device_info{device="gpu-0",pool="n/gpu",product="A\\\\B",uuid="u\\"1"} 1.0' in text
     assert "dra_agent_prepared_claims 3.0" in text
-    openmetrics = ask(endpoint, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})[1]
+    openmetrics = request(endpoint, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})[1]
     assert openmetrics.endswith("# EOF\n")
 
 
-def test_a_silent_client_keeps_nobody_from_an_answer(server: tuple[HttpServer, list[str]]) -> None:
+def test_a_silent_client_does_not_block_others(server: tuple[HttpServer, list[str]]) -> None:
     endpoint, _ = server
     with socket.create_connection(("127.0.0.1", endpoint.port)) as silent:
         silent.sendall(b"GET /healthz HTTP/1.1\r\n")
-        assert ask(endpoint, "/healthz")[0] == 200
+        assert request(endpoint, "/healthz")[0] == 200
 
 
-def test_an_address_that_is_not_ours_is_wrong_use() -> None:
+def test_an_address_of_another_host_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"192\.0\.2\.1:9"):
         HttpServer(("192.0.2.1", 9), render=lambda _: (b"", ""), healthy=list, ready=list)
 
 
-class Failing:
+class FailingPreparer:
     """A preparer that raises."""
 
     def __init__(self, error: Exception | None) -> None:
@@ -201,9 +203,9 @@ class Failing:
         (RuntimeError("bug"), "defect"),
     ],
 )
-def test_every_request_is_counted_by_how_it_ended(error: Exception | None, result: str) -> None:
+def test_every_request_is_counted_by_its_result(error: Exception | None, result: str) -> None:
     metrics = Metrics(MetricsSnapshot)
-    preparer = InstrumentedPreparer(Failing(error), LivenessMonitor(), metrics)
+    preparer = InstrumentedPreparer(FailingPreparer(error), LivenessMonitor(), metrics)
     for call in (lambda: preparer.prepare({}, Deadline.of(60)), lambda: preparer.unprepare("u", Deadline.of(60))):
         try:
             call()

@@ -1,4 +1,4 @@
-"""What an agent does that is started on a state directory that the kernel has made read-only (errors=remount-ro)."""
+"""Agents whose state directory the kernel has remounted read-only (errors=remount-ro)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPUS = ("gpu-0000-0c-00-0", "gpu-0000-15-00-0")
 
 @dataclass
 class Agents:
-    """Agents whose state directory is a mount of their own: `read_only` at the start, `make_writable` later."""
+    """Agents with a state directory that is a separate mount, which the test makes writable later."""
 
     tmp_path: Path
     flags: list[str]
@@ -65,63 +65,65 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     if subprocess.run(["unshare", "-m", "mount", "--bind", tmp_path, tmp_path], capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
     host = simulate.build("mi300x", tmp_path / "host")
-    made = Agents(tmp_path, ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"])
-    made.flags += ["--cdi-dir", str(tmp_path / "cdi"), "--run-dir", str(tmp_path / "run")]
-    made.flags += ["--metrics-address", "127.0.0.1:0"]
-    yield made
-    for agent in made.running:
+    agents_ = Agents(tmp_path, ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"])
+    agents_.flags += ["--cdi-dir", str(tmp_path / "cdi"), "--run-dir", str(tmp_path / "run")]
+    agents_.flags += ["--metrics-address", "127.0.0.1:0"]
+    yield agents_
+    for agent in agents_.running:
         if agent.process.poll() is None:
             agent.process.kill()
         agent.process.wait(60)
 
 
-def test_an_agent_of_a_cluster_goes_on_with_what_is_prepared(
+def test_with_read_only_state_prepared_claims_are_still_served(
     agents: Agents, fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
 ) -> None:
     agents.flags += ["--no-standalone", "--kubelet-dir", str(kubelet_dir)]
     agents.flags += ["--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig"))]
     fake_api.put("nodes", {"metadata": {"name": "node-a", "uid": "u-a"}})
-    one, two = (allocate(fake_api, name, device) for name, device in zip(("one", "two"), GPUS, strict=True))
+    first_claim, second_claim = (
+        allocate(fake_api, name, device) for name, device in zip(("one", "two"), GPUS, strict=True)
+    )
     first = agents.start(read_only=False).ready()
 
-    async def before() -> object:
+    async def prepare_first() -> object:
         async with registered(kubelet_dir) as driver:
-            answer = await prepare(driver, one)
-            assert not answer.error
-            return answer
+            response = await prepare(driver, first_claim)
+            assert not response.error
+            return response
 
-    prepared = asyncio.run(before())
+    prepared = asyncio.run(prepare_first())
     assert first.end() == 0
     second = agents.start(read_only=True)
 
-    async def after() -> None:
+    async def check_second_agent() -> None:
         async with registered(kubelet_dir) as driver:
-            assert await prepare(driver, one) == prepared, "a claim that is prepared is answered"
-            for refused in ((await prepare(driver, two)).error, await unprepare(driver, one)):
+            assert await prepare(driver, first_claim) == prepared, "a prepared claim is returned"
+            for refused in ((await prepare(driver, second_claim)).error, await unprepare(driver, first_claim)):
                 assert "Read-only file system" in refused and str(agents.state) in refused, refused
-            await asyncio.to_thread(second.ready)  # claims are served before the agent says that it has started
-            status, why = second.get("/readyz")
-            assert status == 503 and "Read-only file system" in why, why
+            await asyncio.to_thread(second.ready)  # claims are served before the agent logs that it is ready
+            status, reason = second.get("/readyz")
+            assert status == 503 and "Read-only file system" in reason, reason
             assert second.get("/healthz")[0] == 200, "a restart would not make it writable"
             agents.make_writable(second)
-            assert not (await prepare(driver, two)).error
-            assert await unprepare(driver, one) == ""
+            assert not (await prepare(driver, second_claim)).error
+            assert await unprepare(driver, first_claim) == ""
             eventually(lambda: second.get("/readyz")[0] == 200, lambda: f"not ready: {second.get('/readyz')}")
 
-    asyncio.run(after())
+    asyncio.run(check_second_agent())
     assert second.end() == 0
-    said = second.said()
-    assert "nothing can be recorded" in said and "the ledger was damaged" not in said
-    assert "Traceback" not in said
+    log = second.log_text()
+    assert "nothing can be recorded" in log and "the ledger was damaged" not in log
+    assert "Traceback" not in log
 
 
-def test_a_standalone_agent_does_not_start_and_says_why(agents: Agents) -> None:
+def test_a_standalone_agent_does_not_start_with_read_only_state(agents: Agents) -> None:
     agents.flags.append("--standalone")
     first = agents.start(read_only=False).ready()
     assert first.end() == 0
     second = agents.start(read_only=True)
     assert second.process.wait(120) == 1
-    *_, last = second.said().splitlines()
-    assert last.startswith(f"dra-agent: {agents.state}/objects.db: cannot be written: "), second.said()
+    *_, last = second.log_text().splitlines()
+    assert last.startswith(f"dra-agent: {agents.state}/objects.db: cannot be written: "), second.log_text()
     assert "Read-only file system" in last and "state directory" in last
-    assert "Traceback" not in second.said()
+    assert "Traceback" not in second.log_text()

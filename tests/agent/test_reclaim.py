@@ -1,4 +1,4 @@
-"""A real agent of Kubernetes on a host that is being taken: a kubelet asks, and somebody tells the agent to stop."""
+"""A real agent in Kubernetes mode on a node that is reclaimed, until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fake_apiserver.fake import FakeApi
 KEY = f"{DRIVER}/reclaim"
 
 
-class World:
-    """An agent, its API server, and the socket by which operators speak to it."""
+class ReclaimEnvironment:
+    """An agent, its API server, and the control socket."""
 
     def __init__(self, start: Start, api: FakeApi, state: Path, kubelet: Path, kubeconfig: Path) -> None:
         self._start = start
@@ -35,78 +35,84 @@ class World:
         self.kubelet = kubelet
         self._kubeconfig = kubeconfig
 
-    def agent(self, **how: Any) -> AgentProcess:
-        where = ("--kubelet-dir", str(self.kubelet), "--kubeconfig", str(self._kubeconfig))
-        self._is_newest = self._start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", **how).ready()
-        return self._is_newest
+    def agent(self, **options: Any) -> AgentProcess:
+        connection = ("--kubelet-dir", str(self.kubelet), "--kubeconfig", str(self._kubeconfig))
+        self._agent = self._start("--no-standalone", *connection, "--metrics-address", "127.0.0.1:0", **options).ready()
+        return self._agent
 
-    def ask(self, request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = control.send_request(self.state, request)
-        return answer
+    def send(self, request: Request) -> dict[str, Any]:
+        response: dict[str, Any] = control.send_request(self.state, request)
+        return response
 
     def effects(self) -> set[str]:
-        devices = [device for one in self.api.objects("resourceslices") for device in one["spec"]["devices"]]
-        found = [[taint["effect"] for taint in device.get("taints", []) if taint["key"] == KEY] for device in devices]
-        return {effect for effects in found for effect in effects or [""]}
+        devices = [device for slice_ in self.api.objects("resourceslices") for device in slice_["spec"]["devices"]]
+        effects_by_device = [
+            [taint["effect"] for taint in device.get("taints", []) if taint["key"] == KEY] for device in devices
+        ]
+        return {effect for device_effects in effects_by_device for effect in device_effects or [""]}
 
-    def until(self, what: Callable[[], object]) -> None:
-        eventually(what, self._is_newest.said)
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        eventually(condition, self._agent.log_text)
 
     def reasons(self) -> set[str]:
         return {event["reason"] for event in self.api.objects("events")}
 
 
 @pytest.fixture
-def world(start: Start, fake_api: FakeApi, state: Path, short_path: Path, tmp_path: Path) -> World:
+def environment(start: Start, fake_api: FakeApi, state: Path, short_path: Path, tmp_path: Path) -> ReclaimEnvironment:
     fake_api.put("nodes", {"metadata": {"name": "node-a"}})
-    return World(start, fake_api, state, short_path / "k", fake_api.kubeconfig(tmp_path / "kubeconfig"))
+    return ReclaimEnvironment(start, fake_api, state, short_path / "k", fake_api.kubeconfig(tmp_path / "kubeconfig"))
 
 
-def test_a_notice_from_taint_to_release(world: World) -> None:
-    claim = allocate(world.api, "one")
-    agent = world.agent()
+def test_a_notice_from_taint_to_release(environment: ReclaimEnvironment) -> None:
+    claim = allocate(environment.api, "one")
+    agent = environment.agent()
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             first = await prepare(driver, claim)
             assert not first.error
-            world.until(lambda: world.effects() == {""})
-            assert world.ask(Begin("notice", 60.0, "a test"))["phase"] == "notice"
-            world.until(lambda: world.effects() == {"NoExecute"})
-            other = allocate(world.api, "two", "nic-0000-00-05-0")
+            environment.wait_until(lambda: environment.effects() == {""})
+            assert environment.send(Begin("notice", 60.0, "a test"))["phase"] == "notice"
+            environment.wait_until(lambda: environment.effects() == {"NoExecute"})
+            other = allocate(environment.api, "two", "nic-0000-00-05-0")
             assert "this node is being reclaimed (operator: a test)" in (await prepare(driver, other)).error
-            assert await prepare(driver, claim) == first, "a repeat is answered as ever"
+            assert await prepare(driver, claim) == first, "a repeated prepare gets the same response"
             assert await unprepare(driver, claim) == ""
 
     asyncio.run(scenario())
     states = {"one": "unprepared", "two": "refused"}
-    world.until(lambda: {one["name"]: one["state"] for one in world.ask(Status())["claims"]} == states)
+    environment.wait_until(
+        lambda: {claim_["name"]: claim_["state"] for claim_ in environment.send(Status())["claims"]} == states
+    )
     for name in states:
-        world.api.set_status("resourceclaims", "default", name, {})
-    world.until(lambda: world.ask(Status())["complete"])
-    world.until(lambda: {"ReclaimNotice", "ClaimsReleased"} <= world.reasons())
+        environment.api.set_status("resourceclaims", "default", name, {})
+    environment.wait_until(lambda: environment.send(Status())["complete"])
+    environment.wait_until(lambda: {"ReclaimNotice", "ClaimsReleased"} <= environment.reasons())
     metrics = agent.get("/metrics")[1]
     assert 'dra_agent_reclaim_claims{state="released"} 2.0' in metrics
     assert "dra_agent_reclaim_taint_publish_duration_seconds" in metrics
-    assert world.ask(Cancel())["phase"] == "cancelled"
-    world.until(lambda: world.effects() == {""})
-    world.until(lambda: "ReclaimCancelled" in world.reasons())
+    assert environment.send(Cancel())["phase"] == "cancelled"
+    environment.wait_until(lambda: environment.effects() == {""})
+    environment.wait_until(lambda: "ReclaimCancelled" in environment.reasons())
 
 
-def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(
-    world: World, service_manager: ServiceManager
+def test_a_stop_waits_until_the_kubelet_has_unprepared_claims(
+    environment: ReclaimEnvironment, service_manager: ServiceManager
 ) -> None:
-    claim = allocate(world.api, "one")
-    agent = world.agent(environment={"NOTIFY_SOCKET": str(service_manager.path)})
+    claim = allocate(environment.api, "one")
+    agent = environment.agent(environment={"NOTIFY_SOCKET": str(service_manager.path)})
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             assert not (await prepare(driver, claim)).error
-            world.ask(Begin("notice", 600.0))
+            environment.send(Begin("notice", 600.0))
             agent.process.send_signal(signal.SIGTERM)
             agent.wait_for("claims must be released first")
-            world.until(lambda: any(said.startswith("EXTEND_TIMEOUT_USEC=") for said in service_manager.news()))
-            assert "STOPPING=1" not in service_manager.news()
+            environment.wait_until(
+                lambda: any(message.startswith("EXTEND_TIMEOUT_USEC=") for message in service_manager.status_messages())
+            )
+            assert "STOPPING=1" not in service_manager.status_messages()
             assert agent.process.poll() is None
             assert await unprepare(driver, claim) == ""
 
@@ -114,223 +120,235 @@ def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(
     assert agent.process.wait(60) == 0
 
 
-def test_a_second_signal_ends_the_waiting(world: World) -> None:
-    claim = allocate(world.api, "one")
-    agent = world.agent()
+def test_a_second_signal_ends_the_wait(environment: ReclaimEnvironment) -> None:
+    claim = allocate(environment.api, "one")
+    agent = environment.agent()
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.ask(Begin("notice", 600.0))
+    environment.send(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
     agent.wait_for("claims must be released first")
     assert agent.end(signal.SIGTERM) == 0
 
 
-def test_at_the_deadline_nothing_is_waited_for(world: World) -> None:
-    claim = allocate(world.api, "one")
-    agent = world.agent()
+def test_the_wait_ends_at_the_deadline(environment: ReclaimEnvironment) -> None:
+    claim = allocate(environment.api, "one")
+    agent = environment.agent()
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.ask(Begin("notice", 600.0))
+    environment.send(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
     agent.wait_for("claims must be released first")
-    # Of two deadlines the earlier one holds; whether it leaves time for the answer is up to the machine.
-    began = time.monotonic()
+    # The earlier of two deadlines applies; on a slow machine the response may come too late.
+    start = time.monotonic()
     with contextlib.suppress(AgentError):
-        world.ask(Begin("notice", 3.0))
+        environment.send(Begin("notice", 3.0))
     assert agent.process.wait(60) == 0
-    assert time.monotonic() - began > 0.5
+    assert time.monotonic() - start > 0.5
 
 
-def test_without_claims_or_without_a_notice_it_stops_as_ever(world: World) -> None:
-    agent = world.agent()
-    world.ask(Begin("notice", 60.0))
-    world.until(lambda: world.ask(Status())["complete"])
-    assert agent.end() == 0 and "must be released first" not in agent.said()
-    again = world.agent()
-    world.ask(Cancel())
-    assert again.end() == 0 and "must be released first" not in again.said()
+def test_without_claims_or_notice_a_stop_does_not_wait(environment: ReclaimEnvironment) -> None:
+    agent = environment.agent()
+    environment.send(Begin("notice", 60.0))
+    environment.wait_until(lambda: environment.send(Status())["complete"])
+    assert agent.end() == 0 and "must be released first" not in agent.log_text()
+    restarted = environment.agent()
+    environment.send(Cancel())
+    assert restarted.end() == 0 and "must be released first" not in restarted.log_text()
 
 
-def unschedulable(world: World) -> object:
-    (node,) = [found for found in world.api.objects("nodes") if found["metadata"]["name"] == "node-a"]
+def unschedulable(environment: ReclaimEnvironment) -> object:
+    (node,) = [node_ for node_ in environment.api.objects("nodes") if node_["metadata"]["name"] == "node-a"]
     return node.get("spec", {}).get("unschedulable", False)
 
 
-def test_the_node_is_cordoned_where_that_is_wanted(world: World, tmp_path: Path) -> None:
+def test_the_node_is_cordoned_where_configured(environment: ReclaimEnvironment, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[reclaim]\ncordon = true\n")
-    environment = {"DRA_AGENT_CONFIG": str(config)}
-    agent = world.agent(environment=environment)
-    assert unschedulable(world) is False
-    world.api.fail(503, times=2, methods="PATCH", path="/nodes/")
-    world.ask(Begin("notice", 60.0))
-    world.until(lambda: unschedulable(world) is True)
-    # Killed, and taken back while nobody is there to hear it: the next run takes its word back.
+    variables = {"DRA_AGENT_CONFIG": str(config)}
+    agent = environment.agent(environment=variables)
+    assert unschedulable(environment) is False
+    environment.api.fail(503, times=2, methods="PATCH", path="/nodes/")
+    environment.send(Begin("notice", 60.0))
+    environment.wait_until(lambda: unschedulable(environment) is True)
+    # The notice is canceled while the agent is not running: the next run removes the cordon.
     agent.end(signal.SIGKILL)
-    (world.state / "reclaim.json").unlink()
-    again = world.agent(environment=environment)
-    world.until(lambda: unschedulable(world) is False)
-    world.ask(Begin("notice", 60.0))
-    world.until(lambda: unschedulable(world) is True)
-    world.ask(Cancel())
-    world.until(lambda: unschedulable(world) is False)
-    assert again.end() == 0
+    (environment.state / "reclaim.json").unlink()
+    restarted = environment.agent(environment=variables)
+    environment.wait_until(lambda: unschedulable(environment) is False)
+    environment.send(Begin("notice", 60.0))
+    environment.wait_until(lambda: unschedulable(environment) is True)
+    environment.send(Cancel())
+    environment.wait_until(lambda: unschedulable(environment) is False)
+    assert restarted.end() == 0
 
 
-def test_without_the_right_the_node_is_not_cordoned_and_the_rest_goes_on(world: World, tmp_path: Path) -> None:
+def test_a_missing_permission_to_cordon_does_not_stop_the_rest(environment: ReclaimEnvironment, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[reclaim]\ncordon = true\n")
-    world.api.fail(403, times=None, methods="PATCH", path="/nodes/")
-    agent = world.agent(environment={"DRA_AGENT_CONFIG": str(config)})
-    world.ask(Begin("notice", 60.0))
+    environment.api.fail(403, times=None, methods="PATCH", path="/nodes/")
+    agent = environment.agent(environment={"DRA_AGENT_CONFIG": str(config)})
+    environment.send(Begin("notice", 60.0))
     agent.wait_for("the cordon of the node is not written")
     agent.wait_for("the condition of the node is not written")
-    world.until(lambda: world.effects() == {"NoExecute"})
-    world.until(lambda: world.ask(Status())["complete"])
-    world.ask(Cancel())
-    world.until(lambda: world.effects() == {""})
-    world.until(lambda: len(node_patches(world)) == 4)
-    assert agent.said().count("of the node is not written") == 2, "each is said once"
+    environment.wait_until(lambda: environment.effects() == {"NoExecute"})
+    environment.wait_until(lambda: environment.send(Status())["complete"])
+    environment.send(Cancel())
+    environment.wait_until(lambda: environment.effects() == {""})
+    environment.wait_until(lambda: len(node_patches(environment)) == 4)
+    assert agent.log_text().count("of the node is not written") == 2, "each error is logged once"
 
 
-def node_patches(world: World) -> list[str]:
-    return [seen.path for seen in world.api.writes() if "/nodes/" in seen.path]
+def node_patches(environment: ReclaimEnvironment) -> list[str]:
+    return [request.path for request in environment.api.writes() if "/nodes/" in request.path]
 
 
-def condition(world: World) -> dict[str, Any]:
-    (node,) = [found for found in world.api.objects("nodes") if found["metadata"]["name"] == "node-a"]
-    found = [one for one in node.get("status", {}).get("conditions", []) if one["type"] == f"{DRIVER}/ReclaimNotice"]
-    return dict(found[0]) if found else {}
+def condition(environment: ReclaimEnvironment) -> dict[str, Any]:
+    (node,) = [node_ for node_ in environment.api.objects("nodes") if node_["metadata"]["name"] == "node-a"]
+    node_ = [
+        condition_
+        for condition_ in node.get("status", {}).get("conditions", [])
+        if condition_["type"] == f"{DRIVER}/ReclaimNotice"
+    ]
+    return dict(node_[0]) if node_ else {}
 
 
-def test_a_condition_of_the_node_says_that_it_is_taken(world: World) -> None:
-    others = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m"}]
-    world.api.set_status("nodes", "", "node-a", {"conditions": others})
-    agent = world.agent()
-    assert node_patches(world) == [], "an ordinary start writes nothing"
-    world.ask(Begin("hint", 60.0))
-    world.until(lambda: world.effects() == {"NoSchedule"})
-    assert condition(world) == {}
-    world.ask(Begin("notice", 60.0, "a test"))
-    world.until(lambda: condition(world).get("status") == "True")
-    said = condition(world)
-    assert said["reason"] == "Operator" and "(operator: a test)" in said["message"]
-    assert said["message"].startswith("the node is reclaimed at 20")
-    # Killed in the middle: the same word, with the same time.
+def test_a_node_condition_announces_the_reclaim(environment: ReclaimEnvironment) -> None:
+    foreign_conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m"}]
+    environment.api.set_status("nodes", "", "node-a", {"conditions": foreign_conditions})
+    agent = environment.agent()
+    assert node_patches(environment) == [], "without a reclaim nothing is written"
+    environment.send(Begin("hint", 60.0))
+    environment.wait_until(lambda: environment.effects() == {"NoSchedule"})
+    assert condition(environment) == {}
+    environment.send(Begin("notice", 60.0, "a test"))
+    environment.wait_until(lambda: condition(environment).get("status") == "True")
+    announced = condition(environment)
+    assert announced["reason"] == "Operator" and "(operator: a test)" in announced["message"]
+    assert announced["message"].startswith("the node is reclaimed at 20")
+    # After SIGKILL the next run keeps the condition and its time.
     agent.end(signal.SIGKILL)
-    again = world.agent()
-    world.until(lambda: world.ask(Status())["complete"])
-    world.until(lambda: len(node_patches(world)) == 2)
-    assert condition(world) == said
-    world.ask(Cancel())
-    world.until(lambda: condition(world)["status"] == "False")
-    assert condition(world)["reason"] == "Cancelled"
-    # The next boot: nothing holds any more of what another notice said.
-    world.ask(Begin("notice", 60.0, "the end"))
-    world.until(lambda: condition(world)["status"] == "True")
-    again.end(signal.SIGKILL)
-    (world.state / "reclaim.json").unlink()
-    world.agent()
-    world.until(lambda: condition(world)["reason"] == "NothingAnnounced")
-    (node,) = [found for found in world.api.objects("nodes") if found["metadata"]["name"] == "node-a"]
-    assert others[0] in node["status"]["conditions"]
+    restarted = environment.agent()
+    environment.wait_until(lambda: environment.send(Status())["complete"])
+    environment.wait_until(lambda: len(node_patches(environment)) == 2)
+    assert condition(environment) == announced
+    environment.send(Cancel())
+    environment.wait_until(lambda: condition(environment)["status"] == "False")
+    assert condition(environment)["reason"] == "Cancelled"
+    # After a reboot the notice no longer applies, and the condition is removed.
+    environment.send(Begin("notice", 60.0, "the end"))
+    environment.wait_until(lambda: condition(environment)["status"] == "True")
+    restarted.end(signal.SIGKILL)
+    (environment.state / "reclaim.json").unlink()
+    environment.agent()
+    environment.wait_until(lambda: condition(environment)["reason"] == "NothingAnnounced")
+    (node,) = [found for found in environment.api.objects("nodes") if found["metadata"]["name"] == "node-a"]
+    assert foreign_conditions[0] in node["status"]["conditions"]
 
 
-def test_taints_come_before_the_condition_however_long_it_takes(world: World) -> None:
-    world.agent()
-    world.until(lambda: world.effects() == {""})
-    world.api.hang(3.0, methods="PATCH", path="/nodes/")
-    world.ask(Begin("notice", 60.0))
-    world.until(lambda: world.effects() == {"NoExecute"})
-    world.until(lambda: condition(world).get("status") == "True")
-    paths = [seen.path for seen in world.api.writes()]
+def test_taints_are_written_before_the_condition(environment: ReclaimEnvironment) -> None:
+    environment.agent()
+    environment.wait_until(lambda: environment.effects() == {""})
+    environment.api.hang(3.0, methods="PATCH", path="/nodes/")
+    environment.send(Begin("notice", 60.0))
+    environment.wait_until(lambda: environment.effects() == {"NoExecute"})
+    environment.wait_until(lambda: condition(environment).get("status") == "True")
+    paths = [request.path for request in environment.api.writes()]
     first = next(number for number, path in enumerate(paths) if "/nodes/" in path)
     assert sum("/resourceslices" in path for path in paths[:first]) >= 2
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_by_default_the_node_is_cordoned_for_claims_that_pods_name(world: World, named: bool) -> None:
-    claim = allocate(world.api, "one")
+def test_by_default_the_node_is_cordoned_for_claims_named_by_pods(environment: ReclaimEnvironment, named: bool) -> None:
+    claim = allocate(environment.api, "one")
     if not named:
-        (found,) = world.api.objects("resourceclaims")
+        (claim_,) = environment.api.objects("resourceclaims")
         owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": True}
-        world.api.put("resourceclaims", {**found, "metadata": {**found["metadata"], "ownerReferences": [owner]}})
-    agent = world.agent()
+        environment.api.put(
+            "resourceclaims", {**claim_, "metadata": {**claim_["metadata"], "ownerReferences": [owner]}}
+        )
+    agent = environment.agent()
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.ask(Begin("notice", 60.0))
-    world.until(lambda: world.effects() == {"NoExecute"})
+    environment.send(Begin("notice", 60.0))
+    environment.wait_until(lambda: environment.effects() == {"NoExecute"})
     if not named:
-        world.until(lambda: world.ask(Status())["claims"][0]["state"] == "prepared")
+        environment.wait_until(lambda: environment.send(Status())["claims"][0]["state"] == "prepared")
         time.sleep(1.0)
-        assert unschedulable(world) is False
+        assert unschedulable(environment) is False
         return
-    world.until(lambda: unschedulable(world) is True)
-    # Killed, and taken back afterwards: whoever comes next opens the node.
+    environment.wait_until(lambda: unschedulable(environment) is True)
+    # The notice is canceled after SIGKILL: the next run removes the cordon.
     agent.end(signal.SIGKILL)
-    again = world.agent()
-    world.ask(Cancel())
-    world.until(lambda: unschedulable(world) is False)
-    assert again.end() == 0
+    restarted = environment.agent()
+    environment.send(Cancel())
+    environment.wait_until(lambda: unschedulable(environment) is False)
+    assert restarted.end() == 0
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(
-    world: World, tmp_path: Path, granted: bool
+def test_a_pod_with_a_long_grace_period_is_evicted_before_the_taint(
+    environment: ReclaimEnvironment, tmp_path: Path, granted: bool
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[reclaim]\nevict = "delete"\n')
-    claims = [allocate(world.api, "one"), allocate(world.api, "two", "nic-0000-00-05-0")]
+    claims = [allocate(environment.api, "one"), allocate(environment.api, "two", "nic-0000-00-05-0")]
     for claim, pod, grace in zip(claims, ("p", "short"), (600, 1), strict=True):
         spec = {"nodeName": "node-a", "terminationGracePeriodSeconds": grace}
-        made = world.api.put("pods", {"metadata": {"name": pod, "namespace": "default"}, "spec": spec})
-        (found,) = [one for one in world.api.objects("resourceclaims") if one["metadata"]["name"] == claim[1]]
-        reserved = [{"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}]
-        world.api.set_status("resourceclaims", "default", claim[1], {**found["status"], "reservedFor": reserved})
-    # The taint waits for them as long as it takes, on a slow machine too.
+        pod_ = environment.api.put("pods", {"metadata": {"name": pod, "namespace": "default"}, "spec": spec})
+        (claim_,) = [
+            object_ for object_ in environment.api.objects("resourceclaims") if object_["metadata"]["name"] == claim[1]
+        ]
+        reserved = [{"resource": "pods", "name": pod, "uid": pod_["metadata"]["uid"]}]
+        environment.api.set_status("resourceclaims", "default", claim[1], {**claim_["status"], "reservedFor": reserved})
+    # The taint waits for the evictions as long as they take, also on a slow machine.
     patch = "from dra_agent.reclaim import drain\ndrain.AHEAD = 60.0"
-    world.agent(environment={"DRA_AGENT_CONFIG": str(config)}, patch=patch)
+    environment.agent(environment={"DRA_AGENT_CONFIG": str(config)}, patch=patch)
 
     async def scenario() -> None:
-        async with registered(world.kubelet) as driver:
+        async with registered(environment.kubelet) as driver:
             for claim in claims:
                 assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    # Claims are looked at one after the other: the first one's pod is known once the second one's is asked for.
-    world.until(lambda: [seen for seen in world.api.requests if seen.path.endswith("/pods/short")])
+    # Claims are processed in order: a request for the second pod means that the first one is known.
+    environment.wait_until(
+        lambda: [request for request in environment.api.requests if request.path.endswith("/pods/short")]
+    )
     if not granted:
-        world.api.fail(403, times=None, methods="POST", path="/eviction")
-    world.ask(Begin("notice", 300.0))
-    world.until(lambda: world.effects() == {"NoExecute"})
+        environment.api.fail(403, times=None, methods="POST", path="/eviction")
+    environment.send(Begin("notice", 300.0))
+    environment.wait_until(lambda: environment.effects() == {"NoExecute"})
     path = "/api/v1/namespaces/default/pods/p"
-    # An eviction tells the pod that it was disrupted; where that is not granted, it is deleted all the same.
+    # An eviction adds the condition DisruptionTarget; without permission for it the pod is deleted.
     expected = [("POST", f"{path}/eviction"), *([] if granted else [("DELETE", path)])]
-    of_notice = [seen for seen in world.api.writes() if "/pods/" in seen.path or KEY in json.dumps(seen.body)]
-    writes = of_notice[: len(expected)]
-    assert [(seen.method, seen.path) for seen in writes] == expected
+    notice_writes = [
+        request for request in environment.api.writes() if "/pods/" in request.path or KEY in json.dumps(request.body)
+    ]
+    writes = notice_writes[: len(expected)]
+    assert [(request.method, request.path) for request in writes] == expected
     options = writes[0].body["deleteOptions"] if granted else writes[-1].body
     assert 200 < options["gracePeriodSeconds"] <= 298
 
 
-def test_events_are_in_order_also_where_a_notice_is_taken_back_at_once(world: World) -> None:
-    world.agent()
-    world.until(lambda: world.effects() == {""})
-    world.api.fail(503, times=None, methods="PUT", path="/resourceslices")
-    world.ask(Begin("notice", 60.0))
-    world.ask(Cancel())
-    world.until(lambda: {"ReclaimNotice", "ReclaimCancelled"} <= world.reasons())
-    times = {event["reason"]: event["eventTime"] for event in world.api.objects("events")}
+def test_events_are_in_order_when_a_notice_is_canceled_at_once(environment: ReclaimEnvironment) -> None:
+    environment.agent()
+    environment.wait_until(lambda: environment.effects() == {""})
+    environment.api.fail(503, times=None, methods="PUT", path="/resourceslices")
+    environment.send(Begin("notice", 60.0))
+    environment.send(Cancel())
+    environment.wait_until(lambda: {"ReclaimNotice", "ReclaimCancelled"} <= environment.reasons())
+    times = {event["reason"]: event["eventTime"] for event in environment.api.objects("events")}
     assert times["ReclaimNotice"] <= times["ReclaimCancelled"]

@@ -1,4 +1,4 @@
-"""A real agent process between a kubelet and an API server: what it tells the cluster of what it prepared."""
+"""A real agent process between a fake kubelet and a fake API server: claim status, Events and metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agent(fake_api: FakeApi, start: Start, tmp_path: Path, kubelet_dir: Path) ->
 
 def make_claim(api: FakeApi, name: str, device: str, **annotations: str) -> tuple[str, str, str]:
     results = [{"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": device}]
-    made = api.put(
+    claim = api.put(
         "resourceclaims",
         {
             "metadata": {"name": name, "namespace": "team-a", "annotations": annotations},
@@ -42,18 +42,18 @@ def make_claim(api: FakeApi, name: str, device: str, **annotations: str) -> tupl
             "status": {"allocation": {"devices": {"results": results}}},
         },
     )
-    return "team-a", name, made["metadata"]["uid"]
+    return "team-a", name, claim["metadata"]["uid"]
 
 
 def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[str, Any]:
-    """Ask as the kubelet does; gives answers by uid."""
+    """Call as the kubelet does, and return the responses by uid."""
 
     async def main() -> dict[str, Any]:
         kubelet = FakeKubelet(kubelet_dir)
         try:
             driver = await kubelet.driver()
-            answer = await driver.call(method, claims)
-            return dict(answer.claims)
+            response = await driver.call(method, claims)
+            return dict(response.claims)
         finally:
             await kubelet.close()
 
@@ -69,16 +69,16 @@ def gpu(tmp_path: Path) -> str:
     return next(device.name for device in collect(host, scan(host)).devices if device.family == "gpu")
 
 
-def test_claims_say_what_they_hold_and_events_what_was_refused(
+def test_status_shows_prepared_devices_and_events_refused_claims(
     fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
 ) -> None:
     device = gpu(tmp_path)
     process = agent("--device-metadata", "--claim-status", "all", "--metrics-address", "127.0.0.1:0")
     first = make_claim(fake_api, "first", device, **{"resource.kubernetes.io/pod-claim-name": "my-gpu"})
     second = make_claim(fake_api, "second", device)
-    answers = call(kubelet_dir, "prepare", first, second)
-    assert sorted(bool(answer.error) for answer in answers.values()) == [False, True]
-    winner, loser = (first, second) if not answers[first[2]].error else (second, first)
+    responses = call(kubelet_dir, "prepare", first, second)
+    assert sorted(bool(response.error) for response in responses.values()) == [False, True]
+    winner, loser = (first, second) if not responses[first[2]].error else (second, first)
 
     def status(name: str) -> Any:
         return fake_api.store.get("resourceclaims", "team-a", name)["status"].get("devices")
@@ -98,42 +98,42 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     name = "resourceclaimtemplates/my-gpu" if winner is first else "resourceclaims/second"
     assert f"/var/run/kubernetes.io/dra-device-attributes/{name}/gpu/{DRIVER}-metadata.json" in spec.read_text()
 
-    # The server has both before the agent has its answers.
-    counted = {
+    # The server has both before the agent receives the responses.
+    expected = {
         "dra_agent_events_written_total 1.0",
         "dra_agent_claim_status_writes_total 1.0",
         "dra_agent_claim_status_waiting 0.0",
         "dra_agent_events_lost_total 0.0",
     }
-    eventually(lambda: counted <= set(process.get("/metrics")[1].splitlines()), lambda: process.get("/metrics")[1])
+    eventually(lambda: expected <= set(process.get("/metrics")[1].splitlines()), lambda: process.get("/metrics")[1])
 
-    # A restart tells nothing anew.
+    # A restart writes nothing again.
     before = fake_api.store.get("resourceclaims", "team-a", winner[1])
     assert process.end() == 0
-    reads = [seen for seen in fake_api.requests if not seen.write and winner[1] in seen.path]
+    reads = [request for request in fake_api.requests if not request.write and winner[1] in request.path]
     process = agent("--device-metadata", "--claim-status", "all")
-    eventually(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
+    eventually(lambda: len([one for one in fake_api.requests if not one.write and winner[1] in one.path]) > len(reads))
     assert fake_api.store.get("resourceclaims", "team-a", winner[1]) == before
 
     assert not call(kubelet_dir, "unprepare", winner)[winner[2]].error
     assert not file.exists() and not spec.exists()
     assert process.end() == 0
-    assert "Traceback" not in process.said()
+    assert "Traceback" not in process.log_text()
 
 
-def test_claim_status_can_be_turned_off(
+def test_claim_status_can_be_disabled(
     fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
 ) -> None:
     process = agent("--no-claim-status")
     claim = make_claim(fake_api, "first", gpu(tmp_path))
     assert not call(kubelet_dir, "prepare", claim)[claim[2]].error
     time.sleep(1.5)
-    assert not [seen for seen in fake_api.requests if seen.write and "resourceclaims" in seen.path]
+    assert not [request for request in fake_api.requests if request.write and "resourceclaims" in request.path]
     assert not (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").exists()
     assert process.end() == 0
 
 
-def test_what_keeps_slices_from_being_published_is_told_at_the_node(
+def test_a_refused_slice_is_reported_by_an_event_on_the_node(
     fake_api: FakeApi, agent: Callable[..., AgentProcess]
 ) -> None:
     fake_api.put("nodes", {"metadata": {"name": "node-a"}})
@@ -144,7 +144,9 @@ def test_what_keeps_slices_from_being_published_is_told_at_the_node(
     assert process.end() == 0
 
 
-def test_dropped_fields_are_told_at_the_node(fake_api: FakeApi, agent: Callable[..., AgentProcess]) -> None:
+def test_dropped_fields_are_reported_by_an_event_on_the_node(
+    fake_api: FakeApi, agent: Callable[..., AgentProcess]
+) -> None:
     fake_api.put("nodes", {"metadata": {"name": "node-a"}})
 
     def drop(plural: str, written: dict[str, Any]) -> None:
@@ -153,6 +155,6 @@ def test_dropped_fields_are_told_at_the_node(fake_api: FakeApi, agent: Callable[
 
     fake_api.drop_fields(drop)
     process = agent()
-    found = eventually(lambda: fake_api.objects("events"))
-    assert {event["reason"] for event in found} == {"FieldsDropped"} and "productName" in found[0]["note"]
+    events = eventually(lambda: fake_api.objects("events"))
+    assert {event["reason"] for event in events} == {"FieldsDropped"} and "productName" in events[0]["note"]
     assert process.end() == 0

@@ -1,4 +1,4 @@
-"""Two real agents on one host, as while a DaemonSet is updated with maxSurge: each takes what the kubelet sends it."""
+"""Two real agents on one host, as in an update of a DaemonSet with maxSurge: each serves the kubelet."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["kubernetes"]
 OLD, NEW = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
 
-async def another(kubelet: FakeKubelet) -> Driver:
-    """The instance that the kubelet did not know yet."""
+async def next_driver(kubelet: FakeKubelet) -> Driver:
+    """Wait for a driver instance that the kubelet did not know before."""
     known = set(kubelet.drivers)
 
-    async def new() -> set[Path]:
-        await kubelet.look()
+    async def new_instances() -> set[Path]:
+        await kubelet.reconcile()
         return set(kubelet.drivers) - known
 
-    return kubelet.drivers[(await eventually_async(new)).pop()]
+    return kubelet.drivers[(await eventually_async(new_instances)).pop()]
 
 
-def test_each_takes_over_the_claims_of_the_other(
+def test_each_agent_continues_claims_of_the_other(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
 ) -> None:
     one, two = allocate(fake_api, "one"), allocate(fake_api, "two")
@@ -43,24 +43,24 @@ def test_each_takes_over_the_claims_of_the_other(
 
     async def scenario() -> None:
         old = kubernetes("--pod-uid", OLD)
-        to_old = await another(kubelet)
+        old_driver = await next_driver(kubelet)
         new = kubernetes("--pod-uid", NEW)
-        to_new = await another(kubelet)
+        new_driver = await next_driver(kubelet)
         try:
-            answer = await prepare(to_old, one)
-            assert not answer.error
-            assert await prepare(to_new, one) == answer
-            assert "one" in (await prepare(to_new, two)).error, "held, as the old one knows"
-            assert await unprepare(to_new, one) == ""
-            assert await unprepare(to_old, one) == "" and specs(tmp_path) == []
-            assert not (await prepare(to_new, two)).error
+            response = await prepare(old_driver, one)
+            assert not response.error
+            assert await prepare(new_driver, one) == response
+            assert "one" in (await prepare(new_driver, two)).error, "held, as the older agent recorded"
+            assert await unprepare(new_driver, one) == ""
+            assert await unprepare(old_driver, one) == "" and specs(tmp_path) == []
+            assert not (await prepare(new_driver, two)).error
             old.end(signal.SIGKILL)
-            assert await unprepare(to_new, two) == ""
+            assert await unprepare(new_driver, two) == ""
         finally:
             await kubelet.close()
         assert new.end() == 0
         for agent in (old, new):
-            assert "Traceback" not in agent.said()
+            assert "Traceback" not in agent.log_text()
 
     asyncio.run(asyncio.wait_for(scenario(), 300))
 
@@ -69,22 +69,22 @@ KEY = f"{DRIVER}/reclaim"
 
 
 def tainted(api: FakeApi) -> bool:
-    """Whether every published device has the taint of a notice."""
-    devices = [device for one in api.objects("resourceslices") for device in one["spec"].get("devices", [])]
-    return bool(devices) and all(any(t["key"] == KEY for t in device.get("taints", [])) for device in devices)
+    """Return whether every published device has the taint of a reclaim."""
+    devices = [device for slice_ in api.objects("resourceslices") for device in slice_["spec"].get("devices", [])]
+    return bool(devices) and all(any(taint["key"] == KEY for taint in device.get("taints", [])) for device in devices)
 
 
 def taint_writers(api: FakeApi) -> set[str]:
     return {
-        seen.headers["authorization"].removeprefix("Bearer ")
-        for seen in api.writes()
-        if "resourceslices" in seen.path and KEY in json.dumps(seen.body)
+        request.headers["authorization"].removeprefix("Bearer ")
+        for request in api.writes()
+        if "resourceslices" in request.path and KEY in json.dumps(request.body)
     }
 
 
-@pytest.mark.parametrize("who", ["a source", "an operator"])
-def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
-    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path, state: Path, who: str
+@pytest.mark.parametrize("trigger", ["a source", "an operator"])
+def test_the_old_agent_leads_while_the_new_one_is_refused(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path, state: Path, trigger: str
 ) -> None:
     fake_api.put("nodes", {"metadata": {"name": "node-a"}})
     fake_api.tokens = {"old"}
@@ -98,9 +98,9 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     fake_api.wait(lambda: bool(fake_api.objects("resourceslices")))
     new = kubernetes("--pod-uid", NEW, "--config", str(config), "--kubeconfig", str(files["new"])).ready()
     new.wait_for("slices cannot be followed")
-    assert "slices cannot be published" in new.get("/readyz")[1], "the update must not go on"
+    assert "slices cannot be published" in new.get("/readyz")[1], "the update must not continue"
 
-    if who == "a source":
+    if trigger == "a source":
         notice.touch()
     else:
         control.send_request(state, Begin("notice", 60.0, "a test"))
@@ -111,27 +111,27 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     token.write_text("new")
     new.wait_for("this agent leads now")
     old.wait_for("another agent leads now")
-    if who == "a source":
+    if trigger == "a source":
         notice.unlink()
     else:
         control.send_request(state, Cancel())
     fake_api.wait(lambda: not tainted(fake_api))
     assert taint_writers(fake_api) == {"old"}
 
-    fake_api.tokens = {"old"}  # refused later, as where its account was deleted
+    fake_api.tokens = {"old"}  # refused later, for example after its service account was deleted
     notice.touch()
     fake_api.wait(lambda: tainted(fake_api))
     for agent in (old, new):
-        assert "Traceback" not in agent.said()
+        assert "Traceback" not in agent.log_text()
 
 
-def test_an_agent_that_does_not_share_keeps_others_out(kubernetes: Callable[..., AgentProcess], start: Start) -> None:
+def test_an_agent_without_sharing_excludes_others(kubernetes: Callable[..., AgentProcess], start: Start) -> None:
     sharing = kubernetes("--pod-uid", OLD).ready()
-    for lonely in (kubernetes(), start()):
-        assert lonely.process.wait(60) == 1
-        assert f"another agent (pid {sharing.process.pid}) runs on this state directory" in lonely.said()
+    for exclusive in (kubernetes(), start()):
+        assert exclusive.process.wait(60) == 1
+        assert f"another agent (pid {sharing.process.pid}) runs on this state directory" in exclusive.log_text()
     assert sharing.end() == 0
     start().ready()
     refused = kubernetes("--pod-uid", NEW)
     assert refused.process.wait(60) == 1
-    assert "another agent" in refused.said() and "--pod-uid" in refused.said()
+    assert "another agent" in refused.log_text() and "--pod-uid" in refused.log_text()

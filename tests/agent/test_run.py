@@ -1,4 +1,4 @@
-"""`dra-agent run` as a process: how it starts, is refused, stops, is killed, and comes back."""
+"""`dra-agent run` as a process: start, refusal, shutdown, SIGKILL and restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dra_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_starts_serves_and_stops_on_sigterm(start: Start, state: Path) -> None:
+def test_the_agent_starts_serves_and_stops_on_sigterm(start: Start, state: Path) -> None:
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     assert agent.get("/healthz") == (200, "ok\n")
     assert agent.get("/readyz") == (200, "ok\n")
@@ -33,48 +33,48 @@ def test_it_starts_serves_and_stops_on_sigterm(start: Start, state: Path) -> Non
     assert (state / "agent.sock").stat().st_mode & 0o777 == 0o600
     assert state.stat().st_mode & 0o777 == 0o700
     assert agent.end(signal.SIGTERM) == 0
-    assert "prepared claims stay prepared" in agent.said()
-    assert "Traceback" not in agent.said()
+    assert "prepared claims stay prepared" in agent.log_text()
+    assert "Traceback" not in agent.log_text()
     assert not (state / "agent.sock").exists()
 
 
-def test_sigint_stops_it_too(start: Start) -> None:
+def test_the_agent_stops_on_sigint(start: Start) -> None:
     agent = start().ready()
     assert agent.end(signal.SIGINT) == 0
-    assert "Traceback" not in agent.said()
+    assert "Traceback" not in agent.log_text()
 
 
-def test_a_second_agent_is_refused_with_the_first_ones_pid_and_harms_nothing(start: Start) -> None:
+def test_a_second_agent_is_refused_with_the_pid_of_the_first(start: Start) -> None:
     first = start().ready()
     second = start()
     assert second.process.wait(60) == 1
-    assert f"another agent (pid {first.process.pid}) runs on this state directory" in second.said()
-    assert len(second.said().splitlines()) == 1
+    assert f"another agent (pid {first.process.pid}) runs on this state directory" in second.log_text()
+    assert len(second.log_text().splitlines()) == 1
     assert first.process.poll() is None
     assert first.end() == 0
 
 
-def test_after_a_kill_the_next_agent_starts_at_once(start: Start) -> None:
+def test_after_sigkill_the_next_agent_starts_at_once(start: Start) -> None:
     agent = start().ready()
     assert agent.end(signal.SIGKILL) == -signal.SIGKILL
-    again = start().ready()
-    assert "damaged" not in again.said()
-    assert again.end() == 0
+    restarted = start().ready()
+    assert "damaged" not in restarted.log_text()
+    assert restarted.end() == 0
 
 
-def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start: Start, state: Path) -> None:
+def test_a_half_prepared_claim_of_a_killed_agent_is_undone(start: Start, state: Path) -> None:
     with JournalLedger(state, "boot") as ledger:
         ledger.start(LedgerEntry("aaaa-1", "team", "half", (HeldDevice("node-a/gpu", "gpu-0", "gpu"),)), durable=True)
     agent = start("--metrics-address", "127.0.0.1:0").ready()
-    assert "the host was restarted" in agent.said()
-    # It is served first and repaired after.
-    eventually(lambda: "rolled_back=1" in agent.said(), agent.said)
+    assert "the host was restarted" in agent.log_text()
+    # The agent serves first, and repairs afterwards.
+    eventually(lambda: "rolled_back=1" in agent.log_text(), agent.log_text)
     assert agent.end() == 0
     with JournalLedger(state, "boot") as ledger:
         assert ledger.entries() == []
 
 
-def test_a_damaged_ledger_is_set_aside_reported_and_no_reason_not_to_start(start: Start, state: Path) -> None:
+def test_a_damaged_ledger_is_quarantined_and_the_agent_starts(start: Start, state: Path) -> None:
     with JournalLedger(state, "boot") as ledger:
         ledger.start(LedgerEntry("aaaa-1", "team", "one", ()), durable=True)
     journal = next((state / "ledger").glob("journal-*"))
@@ -82,7 +82,7 @@ def test_a_damaged_ledger_is_set_aside_reported_and_no_reason_not_to_start(start
     data[30] ^= 0xFF
     journal.write_bytes(data)
     agent = start().ready()
-    assert "the ledger was damaged" in agent.said()
+    assert "the ledger was damaged" in agent.log_text()
     assert list((state / "ledger").glob("*.corrupt-1"))
     assert agent.end() == 0
 
@@ -95,7 +95,7 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
     assert status == 200
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = families["dra_agent_devices"].samples
-    assert {(one.labels["family"], one.labels["pool"]) for one in samples} == {
+    assert {(sample.labels["family"], sample.labels["pool"]) for sample in samples} == {
         (family, f"node-a/{family}") for family in ("gpu", "nic")
     }
     assert {sample.labels["state"] for sample in samples} == {"free", "blocked", "prepared", "tainted", "unhealthy"}
@@ -111,35 +111,35 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
     assert families["process_resident_memory_bytes"].samples[0].value > 0
 
 
-def test_memory_stays_in_its_budget(start: Start) -> None:
+def test_memory_stays_within_its_budget(start: Start) -> None:
     agent = start("--simulate", "dgx-h100", "--metrics-address", "127.0.0.1:0").ready()
     agent.get("/metrics")
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
     assert int(status.split("VmRSS:")[1].split()[0]) / 1024 < 60
 
 
-def test_the_log_is_json_where_that_is_asked_for(start: Start) -> None:
+def test_the_log_is_json_where_configured(start: Start) -> None:
     import json
 
     agent = start("--log-format", "json")
     agent.wait_for('"message": "ready"')
-    events = [json.loads(line) for line in agent.said().splitlines()]
+    events = [json.loads(line) for line in agent.log_text().splitlines()]
     ready = next(event for event in events if event["message"] == "ready")
     assert ready["level"] == "info"
     assert ready["devices"] > 0
 
 
-def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, service_manager: ServiceManager) -> None:
+def test_systemd_gets_ready_watchdog_and_stopping(start: Start, service_manager: ServiceManager) -> None:
     agent = start(environment={"NOTIFY_SOCKET": str(service_manager.path), "WATCHDOG_USEC": "300000"})
-    eventually(lambda: len(service_manager.heard) >= 4, agent.said)
-    assert service_manager.heard[0].startswith("READY=1\nSTATUS=")
-    assert service_manager.heard[1:4] == ["WATCHDOG=1"] * 3
+    eventually(lambda: len(service_manager.messages) >= 4, agent.log_text)
+    assert service_manager.messages[0].startswith("READY=1\nSTATUS=")
+    assert service_manager.messages[1:4] == ["WATCHDOG=1"] * 3
     assert agent.end() == 0
-    eventually(lambda: len(service_manager.news()) >= 3, agent.said)
-    assert service_manager.news()[1:] == ["STOPPING=1", "STATUS=stopped"]
+    eventually(lambda: len(service_manager.status_messages()) >= 3, agent.log_text)
+    assert service_manager.status_messages()[1:] == ["STOPPING=1", "STATUS=stopped"]
 
 
-def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None:
+def test_a_hanging_thread_does_not_prevent_a_shutdown(state: Path) -> None:
     script = textwrap.dedent("""
         import sys, time
         from dra_agent.agent import device_state
@@ -160,7 +160,7 @@ def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         pytest.param(["--simulate", "dgx-h200"], "dgx-h100", id="unknown profile"),
         pytest.param(["--no-such-flag"], "--no-such-flag", id="unknown flag"),
@@ -171,26 +171,26 @@ def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None
         pytest.param(["--no-standalone", "--pod-uid", "../x"], "--pod-uid", id="pod uid"),
     ],
 )
-def test_wrong_use_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    done = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "s"), *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_usage_error_is_one_message_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "s"), *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
+def test_an_unknown_key_names_file_line_and_the_closest_key(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('standalone = true\nsate_dir = "/tmp"\n')
-    done = dra_agent("run", "--config", str(file))
-    assert done.returncode == 2
-    assert f"{file}:2" in done.stderr
-    assert "state_dir" in done.stderr
+    result = dra_agent("run", "--config", str(file))
+    assert result.returncode == 2
+    assert f"{file}:2" in result.stderr
+    assert "state_dir" in result.stderr
 
 
-def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = dra_agent(
+def test_an_address_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        result = dra_agent(
             "run",
             "--standalone",
             "--simulate",
@@ -200,17 +200,17 @@ def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
             "--metrics-address",
             address,
         )
-    assert done.returncode == 2
-    assert address in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2
+    assert address in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "file" / "s"))
-    assert done.returncode == 1
-    assert str(tmp_path / "file" / "s") in done.stderr
-    assert "--state-dir" in done.stderr
+    result = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "file" / "s"))
+    assert result.returncode == 1
+    assert str(tmp_path / "file" / "s") in result.stderr
+    assert "--state-dir" in result.stderr
 
 
 @pytest.fixture
@@ -219,31 +219,31 @@ def read_only(tmp_path: Path) -> Path:
         pytest.skip("only root can mount a file system read-only")
     folder = tmp_path / "ro"
     folder.mkdir()
-    mounted = subprocess.run(
+    result = subprocess.run(
         ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o ro,size=1m tmpfs {folder}"], capture_output=True, text=True
     )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    if result.returncode:
+        pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")
     return folder
 
 
 def test_a_read_only_state_directory_is_one_clear_message(read_only: Path) -> None:
     run = f"{sys.executable} -m dra_agent run --standalone --simulate vm-1gpu --state-dir {read_only}"
     script = f"mount -t tmpfs -o ro,size=1m tmpfs {read_only} && exec {run}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "Read-only file system" in done.stderr
-    assert str(read_only) in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "Read-only file system" in result.stderr
+    assert str(read_only) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("flags", ["", "--simulate vm-1gpu"])
-def test_a_full_disk_is_one_clear_message_at_start(read_only: Path, flags: str) -> None:
+def test_a_full_disk_is_one_clear_message_at_startup(read_only: Path, flags: str) -> None:
     run = f"{sys.executable} -m dra_agent run --standalone {flags} --state-dir {read_only}/s"
     fill = f"dd if=/dev/zero of={read_only}/filler bs=4k 2>/dev/null"
     script = f"mount -t tmpfs -o size=1m tmpfs {read_only} && mkdir {read_only}/s; {fill}; exec {run}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr
-    assert str(read_only) in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert "No space left on device" in result.stderr
+    assert str(read_only) in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""What another agent of a rolling update records is known within a moment, without a call of the kubelet."""
+"""Records of another agent of a rolling update become known soon, without a call of the kubelet."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eventually import eventually_async
 @pytest.fixture
 def ledgers(tmp_path: Path) -> Iterator[tuple[JournalLedger, JournalLedger]]:
     with (
-        JournalLedger(tmp_path, "b", shared_as="mine") as mine,
-        JournalLedger(tmp_path, "b", shared_as="theirs") as theirs,
+        JournalLedger(tmp_path, "b", shared_as="mine") as own,
+        JournalLedger(tmp_path, "b", shared_as="theirs") as other,
     ):
-        yield mine, theirs
+        yield own, other
 
 
 def record(ledger: JournalLedger, uid: str) -> None:
@@ -32,48 +32,48 @@ def uids(ledger: JournalLedger) -> list[str]:
     return [entry.uid for entry in ledger.entries()]
 
 
-def test_a_claim_that_another_agent_prepares_or_releases_is_seen(ledgers: tuple[JournalLedger, JournalLedger]) -> None:
-    mine, theirs = ledgers
+def test_claims_of_another_agent_become_known(ledgers: tuple[JournalLedger, JournalLedger]) -> None:
+    own, other = ledgers
 
-    async def live() -> None:
-        reader = SharedLedger(mine, lambda: ["theirs"], interval_s=0.01)
+    async def scenario() -> None:
+        reader = SharedLedger(own, lambda: ["theirs"], interval_s=0.01)
         reader.start()
         try:
-            record(theirs, "claim")
-            await eventually_async(lambda: uids(mine) == ["claim"])
-            with theirs.lease():
-                theirs.release("claim")
-            await eventually_async(lambda: uids(mine) == [])
+            record(other, "claim")
+            await eventually_async(lambda: uids(own) == ["claim"])
+            with other.lease():
+                other.release("claim")
+            await eventually_async(lambda: uids(own) == [])
         finally:
             reader.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())
 
 
-def test_an_agent_that_keeps_its_turn_or_its_state_from_being_read_is_reported_once(
+def test_a_blocked_or_unreadable_ledger_is_logged_once(
     ledgers: tuple[JournalLedger, JournalLedger], caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine, theirs = ledgers
+    own, other = ledgers
 
-    async def live() -> None:
-        reader = SharedLedger(mine, lambda: ["theirs"], interval_s=0.01, timeout_s=0.05)
+    async def scenario() -> None:
+        reader = SharedLedger(own, lambda: ["theirs"], interval_s=0.01, timeout_s=0.05)
         reader.start()
         try:
-            with theirs.lease():
+            with other.lease():
                 await eventually_async(lambda: "what other agents recorded is not known" in caplog.text)
-                await asyncio.sleep(0.2)  # several more tries: each fails, and none is reported
-                # In the same turn: one of its own could take long enough to be reported again.
-                record(theirs, "claim")
-            await eventually_async(lambda: uids(mine) == ["claim"])
+                await asyncio.sleep(0.2)  # several further attempts fail without a log line
+                # Within the same lease: a second lease could take long enough for another log line.
+                record(other, "claim")
+            await eventually_async(lambda: uids(own) == ["claim"])
         finally:
             reader.stop()
         assert caplog.text.count("what other agents recorded is not known") == 1
 
-    asyncio.run(live())
+    asyncio.run(scenario())
 
 
-def test_an_agent_that_is_alone_takes_no_turns(ledgers: tuple[JournalLedger, JournalLedger]) -> None:
-    mine, theirs = ledgers
+def test_an_agent_without_others_takes_no_lease(ledgers: tuple[JournalLedger, JournalLedger]) -> None:
+    own, other = ledgers
     polled = 0
 
     def others() -> list[str]:
@@ -81,14 +81,14 @@ def test_an_agent_that_is_alone_takes_no_turns(ledgers: tuple[JournalLedger, Jou
         polled += 1
         return []
 
-    async def live() -> None:
-        reader = SharedLedger(mine, others, interval_s=0.01)
+    async def scenario() -> None:
+        reader = SharedLedger(own, others, interval_s=0.01)
         reader.start()
         try:
-            record(theirs, "claim")
+            record(other, "claim")
             await eventually_async(lambda: polled > 3)
-            assert uids(mine) == []
+            assert uids(own) == []
         finally:
             reader.stop()
 
-    asyncio.run(live())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Stop signals end an agent in every moment of its start, and no signal that is sent by mistake ends it."""
+"""Stop signals end an agent at any moment of its start, and other signals do not end it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from agent.conftest import Start
 
-PATIENCE_S = 60.0
-START = """\
+TIMEOUT_S = 60.0
+AGENT_SCRIPT = """\
 import ctypes, signal, sys, threading, time
 from pathlib import Path
 from dra_agent.agent import agent, config, signals
@@ -46,11 +46,11 @@ Run = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Start an agent with a patch; it is returned when it blocks, and killed in the end."""
+    """Start an agent with a patch, and return it once it blocks; it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def run(patch: str, *prefix: str) -> subprocess.Popen[str]:
-        command = [*prefix, sys.executable, "-c", START.format(patch=patch), str(tmp_path / "s")]
+        command = [*prefix, sys.executable, "-c", AGENT_SCRIPT.format(patch=patch), str(tmp_path / "s")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -64,28 +64,28 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_ends_an_agent_that_blocks_before_its_event_loop(run: Run, number: signal.Signals) -> None:
+def test_a_stop_signal_ends_an_agent_before_its_event_loop(run: Run, number: signal.Signals) -> None:
     agent = run(BEFORE_THE_LOOP)
     agent.send_signal(number)
-    assert agent.communicate(timeout=PATIENCE_S) == ("", "")
+    assert agent.communicate(timeout=TIMEOUT_S) == ("", "")
     assert agent.returncode == 0
 
 
-def test_a_stop_signal_ends_an_agent_whose_start_blocks_the_event_loop(run: Run) -> None:
+def test_a_stop_signal_ends_an_agent_with_a_blocked_event_loop(run: Run) -> None:
     agent = run(IN_THE_LOOP)
     agent.send_signal(signal.SIGTERM)
-    _, said = agent.communicate(timeout=PATIENCE_S)
+    _, error_output = agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 0
-    assert said == "dra-agent: not stopped within 0.5 s of SIGTERM: the process ends without cleaning up\n"
+    assert error_output == "dra-agent: not stopped within 0.5 s of SIGTERM: the process ends without cleaning up\n"
 
 
-def test_a_stop_signal_ends_a_start_that_waits_for_the_hardware(run: Run) -> None:
+def test_a_stop_signal_ends_a_start_that_waits_for_hardware(run: Run) -> None:
     agent = run(ON_A_THREAD)
     agent.send_signal(signal.SIGTERM)
-    _, said = agent.communicate(timeout=PATIENCE_S)
+    _, error_output = agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 0
-    assert "stopped during the start" in said and "info stopped\n" in said
-    assert "Traceback" not in said
+    assert "stopped during the start" in error_output and "info stopped\n" in error_output
+    assert "Traceback" not in error_output
 
 
 @pytest.mark.parametrize("patch", [BEFORE_THE_LOOP, IN_THE_LOOP, ON_A_THREAD])
@@ -96,19 +96,19 @@ def test_the_first_process_of_a_container_stops_too(run: Run, patch: str) -> Non
     outside = run(f"import os; assert os.getpid() == 1; {patch}", unshare, "--pid", "--fork", "--kill-child")
     (inside,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
     os.kill(int(inside), signal.SIGTERM)
-    outside.communicate(timeout=PATIENCE_S)
+    outside.communicate(timeout=TIMEOUT_S)
     assert outside.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_signals_without_a_meaning_are_ignored_with_a_line(start: Start, number: signal.Signals) -> None:
+def test_other_signals_are_ignored_and_logged(start: Start, number: signal.Signals) -> None:
     agent = start().ready()
     agent.process.send_signal(number)
     agent.wait_for(f"warning signal ignored signal={number.name}")
     assert agent.end() == 0
 
 
-def test_sighup_applies_the_log_level_and_names_what_needs_a_restart(start: Start, tmp_path: Path) -> None:
+def test_sighup_applies_the_log_level_and_names_other_changes(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("")
     agent = start("--config", str(file)).ready()
@@ -120,17 +120,17 @@ def test_sighup_applies_the_log_level_and_names_what_needs_a_restart(start: Star
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for('"configuration reloaded", "applied": ."log_level", "log_format"')
     assert agent.end() == 0
-    assert "stopping" not in agent.said(), "the level is error now"
+    assert "stopping" not in agent.log_text(), "the log level is error by then"
 
 
-def test_sighup_during_the_start_is_a_reload_too(run: Run) -> None:
+def test_sighup_during_the_start_reloads_the_configuration(run: Run) -> None:
     agent = run(ON_A_THREAD)
     agent.send_signal(signal.SIGHUP)
     assert agent.stderr is not None
     while "configuration reloaded" not in (line := agent.stderr.readline()):
         assert line, "the agent ended"
     agent.send_signal(signal.SIGTERM)
-    agent.communicate(timeout=PATIENCE_S)
+    agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 0
 
 
@@ -145,12 +145,12 @@ def test_sighup_with_an_invalid_file_keeps_the_configuration(start: Start, tmp_p
     file.write_text('log_level = "debug"\n')
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for("info configuration reloaded applied=log_level")
-    said = agent.said()
+    error_output = agent.log_text()
     assert agent.end() == 0
-    assert len(re.findall("not reloaded", said)) == 3 and "Traceback" not in said
+    assert len(re.findall("not reloaded", error_output)) == 3 and "Traceback" not in error_output
 
 
-def test_a_reader_of_the_log_that_goes_away_does_not_end_the_agent(tmp_path: Path) -> None:
+def test_a_closed_log_pipe_does_not_end_the_agent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--simulate", "vm-1gpu"]
     command += ["--state-dir", str(tmp_path / "s"), "--cdi-dir", str(tmp_path / "cdi"), "--log-level", "debug"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
@@ -162,8 +162,8 @@ def test_a_reader_of_the_log_that_goes_away_does_not_end_the_agent(tmp_path: Pat
             for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
                 agent.send_signal(number)
             listing = [sys.executable, "-m", "dra_agent", "claim", "list", "--state-dir", str(tmp_path / "s")]
-            assert subprocess.run(listing, capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
+            assert subprocess.run(listing, capture_output=True, timeout=TIMEOUT_S, check=False).returncode == 0
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(PATIENCE_S) == 0
+            assert agent.wait(TIMEOUT_S) == 0
         finally:
             agent.kill()

@@ -1,4 +1,4 @@
-"""A prepared claim whose GPU is lost is not shown as usable by any command."""
+"""No command shows a prepared claim with a lost GPU as usable."""
 
 from __future__ import annotations
 
@@ -30,37 +30,39 @@ def lose(root: Path) -> None:
     inject.xid(root, ADDRESS, 79)
 
 
-@pytest.mark.parametrize(("break_it", "said"), [(unplug, "not on this host"), (lose, "XID 79")])
-def test_a_lost_device_is_shown_wherever_claims_are(
-    start: Start, state: Path, tmp_path: Path, break_it: Callable[[Path], None], said: str
+@pytest.mark.parametrize(("damage", "message"), [(unplug, "not on this host"), (lose, "XID 79")])
+def test_a_lost_device_is_shown_wherever_claims_are_listed(
+    start: Start, state: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     (tmp_path / "claim.yaml").write_text(CLAIM)
 
-    def ask(*arguments: str) -> Any:
+    def run_json(*arguments: str) -> Any:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         command = [sys.executable, "-m", "dra_agent", *arguments, "--state-dir", str(state), "-o", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        assert result.stdout, result.stderr
+        return json.loads(result.stdout)
 
     start().ready()
-    ask("claim", "apply", "-f", str(tmp_path / "claim.yaml"))
-    (claim,) = ask("claim", "list")
+    run_json("claim", "apply", "-f", str(tmp_path / "claim.yaml"))
+    (claim,) = run_json("claim", "list")
     assert (claim["phase"], claim["message"]) == ("Prepared", "")
-    (row,) = ask("claims")
+    (row,) = run_json("claims")
     assert (row["state"], row["reason"]) == ("prepared", "")
-    break_it(state / "simulated" / "vm-1gpu")
-    # NVML may say first that the GPU is lost; the reason that stays is the one of this fault.
+    damage(state / "simulated" / "vm-1gpu")
+    # NVML may first report that the GPU is lost; the final reason is that of the fault.
     eventually(
         lambda: (
-            (one := ask("claim", "list")[0])["phase"] == "Unhealthy"
-            and GPU in one["message"]
-            and said in one["message"]
+            (finding := run_json("claim", "list")[0])["phase"] == "Unhealthy"
+            and GPU in finding["message"]
+            and message in finding["message"]
         ),
-        lambda: ask("claim", "list"),
+        lambda: run_json("claim", "list"),
     )
-    (row,) = ask("claims")
-    assert row["state"] == "unhealthy" and said in row["reason"]
-    findings = ask("doctor", "--simulate", "vm-1gpu", "--cdi-dir", str(tmp_path / "cdi"))
-    told = [json.dumps(finding) for finding in findings["findings"]]
-    assert any("team/training" in one and said in one and "problem" in one for one in told), told
+    (row,) = run_json("claims")
+    assert row["state"] == "unhealthy" and message in row["reason"]
+    findings = run_json("doctor", "--simulate", "vm-1gpu", "--cdi-dir", str(tmp_path / "cdi"))
+    findings_json = [json.dumps(finding) for finding in findings["findings"]]
+    assert any(
+        "team/training" in finding and message in finding and "problem" in finding for finding in findings_json
+    ), findings_json

@@ -1,4 +1,4 @@
-"""Two instances of the agent on one node and one state directory, as a DaemonSet with maxSurge has them for a while."""
+"""Two instances of the agent on one node and one state directory, as in an update of a DaemonSet with maxSurge."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["kubernetes"]
 NIC = "nic-0000-00-05-0"
 
 
-async def both(kubelet: FakeKubelet) -> tuple[Driver, Driver]:
+async def wait_for_both(kubelet: FakeKubelet) -> tuple[Driver, Driver]:
     async def registered() -> bool:
-        await kubelet.look()
+        await kubelet.reconcile()
         return len(kubelet.drivers) >= 2
 
     await eventually_async(registered)
@@ -32,7 +32,7 @@ async def both(kubelet: FakeKubelet) -> tuple[Driver, Driver]:
     return by_name["dra-agent.internal-old-reg.sock"], by_name["dra-agent.internal-new-reg.sock"]
 
 
-def test_what_one_prepares_the_other_knows(
+def test_a_claim_prepared_by_one_agent_is_known_to_the_other(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
 ) -> None:
     kubernetes("--pod-uid", "old").ready()
@@ -40,12 +40,12 @@ def test_what_one_prepares_the_other_knows(
 
     async def scenario() -> None:
         kubelet = FakeKubelet(kubelet_dir)
-        old, new = await both(kubelet)
+        old, new = await wait_for_both(kubelet)
         claim, rival = allocate(fake_api, "one"), allocate(fake_api, "two")
-        answer = await prepare(old, claim)
-        assert [device.device_name for device in answer.devices] == [GPU]
-        assert await prepare(new, claim) == answer
-        assert "one" in (await prepare(new, rival)).error, "never two holders, whoever is asked"
+        response = await prepare(old, claim)
+        assert [device.device_name for device in response.devices] == [GPU]
+        assert await prepare(new, claim) == response
+        assert "one" in (await prepare(new, rival)).error, "the device never has two holders"
         assert await unprepare(new, claim) == ""
         assert specs(tmp_path) == []
         assert not (await prepare(old, rival)).error
@@ -56,61 +56,63 @@ def test_what_one_prepares_the_other_knows(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_the_old_one_goes_under_load(
+def test_the_old_agent_stops_under_load(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path, number: int
 ) -> None:
     old = kubernetes("--pod-uid", "old").ready()
     numbers = itertools.count()
-    done = {GPU: 0, NIC: 0}
+    pods_completed = {GPU: 0, NIC: 0}
 
     async def scenario() -> None:
         kubelet = FakeKubelet(kubelet_dir)
         first = await kubelet.driver()
-        is_newest = first
+        current = first
         stopping = asyncio.Event()
 
         async def calls(method: str, claim: tuple[str, str, str]) -> str:
-            """As the kubelet does: an instance that has gone is no error, it asks the one that is there."""
+            """Call as the kubelet does: after an instance has gone, the call is repeated on the other one."""
             while True:
-                asked = is_newest
+                called = current
                 try:
-                    answer = (await asked.call(method, [claim])).claims[claim[2]]
+                    response = (await called.call(method, [claim])).claims[claim[2]]
                 except grpc.aio.AioRpcError as error:
                     gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                    assert gone and asked is first, f"{method} failed: {error.details()}"
+                    assert gone and called is first, f"{method} failed: {error.details()}"
                     await asyncio.sleep(0.02)
                 else:
-                    return str(answer.error)
+                    return str(response.error)
 
         async def pods(device: str) -> None:
             while not stopping.is_set():
                 claim = allocate(fake_api, f"{device}-{next(numbers)}", device)
                 assert await calls("prepare", claim) == ""
                 assert await calls("unprepare", claim) == ""
-                done[device] += 1
+                pods_completed[device] += 1
 
         async def progress() -> None:
-            """Wait until a pod of each device has come and gone since."""
-            before = dict(done)
-            await eventually_async(lambda: load.done() or all(done[device] > before[device] for device in done))
+            """Wait until a pod of each device has started and ended."""
+            before = dict(pods_completed)
+            await eventually_async(
+                lambda: load.done() or all(pods_completed[device] > before[device] for device in pods_completed)
+            )
             assert not load.done(), load
 
         load = asyncio.gather(pods(GPU), pods(NIC))
         await progress()
         new = kubernetes("--pod-uid", "new")
-        _, is_newest = await both(kubelet)
+        _, current = await wait_for_both(kubelet)
         await asyncio.to_thread(new.ready)
         await progress()
-        ended = await asyncio.to_thread(old.end, number)
-        assert ended == (0 if number == signal.SIGTERM else -9)
+        exit_code = await asyncio.to_thread(old.end, number)
+        assert exit_code == (0 if number == signal.SIGTERM else -9)
         await progress()
         stopping.set()
         await load
-        left = {path.name for path in kubelet_dir.rglob("*.sock")}
+        sockets = {path.name for path in kubelet_dir.rglob("*.sock")}
         if number == signal.SIGTERM:
-            assert left == {"dra-new.sock", "dra-agent.internal-new-reg.sock", "hooks.sock"}
+            assert sockets == {"dra-new.sock", "dra-agent.internal-new-reg.sock", "hooks.sock"}
         assert specs(tmp_path) == []
         await kubelet.close()
 
     asyncio.run(scenario())
-    assert "Traceback" not in old.said()
+    assert "Traceback" not in old.log_text()

@@ -1,4 +1,4 @@
-"""A real agent on a node on which somebody else gives out the same devices."""
+"""A real agent on a node where another manager advertises the same devices."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ WITH_PLUGIN = {
     "metadata": {"name": "node-a", "uid": "node-uid"},
     "status": {"capacity": {"cpu": "8", "nvidia.com/gpu": "1"}},
 }
-WITHOUT = {**WITH_PLUGIN, "status": {"capacity": {"cpu": "8"}}}
-OTHERS = {
+WITHOUT_PLUGIN = {**WITH_PLUGIN, "status": {"capacity": {"cpu": "8"}}}
+OTHER_DRIVER_SLICE = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceSlice",
     "metadata": {"name": "theirs"},
@@ -53,7 +53,7 @@ OTHERS = {
 
 @pytest.fixture
 def driver(start: Start, fake_api: FakeApi, tmp_path: Path, kubelet_dir: Path) -> Callable[..., AgentProcess]:
-    """Start an agent as a driver of Kubernetes on node-a."""
+    """Start an agent in Kubernetes mode on node-a."""
     credentials = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
     def run(*flags: str) -> AgentProcess:
@@ -64,15 +64,15 @@ def driver(start: Start, fake_api: FakeApi, tmp_path: Path, kubelet_dir: Path) -
 
 
 def published(api: FakeApi) -> set[str]:
-    slices = [found for found in api.objects("resourceslices") if found["spec"]["driver"] == DRIVER]
-    return {device["name"] for found in slices for device in found["spec"].get("devices", ())}
+    slices = [slice_ for slice_ in api.objects("resourceslices") if slice_["spec"]["driver"] == DRIVER]
+    return {device["name"] for slice_ in slices for device in slice_["spec"].get("devices", ())}
 
 
-def settled(api: FakeApi, agent: AgentProcess, expected: Callable[[set[str]], bool]) -> set[str]:
-    """Wait until what is published is as expected, and stays so."""
-    eventually(lambda: expected(published(api)), agent.said)
+def wait_until_published(api: FakeApi, agent: AgentProcess, expected: Callable[[set[str]], bool]) -> set[str]:
+    """Wait until the expected devices are published, and stay published."""
+    eventually(lambda: expected(published(api)), agent.log_text)
     time.sleep(0.5)
-    assert expected(published(api)), agent.said()
+    assert expected(published(api)), agent.log_text()
     return published(api)
 
 
@@ -82,47 +82,52 @@ def devices_command(state: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    ("node", "others", "manager"),
-    [(WITH_PLUGIN, None, "device plugin nvidia.com/gpu"), (WITHOUT, OTHERS, "driver gpu.nvidia.com")],
+    ("node", "other_slice", "manager"),
+    [
+        (WITH_PLUGIN, None, "device plugin nvidia.com/gpu"),
+        (WITHOUT_PLUGIN, OTHER_DRIVER_SLICE, "driver gpu.nvidia.com"),
+    ],
     ids=["device plugin", "driver"],
 )
-def test_what_another_manager_gives_out_is_not_published_and_everybody_is_told(
-    driver: Callable[..., AgentProcess], fake_api: FakeApi, state: Path, node: Any, others: Any, manager: str
+def test_devices_of_another_manager_are_not_published_but_reported(
+    driver: Callable[..., AgentProcess], fake_api: FakeApi, state: Path, node: Any, other_slice: Any, manager: str
 ) -> None:
     fake_api.put("nodes", node)
-    if others is not None:
-        fake_api.put("resourceslices", others)
+    if other_slice is not None:
+        fake_api.put("resourceslices", other_slice)
     agent = driver("--config", str(with_nics(state))).ready()
-    assert GPU not in settled(fake_api, agent, lambda names: any(name.startswith("nic-") for name in names))
+    assert GPU not in wait_until_published(
+        fake_api, agent, lambda names: any(name.startswith("nic-") for name in names)
+    )
     agent.wait_for("other drivers advertise devices of this node too")
     fake_api.wait(lambda: any(event["reason"] == "SecondManager" for event in fake_api.objects("events")))
-    (event,) = [found for found in fake_api.objects("events") if found["reason"] == "SecondManager"]
+    (event,) = [event_ for event_ in fake_api.objects("events") if event_["reason"] == "SecondManager"]
     assert event["regarding"]["kind"] == "Node" and event["regarding"]["name"] == "node-a"
     assert (
         event["note"] == f"{manager} advertises 1 device of this node too, which is not published by dra-agent: {GPU}"
     )
-    # What was found is written for other processes by a thread that nothing waits for.
-    eventually(lambda: manager in load_conflicts(state).verdict.by_manager(), agent.said)
+    # A thread writes the conflicts for other processes; nothing waits for it.
+    eventually(lambda: manager in load_conflicts(state).verdict.by_manager(), agent.log_text)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
-    shown = devices_command(state)
-    assert GPU not in shown.stdout and f"not published: {GPU}: {manager}" in shown.stderr
+    output = devices_command(state)
+    assert GPU not in output.stdout and f"not published: {GPU}: {manager}" in output.stderr
     assert agent.end() == 0
 
 
 def with_nics(state: Path) -> Path:
-    """The virtual machine's only NIC is its uplink, and so not published unless asked for."""
+    """Include the only NIC of the virtual machine, which is its uplink and therefore excluded by default."""
     path = state.with_name("config.toml")
     path.write_text('[inventory]\nhost_uplink = "include"\n')
     return path
 
 
-def test_it_is_published_all_the_same_where_somebody_answers_for_it(
+def test_second_manager_publish_publishes_the_devices(
     driver: Callable[..., AgentProcess], fake_api: FakeApi, state: Path
 ) -> None:
     fake_api.put("nodes", WITH_PLUGIN)
     agent = driver("--second-manager", "publish").ready()
-    settled(fake_api, agent, lambda names: GPU in names)
-    eventually(lambda: load_conflicts(state).published, agent.said)
+    wait_until_published(fake_api, agent, lambda names: GPU in names)
+    eventually(lambda: load_conflicts(state).published, agent.log_text)
     doctor = [
         sys.executable,
         "-m",
@@ -136,13 +141,13 @@ def test_it_is_published_all_the_same_where_somebody_answers_for_it(
         "json",
     ]
     findings = json.loads(subprocess.run(doctor, capture_output=True, text=True, check=False).stdout)["findings"]
-    (found,) = [finding for finding in findings if finding.get("where") == "device plugin nvidia.com/gpu"]
-    assert found["severity"] == "problem" and "two pods" in found["what"]
+    (problem,) = [finding for finding in findings if finding.get("where") == "device plugin nvidia.com/gpu"]
+    assert problem["severity"] == "problem" and "two pods" in problem["what"]
     assert GPU in devices_command(state).stdout
     agent.end()
 
 
-def test_a_claim_that_holds_such_a_device_goes_on(
+def test_a_claim_that_holds_such_a_device_continues(
     driver: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
 ) -> None:
     fake_api.put("nodes", WITH_PLUGIN)
@@ -162,8 +167,8 @@ def test_a_claim_that_holds_such_a_device_goes_on(
         try:
             plugin = await kubelet.driver()
             for _ in range(2):
-                answer = (await plugin.call("prepare", [("default", "held", uid)], 45.0)).claims[uid]
-                assert not answer.error and [device.device_name for device in answer.devices] == [GPU]
+                response = (await plugin.call("prepare", [("default", "held", uid)], 45.0)).claims[uid]
+                assert not response.error and [device.device_name for device in response.devices] == [GPU]
             assert (await plugin.call("unprepare", [("default", "held", uid)])).claims[uid].error == ""
         finally:
             await kubelet.close()
@@ -172,10 +177,10 @@ def test_a_claim_that_holds_such_a_device_goes_on(
     assert agent.end() == 0
 
 
-def test_what_an_earlier_run_found_stands_until_the_server_answers(
+def test_saved_conflicts_apply_until_the_server_answers(
     driver: Callable[..., AgentProcess], fake_api: FakeApi, state: Path
 ) -> None:
-    fake_api.put("nodes", WITHOUT)
+    fake_api.put("nodes", WITHOUT_PLUGIN)
     state.mkdir()
     save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
     fault = fake_api.fail(503, times=None, path="/nodes/")
@@ -183,38 +188,36 @@ def test_what_an_earlier_run_found_stands_until_the_server_answers(
     agent.wait_for("cannot determine the other drivers")
     assert GPU in load_conflicts(state).verdict.managers
     fake_api.faults.lift(fault)
-    settled(fake_api, agent, lambda names: GPU in names)
-    eventually(lambda: not load_conflicts(state).verdict, agent.said)
+    wait_until_published(fake_api, agent, lambda names: GPU in names)
+    eventually(lambda: not load_conflicts(state).verdict, agent.log_text)
     agent.end()
 
 
-def test_without_kubernetes_nobody_else_is_remembered(start: Start, state: Path) -> None:
+def test_standalone_mode_removes_saved_conflicts(start: Start, state: Path) -> None:
     state.mkdir()
     save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
     start().ready()
     assert load_conflicts(state) == SavedConflicts()
 
 
-def test_a_note_of_many_devices_fits_into_an_event() -> None:
+def test_a_note_about_many_devices_fits_an_event() -> None:
     names = [f"nic-0000-{bus:02x}-00-0" for bus in range(200)]
     note = _note("device plugin rdma/hca_shared_devices_a", names, published=False)
     assert len(note) < 1024 and "200 devices of this node too, which are not published" in note and note.endswith("...")
     assert "is published by dra-agent all the same: x" in _note("driver y", ["x"], published=True)
 
 
-def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Device(GPU, "gpu", "nvidia", "0000:00:04.0", attributes={})
     hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)))
-    began, go_on = threading.Event(), threading.Event()
-    kept: list[SavedConflicts] = []
+    writing, may_continue = threading.Event(), threading.Event()
+    saved: list[SavedConflicts] = []
 
-    def slowly(state_dir: Path, found: SavedConflicts) -> None:
-        if not began.is_set():
-            began.set()
-            assert go_on.wait(DEADLINE_S)
-        kept.append(found)
+    def save_slowly(state_dir: Path, conflicts: SavedConflicts) -> None:
+        if not writing.is_set():
+            writing.set()
+            assert may_continue.wait(DEADLINE_S)
+        saved.append(conflicts)
 
     class Server:
         async def get(self, kind: Any, name: str) -> dict[str, Any]:
@@ -223,30 +226,30 @@ def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
         async def list(self, kind: Any, *, fields: dict[str, str]) -> Any:
             return SimpleNamespace(items=[])
 
-    async def story() -> None:
-        changed: list[bool] = []
+    async def scenario() -> None:
+        changes: list[bool] = []
         config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
-        guard = ConflictFilter(
+        filter_ = ConflictFilter(
             config,
             Server(),
             cast(DeviceState, hardware),
             SimpleNamespace(record=ignore),
-            changed=lambda: changed.append(True),
+            changed=lambda: changes.append(True),
         )
-        await guard.start()
-        assert await asyncio.to_thread(began.wait, DEADLINE_S)
+        await filter_.start()
+        assert await asyncio.to_thread(writing.wait, DEADLINE_S)
         hardware.inventory.devices = ()
-        guard.devices_changed()
-        assert len(changed) == 2
-        await asyncio.sleep(0.1)  # longer than a second writer would need
-        go_on.set()
-        await guard.stop()
+        filter_.devices_changed()
+        assert len(changes) == 2
+        await asyncio.sleep(0.1)  # longer than a second writer needs
+        may_continue.set()
+        await filter_.stop()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    monkeypatch.setattr(guard_module, "save_conflicts", slowly)
-    asyncio.run(story())
-    assert kept[-1] == SavedConflicts()
+    monkeypatch.setattr(guard_module, "save_conflicts", save_slowly)
+    asyncio.run(scenario())
+    assert saved[-1] == SavedConflicts()
 
 
 def ignore(*_: object) -> None:
-    """An Event that nobody reads."""
+    """An Event sink that discards its input."""
