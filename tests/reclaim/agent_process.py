@@ -1,4 +1,4 @@
-"""A real agent without Kubernetes, on a simulated machine with one GPU and one NIC, and the command line beside it."""
+"""A real agent in standalone mode on a simulated host with one GPU and one NIC, and its command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventually import eventually
 
 
 class Agent:
-    """`dra-agent run`, and the command line beside it."""
+    """`dra-agent run`, and commands that connect to it."""
 
     def __init__(self, folder: Path, config: str, *flags: str) -> None:
         self.state_dir = folder / "s"
@@ -28,27 +28,27 @@ class Agent:
             self.process = subprocess.Popen([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Wait until the log has the pattern; fail with the log where it never does."""
+        """Wait until the log matches the pattern; fail with the log otherwise."""
 
-        def found() -> re.Match[str] | None:
+        def find_match() -> re.Match[str] | None:
             match = re.search(pattern, self.log.read_text())
             assert match or self.process.poll() is None, f"ended without {pattern!r}:\n{self.log.read_text()}"
             return match
 
-        match = eventually(found, lambda: f"no {pattern!r}:\n{self.log.read_text()}")
+        match = eventually(find_match, lambda: f"no {pattern!r}:\n{self.log.read_text()}")
         assert match is not None
         return match
 
     def command(self, *words: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "dra_agent", *words, "--state-dir", str(self.state_dir)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stdout + done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return result.returncode, result.stdout + result.stderr
 
     def status(self) -> dict[str, Any]:
         code, text = self.command("reclaim", "status", "-o", "json")
         assert code == 0, text
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        status: dict[str, Any] = json.loads(text)
+        return status
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
@@ -76,17 +76,19 @@ def claim(name: str) -> dict[str, Any]:
 def phases(agent: Agent) -> dict[str, tuple[str, list[str]]]:
     code, text = agent.command("claim", "list", "-o", "json")
     assert code == 0, text
-    return {view["name"]: (view["phase"], [d["device"] for d in view["devices"]]) for view in json.loads(text)}
+    return {
+        view["name"]: (view["phase"], [device["device"] for device in view["devices"]]) for view in json.loads(text)
+    }
 
 
-def settled(agent: Agent, expected: set[str]) -> dict[str, tuple[str, list[str]]]:
-    """Wait until every claim is in one of the phases, and each phase has a claim."""
-    found: dict[str, tuple[str, list[str]]] = {}
+def wait_for_phases(agent: Agent, expected: set[str]) -> dict[str, tuple[str, list[str]]]:
+    """Wait until the phases of all claims are the expected ones."""
+    claims: dict[str, tuple[str, list[str]]] = {}
 
-    def all_settled() -> bool:
-        nonlocal found
-        found = phases(agent)
-        return {phase for phase, _ in found.values()} == expected
+    def are_in_phases() -> bool:
+        nonlocal claims
+        claims = phases(agent)
+        return {phase for phase, _ in claims.values()} == expected
 
-    eventually(all_settled, lambda: str(found))
-    return found
+    eventually(are_in_phases, lambda: str(claims))
+    return claims

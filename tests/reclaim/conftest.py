@@ -16,12 +16,12 @@ from reclaim.metadata.azure import FakeAzure
 from reclaim.metadata.gcp import FakeGcp
 
 LONG_S = 10 * DEADLINE_S
-"""Seconds that no test takes."""
+"""Longer than any test."""
 
 
 @pytest.fixture(autouse=True)
-def time_for_disks_and_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine's disk and metadata services are late, and no test is about that but those that set a limit."""
+def relaxed_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extend timeouts for a slow machine; a test of such a timeout sets it itself."""
     limits = (
         "service.SAVE_TIMEOUT_S",
         "signals.aws.REQUEST_TIMEOUT_S",
@@ -35,7 +35,7 @@ def time_for_disks_and_services(monkeypatch: pytest.MonkeyPatch) -> None:
         "signals.gcp._RESPONSE_MARGIN_S",
     ):
         monkeypatch.setattr(f"dra_agent.reclaim.{limit}", LONG_S)
-    # A question that waits for a change is put once, however long the test takes.
+    # A request that waits for a change is sent once, however long the test takes.
     monkeypatch.setattr("dra_agent.reclaim.signals.gcp.LONG_POLL_S", int(LONG_S))
 
 

@@ -1,4 +1,4 @@
-"""Collaborators of a drain in memory: a ledger, and an API server that has claims and pods."""
+"""In-memory collaborators of a drain: a ledger, and an API server with claims and pods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def entry(uid: str, name: str = "c") -> LedgerEntry:
 
 
 class ClaimsApi(ApiClient):
-    """Reads claims by name; `errors` come first. `reads` counts them."""
+    """Returns claims by name; `errors` are raised first, and `reads` counts the requests."""
 
     def __init__(self, claims: dict[str, dict[str, Any]] | None = None, errors: Sequence[AgentError] = ()) -> None:
         self.claims = claims or {}
@@ -57,8 +57,8 @@ class ClaimsApi(ApiClient):
 
 
 @dataclass
-class Pods(PodClient):
-    """The pods of an API server."""
+class FakePods(PodClient):
+    """The pods of an API server; `errors` are raised first, and `done` has the accepted requests."""
 
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: list[AgentError] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""A D-Bus daemon of one's own, and something on it that speaks as systemd-logind does.
+"""A private D-Bus daemon, and a fake systemd-logind on it.
 
-An inhibitor lock is the writing end of a pipe, as logind's is one of a FIFO: it is free when every copy is closed.
+An inhibitor lock is the write end of a pipe, as in logind that of a FIFO: it is released when every copy is closed.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ MANAGER = DBusAddress("/org/freedesktop/login1", NAME, "org.freedesktop.login1.M
 
 
 class Daemon:
-    """`dbus-daemon`, private."""
+    """A private `dbus-daemon`."""
 
     def __init__(self, folder: Path) -> None:
-        program = shutil.which("dbus-daemon")
-        if program is None:
+        executable = shutil.which("dbus-daemon")
+        if executable is None:
             pytest.skip("there is no dbus-daemon here (Debian: dbus)")
         self.address = f"unix:path={folder}/bus"
         (folder / "bus.conf").write_text(CONFIG.format(path=folder / "bus"))
         self._process = subprocess.Popen(
-            [program, f"--config-file={folder}/bus.conf", "--nofork", "--nopidfile", "--print-address=1"],
+            [executable, f"--config-file={folder}/bus.conf", "--nofork", "--nopidfile", "--print-address=1"],
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None and self._process.stdout.readline()
@@ -91,18 +91,18 @@ class FakeLogind:
             os.close(lock)
 
     def shut_down(self, preparing: Any = True, signature: str = "b") -> float:
-        """Say that the host shuts down, or that it does not after all; gives the moment."""
+        """Send PrepareForShutdown with this value, and return the time."""
         self.preparing = preparing
         self._send(new_signal(MANAGER, "PrepareForShutdown", signature, (preparing,)))
         return time.time()
 
     def locked(self) -> bool:
-        """Whether anybody holds a lock: a pipe whose writing ends are all closed is at its end."""
-        waiting = select.poll()
+        """Return whether any lock is held: a pipe reports POLLHUP once all its write ends are closed."""
+        poller = select.poll()
         for lock in self._locks:
-            waiting.register(lock, select.POLLHUP)
-        free = {lock for lock, _ in waiting.poll(0)}
-        return bool(set(self._locks) - free)
+            poller.register(lock, select.POLLHUP)
+        released = {lock for lock, _ in poller.poll(0)}
+        return bool(set(self._locks) - released)
 
     def _serve(self) -> None:
         while not self._stop:
@@ -118,11 +118,11 @@ class FakeLogind:
             case "Inhibit" if self.refuse:
                 self._send(new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "s", ("no",)))
             case "Inhibit":
-                ours, theirs = os.pipe()
-                self._locks.append(ours)
+                read_end, write_end = os.pipe()
+                self._locks.append(read_end)
                 self.inhibited.append(message.body)
-                self._send(new_method_return(message, "h", (theirs,)))
-                os.close(theirs)
+                self._send(new_method_return(message, "h", (write_end,)))
+                os.close(write_end)
             case "Get":
                 values = {
                     "PreparingForShutdown": ("b", bool(self.preparing)),
@@ -135,8 +135,8 @@ class FakeLogind:
             self._bus.send(message)
 
 
-def stranger(address: str, to: str, times: int = 1) -> None:
-    """Somebody who is not logind sends its signal straight to a connection."""
+def send_forged_signals(address: str, to: str, times: int = 1) -> None:
+    """Send the signal of logind to a connection from a client that is not logind."""
     bus: DBusConnection = open_dbus_connection(address)
     message = new_signal(MANAGER, "PrepareForShutdown", "b", (True,))
     message.header.fields[HeaderFields.destination] = to
@@ -147,19 +147,19 @@ def stranger(address: str, to: str, times: int = 1) -> None:
 
 
 def connections(address: str) -> list[str]:
-    """Every connection to the daemon, by its unique name, but the one that asks."""
+    """Return the unique names of all connections to the daemon except the present one."""
     bus = open_dbus_connection(address)
     (names,) = Proxy(message_bus, bus).ListNames()
-    ours = bus.unique_name
+    own_name = bus.unique_name
     bus.close()
-    return [name for name in names if name.startswith(":") and name != ours]
+    return [name for name in names if name.startswith(":") and name != own_name]
 
 
-class Impostor:
-    """Something that listens where a D-Bus daemon should, and says the same to everybody."""
+class FakeBus:
+    """A listener at the address of a D-Bus daemon that sends the same bytes to every client."""
 
-    def __init__(self, path: Path, says: bytes) -> None:
-        self._says = says
+    def __init__(self, path: Path, response: bytes) -> None:
+        self._response = response
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         self._socket.listen()
@@ -174,7 +174,7 @@ class Impostor:
                 return
             with client, contextlib.suppress(OSError):
                 client.recv(1024)
-                client.sendall(self._says)
+                client.sendall(self._response)
                 time.sleep(0.02)
 
     def stop(self) -> None:

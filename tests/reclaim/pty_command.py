@@ -1,4 +1,4 @@
-"""A command whose errors go to a terminal, as for a person who looks at it."""
+"""A command with stderr on a terminal, as an operator sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """Runs `dra-agent` with these words until it ends."""
+    """Runs `dra-agent` with these arguments until it exits."""
 
     def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the block)
@@ -56,21 +56,21 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """Everything that was ever on the terminal, without colours and movements."""
+        """Return everything that the terminal has displayed, without colors and cursor movements."""
         return _CONTROL.sub("", bytes(self._seen).decode(errors="replace"))
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until it was shown."""
+        """Wait until the terminal has displayed the pattern."""
 
-        def shown() -> bool:
+        def is_shown() -> bool:
             found = re.search(pattern, self.shown) is not None
             assert found or self._process.poll() is None, f"ended without {pattern!r}: {self.shown[-2000:]}"
             return found
 
-        eventually(shown, lambda: f"no {pattern!r}: {self.shown[-2000:]}")
+        eventually(is_shown, lambda: f"no {pattern!r}: {self.shown[-2000:]}")
 
-    def end(self, at_most: float = DEADLINE_S) -> tuple[int, str]:
-        """Wait until it ends; its exit code, and what it printed."""
-        code = self._process.wait(at_most)
+    def end(self, timeout_s: float = DEADLINE_S) -> tuple[int, str]:
+        """Wait until the command exits, and return its exit code and standard output."""
+        code = self._process.wait(timeout_s)
         self._out.seek(0)
         return code, self._out.read().decode()

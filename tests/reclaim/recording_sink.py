@@ -1,4 +1,4 @@
-"""Somebody who listens to sources and remembers what they say."""
+"""A SignalSink that records the signals of sources."""
 
 from __future__ import annotations
 
@@ -13,55 +13,61 @@ from eventually import DEADLINE_S, eventually_async
 
 
 @dataclass
-class Listener:
-    """Everything that a source reported, in order."""
+class RecordingSink:
+    """Every report of a source, in order."""
 
-    seen_: dict[str, list[Sequence[Signal]]] = field(default_factory=dict)
+    signals: dict[str, list[Sequence[Signal]]] = field(default_factory=dict)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
-    def observed(self, source: str, readings: Sequence[Signal]) -> None:
-        self.seen_.setdefault(source, []).append(tuple(readings))
+    def observed(self, source: str, signals: Sequence[Signal]) -> None:
+        self.signals.setdefault(source, []).append(tuple(signals))
 
-    def failed(self, source: str, why: str) -> None:
-        self.failures.append((source, why))
+    def failed(self, source: str, error: str) -> None:
+        self.failures.append((source, error))
 
-    def now(self, source: str) -> Sequence[Signal] | None:
-        return self.seen_[source][-1] if source in self.seen_ else None
+    def latest(self, source: str) -> Sequence[Signal] | None:
+        return self.signals[source][-1] if source in self.signals else None
 
     def notices(self) -> list[Signal]:
-        return [r for looks in self.seen_.values() for look in looks for r in look if r.kind == "notice"]
+        return [
+            signal_
+            for reports in self.signals.values()
+            for report in reports
+            for signal_ in report
+            if signal_.kind == "notice"
+        ]
 
-    async def until(self, what: Callable[[], object], *, within: float = DEADLINE_S) -> None:
-        """Wait for it; the readings so far explain why it did not come."""
-        await eventually_async(what, lambda: str(self.seen_), within=within)
+    async def wait_until(self, condition: Callable[[], object], *, within: float = DEADLINE_S) -> None:
+        """Wait for the condition; the failure shows the recorded signals."""
+        await eventually_async(condition, lambda: str(self.signals), within=within)
 
 
-Story = Callable[[Listener], Awaitable[None]]
+Scenario = Callable[[RecordingSink], Awaitable[None]]
 
 
-def listen(source: SignalSource, story: Story) -> Listener:
-    """Run a source while a story unfolds."""
-    listener = Listener()
+def run_source(source: SignalSource, scenario: Scenario) -> RecordingSink:
+    """Run a source during a scenario, and return the recorded signals."""
+    sink = RecordingSink()
 
-    async def play() -> None:
-        task = asyncio.create_task(source.run(listener))
+    async def run() -> None:
+        task = asyncio.create_task(source.run(sink))
         try:
-            await story(listener)
+            await scenario(sink)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(play())
-    return listener
+    asyncio.run(run())
+    return sink
 
 
 def is_due(deadline: datetime | None, seconds: float, since: datetime) -> bool:
-    """Whether a deadline is so long after some moment from then to now; services tell whole seconds."""
+    """Return whether a deadline is `seconds` after a time between `since` and now; services report whole seconds."""
     assert deadline is not None
-    usual, second = timedelta(seconds=seconds), timedelta(seconds=1)
-    return since + usual - second <= deadline <= datetime.now(UTC) + usual + second
+    duration, second = timedelta(seconds=seconds), timedelta(seconds=1)
+    return since + duration - second <= deadline <= datetime.now(UTC) + duration + second
 
 
-def quick(every: float) -> PollSchedule:
-    """The real paces, a hundred times as fast."""
+def fast_schedule(every: float) -> PollSchedule:
+    """Return the production schedule with intervals divided by 100."""
     return PollSchedule(every / 100)

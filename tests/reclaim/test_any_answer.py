@@ -1,4 +1,4 @@
-"""Whatever a metadata service answers: a look gives readings or a SourceError, and readings can be kept and shown."""
+"""Any response of a metadata service yields signals or a SourceError, and signals can be stored and displayed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dra_agent.reclaim.status import Progress, status_of
 
 LEAD = timedelta(seconds=300)
 NOWHERE = "http://127.0.0.1:9"
-Look = Callable[[], Awaitable[Sequence[Signal]]]
+Poll = Callable[[], Awaitable[Sequence[Signal]]]
 
 
-class Service:
-    """Answers every question with one and the same answer."""
+class FixedService:
+    """Gives the same response to every request."""
 
     def __init__(self, answer: Response) -> None:
         self.answer = answer
@@ -39,32 +39,32 @@ class Service:
         pass
 
 
-def aws(answer: Response) -> list[Look]:
+def aws(answer: Response) -> list[Poll]:
     source = AwsSource(NOWHERE, lead=LEAD)
-    source._session = Session(lambda: Service(answer))  # type: ignore[arg-type, return-value]
+    source._session = Session(lambda: FixedService(answer))  # type: ignore[arg-type, return-value]
     source._session._token, source._session._until = "token", float("inf")
     return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
 
 
-def azure(answer: Response) -> list[Look]:
+def azure(answer: Response) -> list[Poll]:
     source = AzureSource(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
-    source._service = Service(answer)  # type: ignore[assignment]
+    source._service = FixedService(answer)  # type: ignore[assignment]
     return [source.poll]
 
 
-def gcp(answer: Response) -> list[Look]:
+def gcp(answer: Response) -> list[Poll]:
     source = GcpSource(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
     for value in source._values.values():
-        value._service = Service(answer)  # type: ignore[assignment]
+        value._service = FixedService(answer)  # type: ignore[assignment]
     return [value.poll for value in source._values.values()]
 
 
 times = st.one_of(
     st.text(max_size=30),
-    st.datetimes().map(lambda t: t.strftime("%Y-%m-%dT%H:%M:%SZ")),
-    st.datetimes().map(lambda t: t.isoformat()),
-    st.datetimes().map(lambda t: t.strftime("%a, %d %b %Y %H:%M:%S GMT")),
-    st.datetimes().map(lambda t: t.strftime("%d %b %Y %H:%M:%S GMT")),
+    st.datetimes().map(lambda time: time.strftime("%Y-%m-%dT%H:%M:%SZ")),
+    st.datetimes().map(lambda time: time.isoformat()),
+    st.datetimes().map(lambda time: time.strftime("%a, %d %b %Y %H:%M:%S GMT")),
+    st.datetimes().map(lambda time: time.strftime("%d %b %Y %H:%M:%S GMT")),
     st.sampled_from(["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-23:59", ""]),
 )
 words = st.sampled_from(["terminate", "stop", "hibernate", "Preempt", "Reboot", "Started", "vm", "TRUE", "é\n"])
@@ -80,7 +80,9 @@ event = st.fixed_dictionaries(
     {"EventId": st.text(max_size=5), "EventType": words, "EventStatus": words, "Resources": st.just(["vm"])},
     optional={"NotBefore": times, "EventSource": words, "State": words, "Code": words},
 )
-documents = values | spot | event | st.lists(event, max_size=3) | st.builds(lambda e: {"Events": e}, st.lists(event))
+documents = (
+    values | spot | event | st.lists(event, max_size=3) | st.builds(lambda events: {"Events": events}, st.lists(event))
+)
 bodies = st.binary(max_size=60) | documents.map(lambda value: json.dumps(value).encode()) | words.map(str.encode)
 headers = st.dictionaries(
     st.sampled_from(["date", "etag", "metadata-flavor", "retry-after", "content-type"]),
@@ -102,37 +104,39 @@ answers = st.builds(
     ),
     aws,
 )
-def test_any_answer_is_a_reading_or_unknown(answer: Response, make: Callable[[Response], list[Look]]) -> None:
-    async def play() -> None:
-        for poll in make(answer):
+def test_any_response_yields_signals_or_an_error(
+    answer: Response, make_polls: Callable[[Response], list[Poll]]
+) -> None:
+    async def run() -> None:
+        for poll in make_polls(answer):
             try:
-                readings = await poll()
+                signals = await poll()
             except SourceError as error:
                 assert str(error).isprintable() and len(str(error)) < 700
                 continue
             assert answer.status in (200, 404)
-            check(readings, answer.received)
+            check(signals, answer.received)
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
-def check(readings: Sequence[Signal], received: datetime) -> None:
-    """Readings can be told, merged, written, shown and ended."""
+def check(signals: Sequence[Signal], received: datetime) -> None:
+    """Signals can be tracked, merged, stored, displayed and dismissed."""
     now = datetime.now(UTC)
-    told: list[Signal] = []
-    picture = SignalTracker([], told.append)
+    emitted: list[Signal] = []
+    tracker = SignalTracker([], emitted.append)
     for _ in range(2):
-        for source in {reading.source for reading in readings}:
-            picture.observed(source, [reading for reading in readings if reading.source == source])
-    assert len(told) <= len(readings)
+        for source in {signal.source for signal in signals}:
+            tracker.observed(source, [signal for signal in signals if signal.source == source])
+    assert len(emitted) <= len(signals)
     state = ReclaimState("b")
-    for reading in told:
-        assert reading.what.isprintable() and reading.event.isprintable() and len(reading.event) <= 200
-        if reading.kind == "notice" and reading.deadline is not None:
-            assert reading.deadline >= received - timedelta(seconds=60)
-        state = apply(state, reading, now)
-    kept = msgspec.json.decode(msgspec.json.encode(state), type=ReclaimState)
-    assert kept == state
-    msgspec.json.encode(status_of(state, picture.source_health(), Progress(), now))
+    for signal in emitted:
+        assert signal.what.isprintable() and signal.event.isprintable() and len(signal.event) <= 200
+        if signal.kind == "notice" and signal.deadline is not None:
+            assert signal.deadline >= received - timedelta(seconds=60)
+        state = apply(state, signal, now)
+    decoded = msgspec.json.decode(msgspec.json.encode(state), type=ReclaimState)
+    assert decoded == state
+    msgspec.json.encode(status_of(state, tracker.source_health(), Progress(), now))
     assert expire(state, now) == state
     assert dismiss(state, now).active == ()

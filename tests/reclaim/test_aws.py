@@ -1,4 +1,4 @@
-"""AWS, against a service that asks for tokens, forgets them, fails, and says nonsense."""
+"""AWS sources with a service that requires tokens, revokes them, fails, and sends malformed responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dra_agent.reclaim.signals.polling import PollSchedule
 from eventually import DEADLINE_S, eventually_async
 from logged import logged_by
 from reclaim.metadata.aws import FakeAws
-from reclaim.recording_sink import Listener, is_due, listen, quick
+from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
 LEAD = timedelta(seconds=300)
 SIGNALS = AwsSignals(rebalance="hint")
@@ -26,72 +26,72 @@ SPOT = "/latest/meta-data/spot/instance-action"
 
 
 def source(aws: FakeAws, booted: datetime | None = None, signals: AwsSignals | None = None) -> AwsSource:
-    return AwsSource(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=quick, booted=booted or BOOTED)
+    return AwsSource(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=fast_schedule, booted=booted or BOOTED)
 
 
 def at(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def left(deadline: datetime | None) -> float:
+def remaining(deadline: datetime | None) -> float:
     assert deadline is not None
     return (deadline - datetime.now(UTC)).total_seconds()
 
 
-def test_nothing_announced_is_heard_from_every_voice(aws: FakeAws) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: set(listener.seen_) == set(source(aws).names))
+def test_every_source_is_polled_without_an_announcement(aws: FakeAws) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: set(sink.signals) == set(source(aws).names))
 
-    heard = listen(source(aws), story)
-    assert not heard.failures and all(heard.now(name) == () for name in source(aws).names)
+    recorded = run_source(source(aws), scenario)
+    assert not recorded.failures and all(recorded.latest(name) == () for name in source(aws).names)
     assert aws.count("/latest/api/token", "PUT") == 1
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop"])
-def test_a_spot_notice_is_seen_with_its_deadline(aws: FakeAws, action: str) -> None:
-    began = datetime.now(UTC)
+def test_a_spot_notice_is_reported_with_its_deadline(aws: FakeAws, action: str) -> None:
+    start = datetime.now(UTC)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
         aws.set(spot={"action": action, "time": at(120)})
-        await listener.until(lambda: listener.now("aws.spot"))
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert (reading.kind, reading.sticky, reading.deadline_note) == ("notice", True, "")
-    assert action in reading.what and is_due(reading.deadline, 120, began)
+    (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
+    assert (signal.kind, signal.sticky, signal.deadline_note) == ("notice", True, "")
+    assert action in signal.what and is_due(signal.deadline, 120, start)
 
 
 def test_hibernation_leaves_no_time(aws: FakeAws) -> None:
     aws.set(spot={"action": "hibernate", "time": at(120)})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert left(reading.deadline) <= 0
+    (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
+    assert remaining(signal.deadline) <= 0
 
 
-def test_a_token_that_runs_out_is_renewed(aws: FakeAws) -> None:
+def test_an_expired_token_is_renewed(aws: FakeAws) -> None:
     aws.set(token_seconds=1, takes_tokens_for=3600)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: aws.count("/latest/api/token", "PUT") >= 2)
-        looks = len(listener.seen_["aws.spot"])
-        await listener.until(lambda: len(listener.seen_["aws.spot"]) > looks + 3)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: aws.count("/latest/api/token", "PUT") >= 2)
+        polls = len(sink.signals["aws.spot"])
+        await sink.wait_until(lambda: len(sink.signals["aws.spot"]) > polls + 3)
 
-    assert not listen(source(aws), story).failures
+    assert not run_source(source(aws), scenario).failures
 
 
-def test_a_token_that_the_service_forgets_is_replaced_at_once(aws: FakeAws) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+def test_a_revoked_token_is_replaced_at_once(aws: FakeAws) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
         aws.set(forget_tokens=1, spot={"action": "stop", "time": at(60)})
-        await listener.until(lambda: listener.now("aws.spot"))
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    assert not listen(source(aws), story).failures
+    assert not run_source(source(aws), scenario).failures
 
 
-NONSENSE = [
+MALFORMED = [
     {"status": 200, "body": "<html><body>sign in</body></html>"},
     {"status": 200, "body": ""},
     {"status": 200, "body": "[]"},
@@ -117,139 +117,137 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("fault", NONSENSE, ids=lambda fault: str(fault)[:60])
-def test_what_is_no_answer_is_unknown_and_never_a_notice(aws: FakeAws, fault: dict[str, object]) -> None:
+@pytest.mark.parametrize("fault", MALFORMED, ids=lambda fault: str(fault)[:60])
+def test_a_malformed_response_is_unknown_and_never_a_notice(aws: FakeAws, fault: dict[str, object]) -> None:
     aws.fail(SPOT, times=2, **fault)
 
-    async def story(listener: Listener) -> None:
-        # The service comes back, and is heard again.
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        # The service recovers, and is polled again.
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    heard = listen(source(aws), story)
-    assert any(name == "aws.spot" for name, _ in heard.failures)
-    assert not heard.notices()
-    assert all(why.isprintable() and len(why) < 500 for _, why in heard.failures)
+    recorded = run_source(source(aws), scenario)
+    assert any(name == "aws.spot" for name, _ in recorded.failures)
+    assert not recorded.notices()
+    assert all(error.isprintable() and len(error) < 500 for _, error in recorded.failures)
 
 
-def test_a_hang_ends_and_names_the_hop_limit(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_is_reported_with_the_hop_limit(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", 0.1)
     aws.fail("/latest/api/token", how="hang", times=1)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.failures)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
         monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", DEADLINE_S)
-        await listener.until(lambda: listener.now("aws.spot") == ())
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    heard = listen(source(aws), story)
-    assert "no response within 0.1 s" in heard.failures[0][1] and "hop limit" in heard.failures[0][1]
+    recorded = run_source(source(aws), scenario)
+    assert "no response within 0.1 s" in recorded.failures[0][1] and "hop limit" in recorded.failures[0][1]
 
 
-def test_paths_that_hang_keep_no_interruption_waiting(aws: FakeAws) -> None:
+def test_hanging_paths_do_not_delay_interruption_notices(aws: FakeAws) -> None:
     for path in ("events/recommendations", "events/maintenance", "autoscaling"):
         aws.fail(f"/latest/meta-data/{path}", how="hang", times=100)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
         for _ in range(3):
             await asyncio.sleep(0.3)
             aws.set(spot={"action": "stop", "time": at(60)})
-            await listener.until(lambda: listener.now("aws.spot"))
+            await sink.wait_until(lambda: sink.latest("aws.spot"))
             aws.set(spot=None)
-            await listener.until(lambda: listener.now("aws.spot") == ())
+            await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    assert len(listen(source(aws), story).notices()) >= 3
+    assert len(run_source(source(aws), scenario).notices()) >= 3
 
 
 @pytest.mark.parametrize("token", ["", "a b", "x\r\nEvil: 1", "\xe9", "x" * 2000])
-def test_a_token_that_is_none_is_not_sent_back(aws: FakeAws, token: str) -> None:
+def test_a_malformed_token_is_not_sent_back(aws: FakeAws, token: str) -> None:
     aws.fail("/latest/api/token", status=200, body=token, times=1, method="PUT")
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    heard = listen(source(aws), story)
-    assert heard.failures and all("evil" not in asked.headers for asked in aws.asked)
+    recorded = run_source(source(aws), scenario)
+    assert recorded.failures and all("evil" not in request.headers for request in aws.requests)
 
 
-def test_a_service_whose_clock_is_wrong_is_set_right_by_its_own_date(aws: FakeAws) -> None:
-    began = datetime.now(UTC)
+def test_a_skewed_service_clock_is_corrected_by_its_date_header(aws: FakeAws) -> None:
+    start = datetime.now(UTC)
     aws.skew = 3600.0
     aws.set(spot={"action": "terminate", "time": at(3600 + 100)})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert is_due(reading.deadline, 100, began) and reading.deadline_note == ""
+    (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
+    assert is_due(signal.deadline, 100, start) and signal.deadline_note == ""
 
 
-def test_a_deadline_that_has_passed_leaves_no_time(aws: FakeAws) -> None:
+def test_a_past_deadline_leaves_no_time(aws: FakeAws) -> None:
     aws.set(spot={"action": "terminate", "time": at(-3600)})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert left(reading.deadline) <= 0 and "has passed" in reading.deadline_note
+    (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
+    assert remaining(signal.deadline) <= 0 and "has passed" in signal.deadline_note
 
 
-def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
-    aws: FakeAws, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The difference of the clocks is known to a second, and another one at each look: no word may hang on it."""
+def test_a_skewed_clock_does_not_repeat_a_notice(aws: FakeAws, caplog: pytest.LogCaptureFixture) -> None:
+    """The clock difference is known to 1 s and varies between polls: signals must not depend on it."""
     aws.skew = 10.0
     aws.set(spot={"action": "terminate", "time": at(10 - 60)}, rebalance={"noticeTime": at(10 - 90)})
-    told: list[Signal] = []
-    picture = SignalTracker(source(aws).names, told.append)
+    emitted: list[Signal] = []
+    tracker = SignalTracker(source(aws).names, emitted.append)
 
-    async def play() -> None:
-        task = asyncio.create_task(source(aws).run(picture))
+    async def run() -> None:
+        task = asyncio.create_task(source(aws).run(tracker))
         rebalance = "/latest/meta-data/events/recommendations/rebalance"
         await eventually_async(lambda: aws.count(SPOT) >= 20 and aws.count(rebalance) >= 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(play())
-    assert sorted((reading.source, reading.kind) for reading in told) == [
+        asyncio.run(run())
+    assert sorted((signal.source, signal.kind) for signal in emitted) == [
         ("aws.rebalance", "hint"),
         ("aws.spot", "notice"),
     ]
-    said = [record.getMessage() for record in logged_by(caplog, "dra_agent.reclaim")]
-    assert len(said) == 2, said
+    messages = [record.getMessage() for record in logged_by(caplog, "dra_agent.reclaim")]
+    assert len(messages) == 2, messages
 
 
-def test_a_deadline_years_ahead_is_the_usual_one(aws: FakeAws) -> None:
-    began = datetime.now(UTC)
+def test_a_deadline_years_ahead_is_replaced_by_the_default(aws: FakeAws) -> None:
+    start = datetime.now(UTC)
     aws.set(spot={"action": "terminate", "time": "2999-01-01T00:00:00Z"})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot"))
 
-    (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert is_due(reading.deadline, 120, began) and "too far away" in reading.deadline_note
+    (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
+    assert is_due(signal.deadline, 120, start) and "too far away" in signal.deadline_note
 
 
-def test_what_was_announced_for_before_the_boot_has_happened(aws: FakeAws) -> None:
-    """A stopped spot instance that was started again, and a reboot that the service goes on listing as active."""
+def test_an_event_before_the_boot_is_over(aws: FakeAws) -> None:
+    """Covers a stopped spot instance that was started again, and a reboot that the service still lists as active."""
     aws.set(spot={"action": "stop", "time": at(-3600)}, maintenance=[event(-3600)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: {"aws.spot", "aws.maintenance"} <= set(listener.seen_))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: {"aws.spot", "aws.maintenance"} <= set(sink.signals))
 
-    rebooted = listen(source(aws, booted=datetime.now(UTC) - timedelta(minutes=30)), story)
-    assert rebooted.now("aws.spot") == () == rebooted.now("aws.maintenance")
-    assert len(listen(source(aws), story).notices()) >= 2
+    rebooted = run_source(source(aws, booted=datetime.now(UTC) - timedelta(minutes=30)), scenario)
+    assert rebooted.latest("aws.spot") == () == rebooted.latest("aws.maintenance")
+    assert len(run_source(source(aws), scenario).notices()) >= 2
 
 
-def test_a_rebalance_recommendation_is_ignored_by_default_and_not_asked_for(aws: FakeAws) -> None:
+def test_rebalance_recommendations_are_not_polled_by_default(aws: FakeAws) -> None:
     aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("aws.maintenance", ())) > 2)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.signals.get("aws.maintenance", ())) > 2)
 
-    heard = listen(AwsSource(aws.endpoint, lead=LEAD, pace=quick), story)
-    assert heard.now("aws.rebalance") is None
+    recorded = run_source(AwsSource(aws.endpoint, lead=LEAD, pace=fast_schedule), scenario)
+    assert recorded.latest("aws.rebalance") is None
     assert aws.count("/latest/meta-data/events/recommendations/rebalance") == 0
 
 
@@ -263,7 +261,7 @@ def test_a_rebalance_recommendation_is_ignored_by_default_and_not_asked_for(aws:
         ("maintenance", "notice", "notice"),
     ],
 )
-def test_what_a_signal_counts_as_is_configured(aws: FakeAws, signal: str, treatment: str, kind: str) -> None:
+def test_the_treatment_of_a_signal_is_configurable(aws: FakeAws, signal: str, treatment: str, kind: str) -> None:
     aws.set(
         spot={"action": "stop", "time": at(60)},
         autoscaling="Terminated",
@@ -271,45 +269,45 @@ def test_what_a_signal_counts_as_is_configured(aws: FakeAws, signal: str, treatm
         maintenance=[event(60)],
     )
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now(f"aws.{signal}"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest(f"aws.{signal}"))
 
-    heard = listen(source(aws, signals=msgspec.convert({signal: treatment}, AwsSignals)), story)
-    assert [one.kind for one in heard.now(f"aws.{signal}") or ()] == [kind]
+    recorded = run_source(source(aws, signals=msgspec.convert({signal: treatment}, AwsSignals)), scenario)
+    assert [signal_.kind for signal_ in recorded.latest(f"aws.{signal}") or ()] == [kind]
 
 
-def test_a_rebalance_recommendation_is_a_hint_where_it_counts(aws: FakeAws) -> None:
+def test_a_rebalance_recommendation_is_a_hint_if_enabled(aws: FakeAws) -> None:
     aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.rebalance"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.rebalance"))
 
-    (reading,) = listen(source(aws), story).now("aws.rebalance") or ()
-    assert (reading.kind, reading.deadline) == ("hint", None)
+    (signal,) = run_source(source(aws), scenario).latest("aws.rebalance") or ()
+    assert (signal.kind, signal.deadline) == ("hint", None)
 
 
 @pytest.mark.parametrize(
     ("state", "kind"),
     [("InService", None), ("Standby", None), ("Terminated", "notice"), ("Warmed:Stopped", "notice"), (None, None)],
 )
-def test_the_auto_scaling_group_gives_notice(aws: FakeAws, state: str | None, kind: str | None) -> None:
+def test_a_terminating_auto_scaling_state_is_a_notice(aws: FakeAws, state: str | None, kind: str | None) -> None:
     aws.set(autoscaling=state)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "aws.autoscaling" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "aws.autoscaling" in sink.signals)
 
-    readings = listen(source(aws), story).now("aws.autoscaling") or ()
-    assert [reading.kind for reading in readings] == ([kind] if kind else [])
+    signals = run_source(source(aws), scenario).latest("aws.autoscaling") or ()
+    assert [signal.kind for signal in signals] == ([kind] if kind else [])
 
 
-def test_an_unknown_lifecycle_state_is_unknown(aws: FakeAws) -> None:
+def test_an_unknown_lifecycle_state_is_an_error(aws: FakeAws) -> None:
     aws.set(autoscaling="Paused")
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.failures)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
 
-    heard = listen(source(aws), story)
-    assert heard.failures[0] == ("aws.autoscaling", "target-lifecycle-state 'Paused' is not known")
+    recorded = run_source(source(aws), scenario)
+    assert recorded.failures[0] == ("aws.autoscaling", "target-lifecycle-state 'Paused' is not known")
 
 
 def gmt(seconds: float) -> str:
@@ -334,7 +332,7 @@ def event(seconds: float, state: str = "active", code: str = "system-reboot") ->
         ([event(100)], ["notice"]),
         ([event(100, "canceled")], []),
         ([event(100, "completed")], []),
-        (event(100), ["notice"]),  # one object instead of a list of one
+        (event(100), ["notice"]),  # an object instead of a list of one object
         ([event(100, code="network-maintenance")], ["hint"]),
         ([event(86400 * 5000)], ["hint"]),
         ([], []),
@@ -343,60 +341,67 @@ def event(seconds: float, state: str = "active", code: str = "system-reboot") ->
 def test_scheduled_events_are_hints_until_they_are_near(aws: FakeAws, events: object, kinds: list[str]) -> None:
     aws.set(maintenance=events)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "aws.maintenance" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "aws.maintenance" in sink.signals)
 
-    assert [reading.kind for reading in listen(source(aws), story).now("aws.maintenance") or ()] == kinds
+    assert [signal.kind for signal in run_source(source(aws), scenario).latest("aws.maintenance") or ()] == kinds
 
 
-@pytest.mark.parametrize(("seconds", "doubted"), [(86400 * 10, False), (86400 * 5000, True)])
-def test_a_time_that_cannot_be_is_doubted_where_people_read_it(aws: FakeAws, seconds: float, doubted: bool) -> None:
+@pytest.mark.parametrize(("seconds", "is_doubted"), [(86400 * 10, False), (86400 * 5000, True)])
+def test_an_implausible_time_is_noted(aws: FakeAws, seconds: float, is_doubted: bool) -> None:
     aws.set(maintenance=[event(seconds)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "aws.maintenance" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "aws.maintenance" in sink.signals)
 
-    (reading,) = listen(source(aws), story).now("aws.maintenance") or ()
-    assert reading.deadline_note.endswith("is too far away to be true") is doubted
+    (signal,) = run_source(source(aws), scenario).latest("aws.maintenance") or ()
+    assert signal.deadline_note.endswith("is too far away to be true") is is_doubted
 
 
-def test_a_dead_service_is_not_hammered(aws: FakeAws) -> None:
+def test_an_unavailable_service_is_polled_rarely(aws: FakeAws) -> None:
     aws.fail("/", status=503, times=10_000)
 
-    async def story(listener: Listener) -> None:
+    async def scenario(sink: RecordingSink) -> None:
         await asyncio.sleep(1.5)
-        await listener.until(lambda: len(aws.asked) > 4)
+        await sink.wait_until(lambda: len(aws.requests) > 4)
 
-    heard = listen(source(aws), story)
-    # A tenth of a millisecond's pace would be hundreds; four voices that double their waits stay far below.
-    assert not heard.seen_ and len(aws.asked) < 60
+    recorded = run_source(source(aws), scenario)
+    # Polling without backoff would send hundreds of requests; four sources with backoff stay far below.
+    assert not recorded.signals and len(aws.requests) < 60
 
 
-def test_retry_after_is_kept(aws: FakeAws) -> None:
+def test_retry_after_is_honored(aws: FakeAws) -> None:
     aws.fail(SPOT, status=503, headers={"Retry-After": "1"}, times=1)
 
-    waits: list[float] = []
+    delays: list[float] = []
 
-    class Noted(PollSchedule):
+    class RecordingSchedule(PollSchedule):
         def after_failure(self, retry_after: float | None) -> float:
-            waits.append(super().after_failure(retry_after))
-            return waits[-1]
+            delays.append(super().after_failure(retry_after))
+            return delays[-1]
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    listen(
-        AwsSource(aws.endpoint, lead=LEAD, signals=SIGNALS, pace=lambda every: Noted(every / 100), booted=BOOTED), story
+    run_source(
+        AwsSource(
+            aws.endpoint,
+            lead=LEAD,
+            signals=SIGNALS,
+            pace=lambda interval: RecordingSchedule(interval / 100),
+            booted=BOOTED,
+        ),
+        scenario,
     )
-    first, second = [asked.at for asked in aws.asked if asked.path == SPOT][:2]
-    assert second - first > 0.85 and len(waits) == 1 and waits[0] < 1.2
+    first, second = [request.at for request in aws.requests if request.path == SPOT][:2]
+    assert second - first > 0.85 and len(delays) == 1 and delays[0] < 1.2
 
 
-def test_the_proxy_of_the_environment_is_not_used(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_environment_variables_are_ignored(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("aws.spot") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
-    assert not listen(source(aws), story).failures
+    assert not run_source(source(aws), scenario).failures

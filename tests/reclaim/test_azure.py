@@ -1,4 +1,4 @@
-"""Azure, against a service that tells a whole set of VMs about each other."""
+"""The Azure source with a service that reports events of all VMs of a scale set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dra_agent.reclaim.signals.azure import EVENTS as ASK_EVENTS
 from dra_agent.reclaim.signals.azure import VM_NAME, AzureSource
 from dra_agent.reclaim.signals.http import Response
 from reclaim.metadata.azure import FakeAzure
-from reclaim.recording_sink import Listener, is_due, listen, quick
+from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
 EVENTS = "/metadata/scheduledevents"
 NOWHERE = "http://127.0.0.1:9"
@@ -41,12 +41,12 @@ def source(
         lead=timedelta(seconds=300),
         acknowledge=acknowledge,
         signals=signals or AzureSignals(),
-        pace=quick,
+        pace=fast_schedule,
         booted=booted,
     )
 
 
-def event(kind: str = "Preempt", seconds: float | None = 30, **others: Any) -> dict[str, Any]:
+def event(kind: str = "Preempt", seconds: float | None = 30, **fields: Any) -> dict[str, Any]:
     when = "" if seconds is None else format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
     return {
         "EventId": "f020ba2e-3bc0-4c40-a10b-86575a9eabd5",
@@ -58,42 +58,42 @@ def event(kind: str = "Preempt", seconds: float | None = 30, **others: Any) -> d
         "Description": "Virtual machine is being taken.",
         "EventSource": "Platform",
         "DurationInSeconds": -1,
-        **others,
+        **fields,
     }
 
 
-def left(deadline: datetime | None) -> float:
+def remaining(deadline: datetime | None) -> float:
     assert deadline is not None
     return (deadline - datetime.now(UTC)).total_seconds()
 
 
-def heard_of(azure: FakeAzure, *events: dict[str, Any]) -> Listener:
+def poll_events(azure: FakeAzure, *events: dict[str, Any]) -> RecordingSink:
     azure.set(events=list(events))
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "azure" in sink.signals)
 
-    return listen(source(azure), story)
+    return run_source(source(azure), scenario)
 
 
 def test_a_preemption_of_this_vm_is_a_notice(azure: FakeAzure) -> None:
-    began = datetime.now(UTC)
-    (reading,) = heard_of(azure, event()).now("azure") or ()
-    assert reading.kind == "notice" and is_due(reading.deadline, 30, began)
-    assert reading.event == "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"
+    start = datetime.now(UTC)
+    (signal,) = poll_events(azure, event()).latest("azure") or ()
+    assert signal.kind == "notice" and is_due(signal.deadline, 30, start)
+    assert signal.event == "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"
 
 
-def test_an_event_for_another_vm_is_none_of_ours(azure: FakeAzure) -> None:
-    heard = heard_of(azure, event(Resources=["vmss_1", "vmss_00"]), event("Reboot", Resources=[]))
-    assert heard.now("azure") == () and not heard.failures
+def test_an_event_of_another_vm_is_ignored(azure: FakeAzure) -> None:
+    recorded = poll_events(azure, event(Resources=["vmss_1", "vmss_00"]), event("Reboot", Resources=[]))
+    assert recorded.latest("azure") == () and not recorded.failures
 
 
-def test_names_of_vms_differ_by_more_than_case(azure: FakeAzure) -> None:
-    assert heard_of(azure, event(Resources=["VMSS_0"])).notices()
+def test_vm_names_are_compared_without_case(azure: FakeAzure) -> None:
+    assert poll_events(azure, event(Resources=["VMSS_0"])).notices()
 
 
-def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> None:
-    odd: list[Any] = [
+def test_a_malformed_event_of_another_vm_is_ignored(azure: FakeAzure) -> None:
+    malformed: list[Any] = [
         {"Resources": ["vmss_1"]},
         {"EventId": 7},
         "text",
@@ -101,8 +101,8 @@ def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> N
         {"Resources": "vmss_0"},
         {"Resources": [3]},
     ]
-    heard = heard_of(azure, *odd, event())
-    assert len(heard.notices()) >= 1 and not heard.failures
+    recorded = poll_events(azure, *malformed, event())
+    assert len(recorded.notices()) >= 1 and not recorded.failures
 
 
 @pytest.mark.parametrize(
@@ -125,56 +125,57 @@ def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> N
         ("Preempt", 30, "Completed", None),
     ],
 )
-def test_what_kind_an_event_is(
+def test_the_type_and_status_of_an_event_determine_its_kind(
     azure: FakeAzure, kind: str, seconds: float | None, status: str, expected: str | None
 ) -> None:
-    readings = heard_of(azure, event(kind, seconds, EventStatus=status)).now("azure") or ()
-    assert [reading.kind for reading in readings] == ([expected] if expected else [])
+    signals = poll_events(azure, event(kind, seconds, EventStatus=status)).latest("azure") or ()
+    assert [signal.kind for signal in signals] == ([expected] if expected else [])
 
 
-def test_an_event_that_is_called_off_is_no_longer_said(azure: FakeAzure) -> None:
+def test_a_canceled_event_is_no_longer_reported(azure: FakeAzure) -> None:
     azure.set(events=[event()])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("azure"))
         azure.set(events=[])
-        await listener.until(lambda: listener.now("azure") == ())
+        await sink.wait_until(lambda: sink.latest("azure") == ())
 
-    assert not any(reading.sticky for reading in listen(source(azure), story).notices())
+    assert not any(signal.sticky for signal in run_source(source(azure), scenario).notices())
 
 
-def test_a_deadline_that_is_not_told_stays_where_it_was_first_seen(azure: FakeAzure) -> None:
-    began = datetime.now(UTC)
+def test_a_default_deadline_counts_from_the_first_poll(azure: FakeAzure) -> None:
+    start = datetime.now(UTC)
     azure.set(events=[event("Preempt", None)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("azure", [])) > 4)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.signals.get("azure", [])) > 4)
 
-    deadlines = {reading.deadline for reading in listen(source(azure), story).notices()}
-    assert len(deadlines) == 1 and is_due(deadlines.pop(), 30, began)
+    deadlines = {signal.deadline for signal in run_source(source(azure), scenario).notices()}
+    assert len(deadlines) == 1 and is_due(deadlines.pop(), 30, start)
 
 
 @pytest.mark.parametrize(
-    ("what", "seconds"), [("Preempt", 30), ("Terminate", 300), ("Reboot", 900), ("Redeploy", 600), ("Freeze", None)]
+    ("event_type", "seconds"),
+    [("Preempt", 30), ("Terminate", 300), ("Reboot", 900), ("Redeploy", 600), ("Freeze", None)],
 )
-def test_without_a_time_the_shortest_warning_that_azure_gives_counts(
-    azure: FakeAzure, what: str, seconds: float | None
+def test_without_a_time_the_shortest_notice_period_applies(
+    azure: FakeAzure, event_type: str, seconds: float | None
 ) -> None:
-    (reading,) = heard_of(azure, event(what, None)).now("azure") or ()
-    assert reading.deadline is None if seconds is None else seconds - 60 < left(reading.deadline) <= seconds
+    (signal,) = poll_events(azure, event(event_type, None)).latest("azure") or ()
+    assert signal.deadline is None if seconds is None else seconds - 60 < remaining(signal.deadline) <= seconds
 
 
-def test_the_name_of_the_vm_can_be_given(azure: FakeAzure) -> None:
+def test_the_vm_name_is_configurable(azure: FakeAzure) -> None:
     azure.set(events=[event(Resources=["other"])])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("azure"))
 
-    listen(source(azure, vm="other"), story)
+    run_source(source(azure, vm="other"), scenario)
     assert azure.count("/metadata/instance") == 0
 
 
-NONSENSE = [
+MALFORMED = [
     {"status": 200, "body": "<html></html>"},
     {"status": 200, "body": ""},
     {"status": 200, "body": "[]"},
@@ -193,42 +194,42 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("fault", NONSENSE, ids=lambda fault: str(fault)[:60])
-def test_what_is_no_answer_is_unknown_and_never_a_notice(azure: FakeAzure, fault: dict[str, object]) -> None:
+@pytest.mark.parametrize("fault", MALFORMED, ids=lambda fault: str(fault)[:60])
+def test_a_malformed_response_is_unknown_and_never_a_notice(azure: FakeAzure, fault: dict[str, object]) -> None:
     azure.fail(EVENTS, times=2, **fault)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("azure") == ())
 
-    heard = listen(source(azure), story)
-    assert heard.failures and not heard.notices()
+    recorded = run_source(source(azure), scenario)
+    assert recorded.failures and not recorded.notices()
 
 
 @pytest.mark.parametrize("name", ["", "<html>", "a\nb", "x" * 300])
-def test_a_name_that_is_none_makes_no_event_ours(azure: FakeAzure, name: str) -> None:
+def test_a_malformed_vm_name_is_an_error(azure: FakeAzure, name: str) -> None:
     azure.fail("/metadata/instance", status=200, body=name, times=1)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("azure") == ())
 
-    assert listen(source(azure), story).failures
+    assert run_source(source(azure), scenario).failures
 
 
-def test_the_longest_name_of_a_vm_is_one(azure: FakeAzure) -> None:
+def test_the_longest_vm_name_is_accepted(azure: FakeAzure) -> None:
     name = "x" * 200
     azure.set(vm=name)
-    assert heard_of(azure, event(Resources=[name])).notices()
+    assert poll_events(azure, event(Resources=[name])).notices()
 
 
-class Unanswering:
-    """Notes what is asked and for how long, and answers only the questions that it is told to."""
+class FailingService:
+    """Records requests with their timeouts, and fails those without a scripted response."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float]] = []
+        self.requests: list[tuple[str, float]] = []
         self.answers: list[str | None] = []
 
-    async def request(self, target: str, *, timeout_s: float, **how: Any) -> Response:
-        self.asked.append((target, timeout_s))
+    async def request(self, target: str, *, timeout_s: float, **options: Any) -> Response:
+        self.requests.append((target, timeout_s))
         body = self.answers.pop(0)
         if body is None:
             raise SourceError("no answer")
@@ -238,59 +239,61 @@ class Unanswering:
         pass
 
 
-def test_the_first_list_of_events_may_take_minutes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_list_of_events_has_a_long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.REQUEST_TIMEOUT_S", 5.0)
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST_REQUEST_TIMEOUT_S", 125.0)
-    service, azure = Unanswering(), AzureSource(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
+    service, azure = FailingService(), AzureSource(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
     azure._service = service  # type: ignore[assignment]
     no_events = '{"Events": []}'
     service.answers = [None, "vmss_0", None, None, no_events, None, no_events]
 
-    async def looks() -> None:
+    async def poll_repeatedly() -> None:
         for _ in range(6):
             with contextlib.suppress(SourceError):
                 await azure.poll()
 
-    asyncio.run(looks())
-    # The VM's name is asked first, by default; the service of events is switched on by the question for them.
-    assert service.asked == [(VM_NAME, 5.0)] * 2 + [(ASK_EVENTS, 125.0)] * 3 + [(ASK_EVENTS, 5.0)] * 2
+    asyncio.run(poll_repeatedly())
+    # The VM name is requested first; the request for events enables the Scheduled Events service.
+    assert service.requests == [(VM_NAME, 5.0)] * 2 + [(ASK_EVENTS, 125.0)] * 3 + [(ASK_EVENTS, 5.0)] * 2
 
 
-def test_an_event_of_before_the_boot_is_over(azure: FakeAzure) -> None:
+def test_an_event_before_the_boot_is_over(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", -3600), event("Preempt", -3600, EventId="2")])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "azure" in sink.signals)
 
     booted = datetime.now(UTC) - timedelta(minutes=30)
-    assert listen(source(azure, booted=booted), story).now("azure") == ()
-    assert listen(source(azure), story).notices()
+    assert run_source(source(azure, booted=booted), scenario).latest("azure") == ()
+    assert run_source(source(azure), scenario).notices()
 
 
-@pytest.mark.parametrize("what", ["Reboot", "Redeploy"])
+@pytest.mark.parametrize("event_type", ["Reboot", "Redeploy"])
 @pytest.mark.parametrize(("minutes", "kind"), [(5, "hint"), (60, "notice")])
-def test_a_reboot_that_goes_on_after_a_boot_was_that_boot(
-    azure: FakeAzure, minutes: float, kind: str, what: str
+def test_a_reboot_in_progress_shortly_after_a_boot_is_that_boot(
+    azure: FakeAzure, minutes: float, kind: str, event_type: str
 ) -> None:
-    """Started comes without NotBefore: whether it is over is told by how long ago the host booted."""
-    azure.set(events=[event(what, None, EventStatus="Started")])
+    """Started events have no NotBefore: the uptime decides whether the event is over."""
+    azure.set(events=[event(event_type, None, EventStatus="Started")])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "azure" in sink.signals)
 
     booted = datetime.now(UTC) - timedelta(minutes=minutes)
-    assert [one.kind for one in listen(source(azure, booted=booted), story).now("azure") or ()] == [kind]
+    assert [signal_.kind for signal_ in run_source(source(azure, booted=booted), scenario).latest("azure") or ()] == [
+        kind
+    ]
 
 
-def test_a_reboot_that_was_scheduled_in_this_boot_is_a_notice_when_it_starts(azure: FakeAzure) -> None:
+def test_a_reboot_scheduled_in_this_boot_is_a_notice_at_its_start(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", 900)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("azure"))
         azure.set(events=[event("Reboot", None, EventStatus="Started")])
-        await listener.until(listener.notices)
+        await sink.wait_until(sink.notices)
 
-    assert listen(source(azure, booted=datetime.now(UTC) - timedelta(minutes=5)), story).notices()
+    assert run_source(source(azure, booted=datetime.now(UTC) - timedelta(minutes=5)), scenario).notices()
 
 
 @pytest.mark.parametrize(
@@ -303,60 +306,60 @@ def test_a_reboot_that_was_scheduled_in_this_boot_is_a_notice_when_it_starts(azu
         ("Invented", "ignore", None),
     ],
 )
-def test_what_an_event_counts_as_is_configured(
+def test_the_treatment_of_an_event_is_configurable(
     azure: FakeAzure, kind: str, treatment: str, expected: str | None
 ) -> None:
     name = kind.lower() if kind != "Invented" else "other"
     signals = msgspec.convert({name: treatment}, AzureSignals)
     azure.set(events=[event(kind, 20)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "azure" in sink.signals)
 
-    readings = listen(source(azure, signals=signals), story).now("azure") or ()
-    assert [one.kind for one in readings] == ([expected] if expected else [])
+    latest = run_source(source(azure, signals=signals), scenario).latest("azure") or ()
+    assert [signal_.kind for signal_ in latest] == ([expected] if expected else [])
 
 
 def acknowledged(azure: FakeAzure, *, acknowledge: bool = True) -> list[str]:
-    src = source(azure, acknowledge=acknowledge)
+    source_ = source(azure, acknowledge=acknowledge)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_)
-        await src.released()
-        await src.released()
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "azure" in sink.signals)
+        await source_.released()
+        await source_.released()
         await asyncio.sleep(0.05)
 
-    listen(src, story)
+    run_source(source_, scenario)
     return azure.acknowledged
 
 
-def test_what_a_user_asked_for_is_acknowledged_once_if_configured(azure: FakeAzure) -> None:
+def test_an_event_of_a_user_is_acknowledged_once_if_enabled(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
     assert acknowledged(azure) == ["u1"]
 
 
-def test_an_event_that_comes_again_after_it_was_called_off_is_acknowledged_again(azure: FakeAzure) -> None:
-    """Azure holds it up for its whole time otherwise."""
-    src = source(azure, acknowledge=True)
+def test_a_canceled_event_that_returns_is_acknowledged_again(azure: FakeAzure) -> None:
+    """Without an acknowledgement Azure delays the event for its whole notice period."""
+    source_ = source(azure, acknowledge=True)
 
-    def acknowledged_times(times: int) -> bool:
+    def has_acknowledged(times: int) -> bool:
         return len(azure.acknowledged) == times
 
-    async def story(listener: Listener) -> None:
+    async def scenario(sink: RecordingSink) -> None:
         for times in (1, 2):
             azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
-            await listener.until(lambda: listener.now("azure"))
-            await src.released()
-            await listener.until(partial(acknowledged_times, times))
+            await sink.wait_until(lambda: sink.latest("azure"))
+            await source_.released()
+            await sink.wait_until(partial(has_acknowledged, times))
             azure.set(events=[])
-            await listener.until(lambda: listener.now("azure") == ())
+            await sink.wait_until(lambda: sink.latest("azure") == ())
 
-    listen(src, story)
+    run_source(source_, scenario)
     assert azure.acknowledged == ["u1", "u1"]
 
 
 @pytest.mark.parametrize(
-    "others",
+    "fields",
     [
         {"EventSource": "Platform"},
         {"EventSource": "User", "EventType": "Preempt"},
@@ -364,13 +367,11 @@ def test_an_event_that_comes_again_after_it_was_called_off_is_acknowledged_again
         {"EventSource": "User", "EventStatus": "Started"},
     ],
 )
-def test_what_is_not_the_users_or_not_ours_alone_is_never_acknowledged(
-    azure: FakeAzure, others: dict[str, Any]
-) -> None:
-    azure.set(events=[event("Reboot", 900, **others)])
+def test_other_events_are_never_acknowledged(azure: FakeAzure, fields: dict[str, Any]) -> None:
+    azure.set(events=[event("Reboot", 900, **fields)])
     assert acknowledged(azure) == []
 
 
-def test_nothing_is_acknowledged_unless_configured(azure: FakeAzure) -> None:
+def test_nothing_is_acknowledged_by_default(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", 900, EventSource="User")])
     assert acknowledged(azure, acknowledge=False) == []

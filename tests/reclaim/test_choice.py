@@ -1,4 +1,4 @@
-"""Which sources a host gets."""
+"""Selection of the signal sources of a host."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def host(tmp_path: Path, **dmi: str) -> Host:
         ({"sys_vendor": "Xen", "bios_version": "4.11.amazon"}, "aws"),
         ({"sys_vendor": "a partner", "bios_vendor": "Amazon EC2"}, "aws"),
         ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
-        # As Azure's documentation and cloud-init have it.
+        # As in the Azure documentation and in cloud-init.
         ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, "azure"),
-        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "1234"}, "none"),  # Hyper-V in a cellar
+        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "1234"}, "none"),  # on-premises Hyper-V
         ({"sys_vendor": "NVIDIA", "product_name": "DGXH100"}, "none"),
         ({"sys_vendor": "\xff\xfe" + "x" * 5000}, "none"),
         ({}, "none"),
     ],
 )
-def test_the_firmware_says_which_cloud_it_is(tmp_path: Path, dmi: dict[str, str], cloud: str) -> None:
+def test_the_firmware_identifies_the_cloud(tmp_path: Path, dmi: dict[str, str], cloud: str) -> None:
     assert cloud_of(host(tmp_path, **dmi)) == cloud
 
 
@@ -44,24 +44,24 @@ def names(settings: ReclaimSettings, host: Host) -> list[str]:
     return [name for source in select_sources(settings, host) for name in source.names]
 
 
-def test_an_unknown_host_has_no_source_and_asks_nobody(tmp_path: Path) -> None:
+def test_an_unknown_host_has_no_source(tmp_path: Path) -> None:
     assert select_sources(ReclaimSettings(), host(tmp_path)) == []
 
 
-def test_the_configuration_beats_the_firmware(tmp_path: Path) -> None:
-    here = host(tmp_path, sys_vendor="Google")
-    assert names(ReclaimSettings(), here) == ["gcp.preempted", "gcp.maintenance"]
-    assert names(ReclaimSettings(cloud="azure"), here) == ["azure"]
-    assert names(ReclaimSettings(cloud="none", file=Path("/run/x"), logind="on"), here) == ["logind", "file"]
-    assert "aws.spot" in names(ReclaimSettings(cloud="aws"), here)
+def test_the_configuration_overrides_the_firmware(tmp_path: Path) -> None:
+    google_host = host(tmp_path, sys_vendor="Google")
+    assert names(ReclaimSettings(), google_host) == ["gcp.preempted", "gcp.maintenance"]
+    assert names(ReclaimSettings(cloud="azure"), google_host) == ["azure"]
+    assert names(ReclaimSettings(cloud="none", file=Path("/run/x"), logind="on"), google_host) == ["logind", "file"]
+    assert "aws.spot" in names(ReclaimSettings(cloud="aws"), google_host)
 
 
-def test_a_simulated_host_does_not_listen_to_the_real_ones_shutdown(tmp_path: Path) -> None:
+def test_a_simulated_host_ignores_shutdowns_of_the_real_host(tmp_path: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as bus:
         bus.bind(str(tmp_path / "bus"))
-        # The machine that runs the tests may be in a cloud.
+        # The machine that runs the tests may be a cloud VM.
         settings = ReclaimSettings(cloud="none", dbus_address=f"unix:path={tmp_path}/bus,guid=1")
         assert names(settings, Host(sysfs=tmp_path)) == []
         assert names(settings, Host()) == ["logind"]
@@ -71,6 +71,6 @@ def test_a_simulated_host_does_not_listen_to_the_real_ones_shutdown(tmp_path: Pa
 @pytest.mark.parametrize(
     "endpoint", ["https://x", "ftp://x", "x", "http://", "http://h:99999", "http://u@h", "http://h/path", "http://é"]
 )
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(UsageError, match="HOST"):
         MetadataService(endpoint)

@@ -1,4 +1,4 @@
-"""What the Node object says of a reclaim, and whose cordon is taken back."""
+"""The node condition of a reclaim, and ownership of the cordon."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def notice(source: str = "aws.spot", deadline: datetime | None = LATER) -> Recla
     return apply(ReclaimState("b"), Signal(source, "notice", "e", "spot interruption", deadline), T0)
 
 
-def test_a_notice_says_who_and_when() -> None:
-    said = condition_of(notice(), DRIVER, LATER)
-    assert said == {
+def test_the_condition_of_a_notice_has_source_and_deadline() -> None:
+    condition = condition_of(notice(), DRIVER, LATER)
+    assert condition == {
         "type": "dra-agent.internal/ReclaimNotice",
         "status": "True",
         "reason": "AwsSpot",
@@ -33,29 +33,29 @@ def test_a_notice_says_who_and_when() -> None:
     assert condition_of(notice("operator"), DRIVER, LATER)["reason"] == "Operator"
 
 
-def test_a_source_is_a_reason_as_the_api_writes_them() -> None:
-    """The API server takes letters, digits, `_`, `,` and `:` only."""
+def test_a_source_becomes_a_valid_condition_reason() -> None:
+    """The API server accepts letters, digits, `_`, `,` and `:` only."""
     assert condition_of(notice("node-problem.disk"), DRIVER, LATER)["reason"] == "NodeProblemDisk"
 
 
-def test_a_message_is_no_longer_than_anybody_reads() -> None:
-    said = apply(ReclaimState("b"), Signal("file", "notice", "e", "x" * 5000, None), T0)
-    message = condition_of(said, DRIVER, LATER)["message"]
+def test_a_long_message_is_truncated() -> None:
+    condition_state = apply(ReclaimState("b"), Signal("file", "notice", "e", "x" * 5000, None), T0)
+    message = condition_of(condition_state, DRIVER, LATER)["message"]
     assert len(message) == 1024 and message.startswith("the node is reclaimed soon (file: xxx")
 
 
-def test_what_is_no_notice_is_false() -> None:
-    over = apply(notice(), Signal("aws.spot", "clear", "e", ""), LATER)
-    assert over.phase == "cancelled"
-    said = condition_of(over, DRIVER, LATER + timedelta(hours=1))
-    assert (said["status"], said["reason"]) == ("False", "Cancelled")
-    assert said["lastTransitionTime"] == "2026-01-31T12:00:40Z", "when it ended, not when it was written"
+def test_without_a_notice_the_condition_is_false() -> None:
+    canceled = apply(notice(), Signal("aws.spot", "clear", "e", ""), LATER)
+    assert canceled.phase == "cancelled"
+    condition = condition_of(canceled, DRIVER, LATER + timedelta(hours=1))
+    assert (condition["status"], condition["reason"]) == ("False", "Cancelled")
+    assert condition["lastTransitionTime"] == "2026-01-31T12:00:40Z", "the time of the cancellation, not of the write"
     assert condition_of(ReclaimState("b"), DRIVER, T0)["reason"] == "NothingAnnounced"
     hint = apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "e", "maybe"), T0)
     assert condition_of(hint, DRIVER, T0)["status"] == "False"
 
 
-def test_only_the_own_condition_is_looked_at() -> None:
+def test_only_the_condition_of_this_driver_counts() -> None:
     def node(kind: str, status: str) -> dict[str, object]:
         return {"status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": kind, "status": status}]}}
 
@@ -65,7 +65,7 @@ def test_only_the_own_condition_is_looked_at() -> None:
     assert not has_notice_condition({}, DRIVER)
 
 
-def test_a_cordon_of_somebody_else_is_not_ours() -> None:
+def test_a_foreign_cordon_is_not_removed() -> None:
     def node(manager: str, field: str = "f:unschedulable") -> dict[str, object]:
         fields = [{"manager": manager, "fieldsV1": {"f:spec": {field: {}}}}]
         return {"metadata": {"managedFields": fields}, "spec": {"unschedulable": True}}
@@ -74,10 +74,12 @@ def test_a_cordon_of_somebody_else_is_not_ours() -> None:
     assert not cordoned_by(node("kubectl"), "me")
     assert not cordoned_by(node("me", "f:taints"), "me")
     assert not cordoned_by({"metadata": {}, "spec": {}}, "me")
-    assert cordoned_by({"spec": {"unschedulable": True}}, "me"), "where nobody tells, taking back ours does no harm"
+    assert cordoned_by({"spec": {"unschedulable": True}}, "me"), (
+        "without managedFields, removing the own cordon is harmless"
+    )
 
 
-def test_which_claims_are_there_for_another_pod() -> None:
+def test_claims_created_for_a_pod_are_recognized() -> None:
     def owned(**owner: object) -> dict[str, object]:
         return {"metadata": {"ownerReferences": [owner]}}
 

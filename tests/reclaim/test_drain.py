@@ -1,4 +1,4 @@
-"""The sequence of a node of a cluster, against a real publisher and an API server that fails as a real one does."""
+"""The drain of a cluster node, with a real publisher and an API server that fails as a real one does."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ from reclaim.doubles import MemoryLedger, entry
 PREPARED = [ClaimDevice(f"{NODE}/gpu", "device", ("r",))]
 
 
-class RecordedReports(DrainReporter):
-    """Keeps what is reported, in place of the log, Events and sources."""
+class RecordingReporter(DrainReporter):
+    """Records reports instead of logging them and sending Events."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, env: DrainEnvironment) -> None:
+        self._env = env
 
     def report(self, milestone: Milestone, message: str) -> None:
-        self._world.told.append((milestone, message))
+        self._env.reports.append((milestone, message))
 
     async def notify_sources(self) -> None:
-        self._world.released += 1
+        self._env.notifications += 1
 
 
-class Evictions(PodEviction):
-    """Evicts what the tests say, in place of the pods of an API server."""
+class FakeEvictions(PodEviction):
+    """Runs callbacks of the test instead of evicting pods."""
 
     def __init__(
         self, evict: Callable[[], Awaitable[None]] | None = None, early: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self._evict = evict
-        self._first = early
+        self._early_work = early
 
     def early_evictions(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
-        return None if self._first is None else _run(self._first)
+        return None if self._early_work is None else _run(self._early_work)
 
     async def evict(self, claims: ReleaseTracker) -> None:
         if self._evict is not None:
@@ -79,27 +79,27 @@ async def _run(work: Callable[[], Awaitable[None]]) -> None:
 
 
 @dataclass
-class World:
-    """One node: its devices, its ledger, its reclaim, and what was told of it."""
+class DrainEnvironment:
+    """One node with its devices, ledger and reclaim service, and the recorded reports."""
 
     api: FakeApi
     folder: Path
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=(*devices(3), device(9, "nic"))))
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
-    told: list[tuple[str, str]] = field(default_factory=list)
-    released: int = 0
-    early: bool = False
-    """Whether a notice comes before anybody acts on it."""
-    passed: timedelta = timedelta()
-    """Time that passed before the drain starts, by its clock."""
-    pods: Evictions | None = None
+    reports: list[tuple[str, str]] = field(default_factory=list)
+    notifications: int = 0
+    notice_before_start: bool = False
+    """Whether the notice comes before the drain controller runs."""
+    clock_offset: timedelta = timedelta()
+    """Offset of the clock of the drain controller."""
+    pods: FakeEvictions | None = None
     """Evicts pods that the taint does not evict."""
     reclaim: ReclaimService = field(init=False)
-    sequence: DrainController = field(init=False)
+    controller: DrainController = field(init=False)
     publisher: Publisher = field(init=False)
 
     def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> LedgerEntry:
-        """A claim that is prepared here."""
+        """Create a claim that is prepared on this node."""
         status = {
             "allocation": {
                 "devices": {"results": [{"request": "r", "driver": DRIVER, "pool": f"{node}/gpu", "device": "d"}]}
@@ -108,15 +108,15 @@ class World:
         }
         claim = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status}
         uid = self.api.put("resourceclaims", claim)["metadata"]["uid"]
-        held = entry(uid, name)
-        self.ledger.add(held)
-        return held
+        entry_ = entry(uid, name)
+        self.ledger.add(entry_)
+        return entry_
 
     def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> LedgerEntry:
-        """A claim that is allocated here, and whose prepare was refused: its pod waits on this node."""
+        """Create a claim that is allocated to this node, and whose prepare was refused."""
         refused = self.hold(name, pods=pods)
         self.ledger.remove(refused)
-        self.sequence.refused(refused.uid, refused.namespace, refused.name)
+        self.controller.refused(refused.uid, refused.namespace, refused.name)
         return refused
 
     def unprepare(self, entry: LedgerEntry) -> None:
@@ -127,27 +127,27 @@ class World:
 
     def taints(self) -> dict[str, list[dict[str, Any]]]:
         return {
-            found["name"]: found.get("taints", [])
-            for one in self.api.objects("resourceslices")
-            for found in one["spec"]["devices"]
+            device_["name"]: device_.get("taints", [])
+            for slice_ in self.api.objects("resourceslices")
+            for device_ in slice_["spec"]["devices"]
         }
 
     def effects(self) -> set[str]:
-        """The reclaim taint's effects, "" for a device that has none."""
-        return {next((t["effect"] for t in taints), "") for taints in self.taints().values()}
+        """Return the effects of the reclaim taint, "" for a device without it."""
+        return {next((taint["effect"] for taint in taints), "") for taints in self.taints().values()}
 
-    def run(self, story: Callable[[], Awaitable[None]]) -> None:
-        asyncio.run(self._run(story))
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        asyncio.run(self._run(scenario))
 
-    async def _run(self, story: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(3 * DEADLINE_S), connect(self.api.kubeconfig(self.folder / "kubeconfig")) as api:
             await self._start(api)
             try:
                 await eventually_async(lambda: len(self.api.objects("resourceslices")) == 2)
-                await story()
+                await scenario()
             finally:
                 await self.reclaim.stop()
-                await self.sequence.stop()
+                await self.controller.stop()
                 await self.publisher.stop()
 
     async def _start(self, api: ApiClient) -> None:
@@ -158,474 +158,482 @@ class World:
             driver=DRIVER,
             inventory=lambda: apply_taint(self.inventory, self.reclaim.state, DRIVER),
         )
-        self.sequence = DrainController(
+        self.controller = DrainController(
             TaintRollout(self.publisher, DRIVER),
             ReleaseTracker(self.ledger, api, node=NODE, driver=DRIVER),
-            RecordedReports(self),
+            RecordingReporter(self),
             pods=self.pods,
             file=ProgressFile(self.folder, "boot"),
-            now=lambda: STEADY.now() + self.passed,
+            now=lambda: STEADY.now() + self.clock_offset,
         )
-        if self.early:
+        if self.notice_before_start:
             await self.notice()
-        self.reclaim.on_change(self.sequence.changed)
-        await self.sequence.resume(self.reclaim.state, received_now=self.reclaim.notices > 0)
+        self.reclaim.on_change(self.controller.changed)
+        await self.controller.resume(self.reclaim.state, received_now=self.reclaim.notices > 0)
         await self.reclaim.start()
         await self.publisher.start()
 
     async def notice(self, seconds: float = 60) -> None:
         await self.reclaim.begin("notice", deadline=datetime.now(UTC) + timedelta(seconds=seconds), what="test")
 
-    def kept(self) -> str:
-        """What is on disk of the claims' records; empty while nothing is."""
+    def saved_progress(self) -> str:
+        """Return the saved progress, or "" without a file."""
         file = self.folder / FILE
         return file.read_text() if file.exists() else ""
 
-    def whats(self) -> list[str]:
-        return [what for what, _ in self.told]
+    def milestones(self) -> list[str]:
+        return [milestone for milestone, _ in self.reports]
 
 
 @pytest.fixture
-def world(fake_api: FakeApi, tmp_path: Path) -> World:
+def env(fake_api: FakeApi, tmp_path: Path) -> DrainEnvironment:
     fake_api.put("nodes", {"metadata": {"name": NODE}})
-    return World(fake_api, tmp_path)
+    return DrainEnvironment(fake_api, tmp_path)
 
 
-def test_a_hint_keeps_new_claims_away_and_a_notice_moves_pods_away(world: World) -> None:
-    async def story() -> None:
-        await world.reclaim.begin("hint", deadline=None, what="maybe")
-        await eventually_async(lambda: world.effects() == {"NoSchedule"})
-        await world.notice()
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
-        await world.reclaim.cancel(everything=False)
-        await eventually_async(lambda: world.effects() == {""})
+def test_a_hint_taints_no_schedule_and_a_notice_no_execute(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        await env.reclaim.begin("hint", deadline=None, what="maybe")
+        await eventually_async(lambda: env.effects() == {"NoSchedule"})
+        await env.notice()
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
+        await env.reclaim.cancel(everything=False)
+        await eventually_async(lambda: env.effects() == {""})
 
-    world.run(story)
-    assert [what for what in world.whats() if what != "released"] == ["hint", "notice", "cancelled"]
+    env.run(scenario)
+    assert [milestone for milestone in env.milestones() if milestone != "released"] == ["hint", "notice", "cancelled"]
 
 
-def test_pods_are_evicted_for_as_long_as_a_notice_holds(world: World) -> None:
-    told: list[str] = []
+def test_pods_are_evicted_while_a_notice_is_active(env: DrainEnvironment) -> None:
+    events: list[str] = []
 
     async def evict() -> None:
-        told.append("begun")
+        events.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
-            told.append("ended")
+            events.append("ended")
 
-    async def story() -> None:
-        await world.reclaim.begin("hint", deadline=None, what="maybe")
-        await eventually_async(lambda: world.effects() == {"NoSchedule"})
-        assert told == [], "a hint moves nobody"
-        await world.notice()
-        await eventually_async(lambda: told == ["begun"])
-        await world.reclaim.cancel(everything=False)
-        await eventually_async(lambda: told == ["begun", "ended"])
+    async def scenario() -> None:
+        await env.reclaim.begin("hint", deadline=None, what="maybe")
+        await eventually_async(lambda: env.effects() == {"NoSchedule"})
+        assert events == [], "a hint evicts no pods"
+        await env.notice()
+        await eventually_async(lambda: events == ["begun"])
+        await env.reclaim.cancel(everything=False)
+        await eventually_async(lambda: events == ["begun", "ended"])
 
-    world.pods = Evictions(evict)
-    world.run(story)
-
-
-def test_every_slice_is_written_once_and_soon(world: World) -> None:
-    took = 0.0
-
-    async def story() -> None:
-        nonlocal took
-        world.api.requests.clear()
-        began = time.monotonic()
-        await world.notice()
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        took = time.monotonic() - began
-
-    world.run(story)
-    assert [seen.method for seen in world.api.writes() if "resourceslices" in seen.path] == ["PUT", "PUT"]
-    # No timed test: only that nothing on the way waits for a timer (the shortest is 250 ms).
-    assert took < 20
+    env.pods = FakeEvictions(evict)
+    env.run(scenario)
 
 
-def test_each_claim_is_followed_until_another_node_can_have_it(world: World) -> None:
-    async def story() -> None:
-        first, second = world.hold("first"), world.hold("second")
-        await world.notice()
-        await eventually_async(lambda: len(world.sequence.progress.claims) == 2)
-        assert world.released == 0
-        world.unprepare(first)
-        world.deallocate(first)
-        await eventually_async(lambda: sum(r.released is not None for r in world.sequence.progress.claims) == 1)
-        assert world.released == 0 and "released" not in world.whats()
-        world.unprepare(second)
-        await eventually_async(lambda: world.released >= 1)
-        # Given back by the kubelet, but still allocated here: nobody else can have it.
+def test_every_slice_is_written_once_without_delay(env: DrainEnvironment) -> None:
+    duration = 0.0
+
+    async def scenario() -> None:
+        nonlocal duration
+        env.api.requests.clear()
+        start = time.monotonic()
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        duration = time.monotonic() - start
+
+    env.run(scenario)
+    assert [request.method for request in env.api.writes() if "resourceslices" in request.path] == ["PUT", "PUT"]
+    # Not a timing test: it only shows that no step waits for a timer (the shortest is 250 ms).
+    assert duration < 20
+
+
+def test_each_claim_is_tracked_until_it_can_be_allocated_elsewhere(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        first, second = env.hold("first"), env.hold("second")
+        await env.notice()
+        await eventually_async(lambda: len(env.controller.progress.claims) == 2)
+        assert env.notifications == 0
+        env.unprepare(first)
+        env.deallocate(first)
+        await eventually_async(
+            lambda: sum(record.released is not None for record in env.controller.progress.claims) == 1
+        )
+        assert env.notifications == 0 and "released" not in env.milestones()
+        env.unprepare(second)
+        await eventually_async(lambda: env.notifications >= 1)
+        # Unprepared, but still allocated to this node: no other node can use it.
         await asyncio.sleep(0.4)
-        assert "released" not in world.whats()
-        assert not world.sequence.progress.complete
-        world.api.remove("resourceclaims", "second", "ns")
-        await eventually_async(lambda: "released" in world.whats())
-        assert world.sequence.progress.complete
+        assert "released" not in env.milestones()
+        assert not env.controller.progress.complete
+        env.api.remove("resourceclaims", "second", "ns")
+        await eventually_async(lambda: "released" in env.milestones())
+        assert env.controller.progress.complete
 
-    world.run(story)
-    assert "2 of 2 claims released, the last" in dict(world.told)["released"]
-
-
-def test_a_notice_that_comes_while_the_agent_starts_is_told_once(world: World) -> None:
-    """Sources are heard before the devices are looked at, which may take long."""
-
-    async def story() -> None:
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
-
-    world.early = True
-    world.run(story)
-    world.early = False
-    world.run(story)
-    assert world.whats().count("notice") == 1
+    env.run(scenario)
+    assert "2 of 2 claims released, the last" in dict(env.reports)["released"]
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_what_is_taken_back_while_the_agent_starts_is_over(
-    world: World, monkeypatch: pytest.MonkeyPatch, anew: bool
+def test_a_notice_during_the_start_is_reported_once(env: DrainEnvironment) -> None:
+    """Sources are polled before the first scan of the hardware, which may take long."""
+
+    async def scenario() -> None:
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
+
+    env.notice_before_start = True
+    env.run(scenario)
+    env.notice_before_start = False
+    env.run(scenario)
+    assert env.milestones().count("notice") == 1
+
+
+@pytest.mark.parametrize("noticed_again", [False, True])
+def test_a_notice_canceled_during_the_start_is_over(
+    env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch, noticed_again: bool
 ) -> None:
-    async def before() -> None:
-        await world.notice()
+    async def save_notice() -> None:
+        await env.notice()
 
-    load, loading, go_on = ProgressFile.load, threading.Event(), threading.Event()
+    load, loading, may_continue = ProgressFile.load, threading.Event(), threading.Event()
 
-    def slow(self: ProgressFile, noticed: datetime) -> SavedProgress:
+    def load_slowly(self: ProgressFile, noticed: datetime) -> SavedProgress:
         loading.set()
-        assert go_on.wait(DEADLINE_S)
+        assert may_continue.wait(DEADLINE_S)
         return load(self, noticed)
 
-    async def taken_back() -> None:
+    async def cancel_while_loading() -> None:
         await eventually_async(loading.is_set)
         try:
-            await world.reclaim.cancel(everything=False)
-            if anew:
-                await world.notice()
+            await env.reclaim.cancel(everything=False)
+            if noticed_again:
+                await env.notice()
         finally:
-            go_on.set()
+            may_continue.set()
 
-    async def play() -> None:
-        async with connect(world.api.kubeconfig(world.folder / "kubeconfig")) as api:
-            task = asyncio.create_task(world._start(api))
-            await taken_back()
+    async def run() -> None:
+        async with connect(env.api.kubeconfig(env.folder / "kubeconfig")) as api:
+            task = asyncio.create_task(env._start(api))
+            await cancel_while_loading()
             await task
-            await eventually_async(lambda: world.effects() == ({"NoExecute"} if anew else {""}))
+            await eventually_async(lambda: env.effects() == ({"NoExecute"} if noticed_again else {""}))
             names = [task.get_name() for task in asyncio.all_tasks()]
-            assert names.count("reclaim taints") + names.count("reclaim release") <= 2 * anew
-            assert names.count("reclaim let go") == anew
-            await world.reclaim.stop()
-            await world.sequence.stop()
-            await world.publisher.stop()
+            assert names.count("reclaim taints") + names.count("reclaim release") <= 2 * noticed_again
+            assert names.count("reclaim let go") == noticed_again
+            await env.reclaim.stop()
+            await env.controller.stop()
+            await env.publisher.stop()
 
-    world.run(before)
-    monkeypatch.setattr(ProgressFile, "load", slow)
-    asyncio.run(play())
+    env.run(save_notice)
+    monkeypatch.setattr(ProgressFile, "load", load_slowly)
+    asyncio.run(run())
 
 
-def test_a_claim_that_was_never_prepared_is_followed_too(world: World) -> None:
-    """Its pod was bound to the node just before the notice, and waits there: nobody else can have what it was given."""
+def test_a_claim_that_was_never_prepared_is_tracked_too(env: DrainEnvironment) -> None:
+    """Its pod was bound to the node just before the notice and waits there: its devices stay allocated."""
 
-    async def story() -> None:
-        await world.notice()
-        refused = world.refuse("pending", pods=("waits",))
-        world.refuse("pending-too", pods=("waits-too",))
-        world.sequence.refused(refused.uid, refused.namespace, refused.name)  # the kubelet asks again
-        await eventually_async(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"] * 2)
+    async def scenario() -> None:
+        await env.notice()
+        refused = env.refuse("pending", pods=("waits",))
+        env.refuse("pending-too", pods=("waits-too",))
+        env.controller.refused(refused.uid, refused.namespace, refused.name)  # the kubelet retries
+        await eventually_async(lambda: [record.state for record in env.controller.progress.claims] == ["refused"] * 2)
         await eventually_async(
-            lambda: {record.pods for record in world.sequence.progress.claims} == {("waits",), ("waits-too",)}
+            lambda: {record.pods for record in env.controller.progress.claims} == {("waits",), ("waits-too",)}
         )
-        assert not world.sequence.progress.complete
-        # The kubelet has nothing of it to give back, so nothing that waits for that has to.
-        await eventually_async(lambda: world.released > 0)
-        world.deallocate(refused)
-        world.api.remove("resourceclaims", "pending-too", "ns")
-        await eventually_async(lambda: world.sequence.progress.complete)
-        assert {record.state for record in world.sequence.progress.claims} == {"released"}
-        await eventually_async(lambda: any(what == "released" and "2 of 2 claims" in note for what, note in world.told))
+        assert not env.controller.progress.complete
+        # The kubelet has nothing to unprepare for it: sources are notified without it.
+        await eventually_async(lambda: env.notifications > 0)
+        env.deallocate(refused)
+        env.api.remove("resourceclaims", "pending-too", "ns")
+        await eventually_async(lambda: env.controller.progress.complete)
+        assert {record.state for record in env.controller.progress.claims} == {"released"}
+        await eventually_async(
+            lambda: any(milestone == "released" and "2 of 2 claims" in note for milestone, note in env.reports)
+        )
 
-    world.run(story)
-
-
-def test_who_was_refused_is_told_when_the_kubelet_asks_again(world: World) -> None:
-    async def story() -> None:
-        await world.notice()
-        world.refuse("pending")
-        await world.reclaim.cancel(everything=False)
-        world.sequence.refused("late", "ns", "late")  # an answer that was on its way
-        assert world.sequence.progress.claims == ()
-
-    world.run(story)
-    assert "1 claim was refused meanwhile: the kubelet retries within 90 s" in dict(world.told)["cancelled"]
+    env.run(scenario)
 
 
-def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
+def test_a_cancellation_reports_when_refused_claims_are_retried(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        await env.notice()
+        env.refuse("pending")
+        await env.reclaim.cancel(everything=False)
+        env.controller.refused("late", "ns", "late")  # a response that was in flight
+        assert env.controller.progress.claims == ()
+
+    env.run(scenario)
+    assert "1 claim was refused meanwhile: the kubelet retries within 90 s" in dict(env.reports)["cancelled"]
+
+
+def test_refused_claims_are_known_after_a_restart(env: DrainEnvironment) -> None:
     async def before() -> None:
-        await world.notice()
-        world.refuse("pending")
-        await eventually_async(lambda: '"refused"' in world.kept())
+        await env.notice()
+        env.refuse("pending")
+        await eventually_async(lambda: '"refused"' in env.saved_progress())
 
     async def after() -> None:
-        await eventually_async(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"])
+        await eventually_async(lambda: [record.state for record in env.controller.progress.claims] == ["refused"])
 
-    world.run(before)
-    world.run(after)
+    env.run(before)
+    env.run(after)
 
 
-def test_a_claim_that_nobody_frees_is_not_asked_for_all_the_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_stays_allocated_is_polled_rarely(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.release_tracker.SOON_S", 0.5)
 
     def reads() -> int:
-        return sum(seen.path.endswith("/resourceclaims/kept") for seen in world.api.requests)
+        return sum(request.path.endswith("/resourceclaims/kept") for request in env.api.requests)
 
-    async def story() -> None:
-        entry = world.hold("kept")
-        await world.notice()
-        world.unprepare(entry)
-        soon = timedelta(seconds=0.5)
+    async def scenario() -> None:
+        entry = env.hold("kept")
+        await env.notice()
+        env.unprepare(entry)
+        threshold = timedelta(seconds=0.5)
         await eventually_async(
-            lambda: (back := world.sequence.progress.claims[0].unprepared) and STEADY.now() - back > soon
+            lambda: (
+                (unprepared := env.controller.progress.claims[0].unprepared) and STEADY.now() - unprepared > threshold
+            )
         )
         loop = asyncio.get_running_loop()
-        before, began = reads(), loop.time()
+        before, start = reads(), loop.time()
         await asyncio.sleep(2.5)
-        # One may be on its way, and one due at once.
-        assert reads() - before <= 2 + (loop.time() - began) / RECHECK_INTERVAL_S, "a look every two seconds"
-        world.deallocate(entry)
-        await eventually_async(lambda: world.sequence.progress.complete)
+        # One request may be in flight, and one may be due.
+        assert reads() - before <= 2 + (loop.time() - start) / RECHECK_INTERVAL_S, "one request every 2 s"
+        env.deallocate(entry)
+        await eventually_async(lambda: env.controller.progress.complete)
 
-    world.run(story)
+    env.run(scenario)
 
 
-def test_a_source_that_comes_late_learns_that_nothing_has_to_wait(world: World) -> None:
-    """A spot notice is followed by an orderly shutdown, which waits for the same claims; they were released before."""
+def test_a_source_that_is_heard_later_is_notified_too(env: DrainEnvironment) -> None:
+    """A spot notice is followed by a shutdown, which waits for the same claims; they are released by then."""
 
-    async def story() -> None:
-        entry = world.hold("only")
-        await world.notice()
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: world.sequence.progress.complete and world.released)
-        before = world.released
-        await eventually_async(lambda: world.released > before)
-        late = world.hold("late")
-        await eventually_async(lambda: not world.sequence.progress.complete)
-        before = world.released
+    async def scenario() -> None:
+        entry = env.hold("only")
+        await env.notice()
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: env.controller.progress.complete and env.notifications)
+        before = env.notifications
+        await eventually_async(lambda: env.notifications > before)
+        late = env.hold("late")
+        await eventually_async(lambda: not env.controller.progress.complete)
+        before = env.notifications
         await asyncio.sleep(2 * NOTIFY_INTERVAL_S)
-        assert world.released == before, "a claim is held again: whoever waits has to wait"
-        world.unprepare(late)
-        await eventually_async(lambda: world.released > before)
+        assert env.notifications == before, "a claim is prepared again: sources must wait"
+        env.unprepare(late)
+        await eventually_async(lambda: env.notifications > before)
 
-    world.run(story)
+    env.run(scenario)
 
 
-def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: World) -> None:
-    async def story() -> None:
-        moved, renewed = world.hold("moved"), world.hold("renewed")
-        await world.notice()
+def test_a_claim_reallocated_elsewhere_or_recreated_is_released(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        moved, renewed = env.hold("moved"), env.hold("renewed")
+        await env.notice()
         for claim in (moved, renewed):
-            world.unprepare(claim)
+            env.unprepare(claim)
         results = [
             {"driver": DRIVER, "pool": "other/gpu", "device": "d"},
             {"driver": "nic.example.com", "pool": f"{NODE}/nic", "device": "d"},
         ]
         allocation = {"devices": {"results": results}}
-        world.api.set_status("resourceclaims", "ns", "moved", {"allocation": allocation})
-        world.api.remove("resourceclaims", "renewed", "ns")
-        world.hold("renewed")
-        world.ledger.remove(*world.ledger.held)
-        await eventually_async(lambda: "released" in world.whats())
+        env.api.set_status("resourceclaims", "ns", "moved", {"allocation": allocation})
+        env.api.remove("resourceclaims", "renewed", "ns")
+        env.hold("renewed")
+        env.ledger.remove(*env.ledger.held)
+        await eventually_async(lambda: "released" in env.milestones())
 
-    world.run(story)
-
-
-def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None:
-    async def story() -> None:
-        world.hold("stuck", pods=("stubborn-0", "stubborn-1"))
-        await world.notice()
-        # Its pods are known before the deadline passes.
-        await eventually_async(lambda: world.sequence.progress.claims[0].pods)
-        await world.notice(0)
-        await eventually_async(lambda: "kept" in world.whats())
-
-    world.run(story)
-    assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(world.told)["kept"]
+    env.run(scenario)
 
 
-def test_a_claim_released_while_no_agent_ran_is_not_reported_as_overdue(world: World) -> None:
-    """The agent is started again after the deadline: the claims are read before any is reported as not released."""
+def test_at_the_deadline_remaining_claims_are_reported_with_pods(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        env.hold("stuck", pods=("stubborn-0", "stubborn-1"))
+        await env.notice()
+        # The pods are known before the deadline passes.
+        await eventually_async(lambda: env.controller.progress.claims[0].pods)
+        await env.notice(0)
+        await eventually_async(lambda: "kept" in env.milestones())
+
+    env.run(scenario)
+    assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(env.reports)["kept"]
+
+
+def test_a_claim_released_without_an_agent_is_not_overdue(env: DrainEnvironment) -> None:
+    """The agent restarts after the deadline: it fetches the claims before it reports any as not released."""
 
     async def before() -> None:
-        world.hold("only")
-        await world.notice()
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        await eventually_async(lambda: '"only"' in world.kept())
+        env.hold("only")
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        await eventually_async(lambda: '"only"' in env.saved_progress())
 
     async def after() -> None:
-        await eventually_async(lambda: "released" in world.whats())
-        assert world.sequence.progress.claims[0].overdue is None
+        await eventually_async(lambda: "released" in env.milestones())
+        assert env.controller.progress.claims[0].overdue is None
 
-    world.run(before)
-    (entry,) = world.ledger.held
-    world.unprepare(entry)
-    world.deallocate(entry)
-    world.told.clear()
-    world.passed = timedelta(hours=1)
-    world.run(after)
-    assert world.whats() == ["released"]
-
-
-def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None:
-    async def story() -> None:
-        await world.notice()
-        # Sources and people are told by two tasks, in any order.
-        await eventually_async(lambda: "released" in world.whats() and world.released >= 1)
-
-    world.run(story)
-    assert dict(world.told)["released"] == "0 of 0 claims released"
+    env.run(before)
+    (entry,) = env.ledger.held
+    env.unprepare(entry)
+    env.deallocate(entry)
+    env.reports.clear()
+    env.clock_offset = timedelta(hours=1)
+    env.run(after)
+    assert env.milestones() == ["released"]
 
 
-def test_a_claim_whose_prepare_ends_after_the_notice_is_followed_too(world: World) -> None:
-    async def story() -> None:
-        await world.notice()
-        await eventually_async(lambda: world.sequence.progress.complete and "released" in world.whats())
-        late = world.hold("late")
-        await eventually_async(lambda: [record.name for record in world.sequence.progress.claims] == ["late"])
-        assert not world.sequence.progress.complete
-        world.unprepare(late)
-        world.deallocate(late)
-        await eventually_async(lambda: world.sequence.progress.complete)
-        await eventually_async(lambda: world.whats().count("released") == 2)
+def test_a_notice_on_a_node_without_claims_is_complete_at_once(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        await env.notice()
+        # Two tasks notify the sources and report the milestone, in any order.
+        await eventually_async(lambda: "released" in env.milestones() and env.notifications >= 1)
 
-    world.run(story)
-    assert "1 of 1 claims released" in world.told[-1][1]
+    env.run(scenario)
+    assert dict(env.reports)["released"] == "0 of 0 claims released"
 
 
-def test_an_api_server_that_is_away_is_tried_until_it_is_there(world: World) -> None:
-    async def story() -> None:
-        entry = world.hold("first")
-        world.unprepare(entry)
-        world.ledger.add(entry)
-        world.api.fail(503, times=6)
-        world.api.reset(times=3)
-        await world.notice()
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: "released" in world.whats())
+def test_a_claim_whose_prepare_ends_after_the_notice_is_tracked(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.complete and "released" in env.milestones())
+        late = env.hold("late")
+        await eventually_async(lambda: [record.name for record in env.controller.progress.claims] == ["late"])
+        assert not env.controller.progress.complete
+        env.unprepare(late)
+        env.deallocate(late)
+        await eventually_async(lambda: env.controller.progress.complete)
+        await eventually_async(lambda: env.milestones().count("released") == 2)
 
-    world.run(story)
+    env.run(scenario)
+    assert "1 of 1 claims released" in env.reports[-1][1]
 
 
-def test_a_notice_does_not_wait_for_the_publishers_patience(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    # After some failures the publisher tries once a minute; a host that is taken does not have that long.
+def test_an_unavailable_api_server_is_retried(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        entry = env.hold("first")
+        env.unprepare(entry)
+        env.ledger.add(entry)
+        env.api.fail(503, times=6)
+        env.api.reset(times=3)
+        await env.notice()
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: "released" in env.milestones())
+
+    env.run(scenario)
+
+
+def test_a_notice_does_not_wait_for_the_backoff_of_the_publisher(
+    env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After repeated failures the publisher retries once a minute; the notice period may be shorter.
     monkeypatch.setattr("dra_agent.publish.pool.Backoff", lambda **_: Backoff(first=3600.0, longest=3600.0))
-    press = 0.1
-    monkeypatch.setattr("dra_agent.reclaim.taint_rollout.RETRY_AFTER_S", press)
+    retry_s = 0.1
+    monkeypatch.setattr("dra_agent.reclaim.taint_rollout.RETRY_AFTER_S", retry_s)
 
     def tries() -> int:
-        # Whether the server keeps a taint is asked first, in a PUT that writes nothing.
-        return sum(seen.method == "PUT" for seen in tuple(world.api.requests))
+        # A dry run with PUT first checks whether the server keeps taints.
+        return sum(request.method == "PUT" for request in tuple(env.api.requests))
 
-    async def story() -> None:
-        away = world.api.fail(503, times=None, methods="PUT")
-        began = time.monotonic()
-        await world.notice()
+    async def scenario() -> None:
+        fault = env.api.fail(503, times=None, methods="PUT")
+        start = time.monotonic()
+        await env.notice()
         await eventually_async(lambda: tries() >= 6, lambda: f"{tries()} tries")
-        made, took = tries(), time.monotonic() - began
-        assert made <= 2 * (1 + took / (press / 2)), "each of two slices at once, and then once after each pause"
-        assert world.effects() == {""}
-        world.api.faults.lift(away)
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        world.api.requests.clear()
-        await asyncio.sleep(3 * press)
-        assert not tries(), "what is tainted is left alone"
+        requests, duration = tries(), time.monotonic() - start
+        assert requests <= 2 * (1 + duration / (retry_s / 2)), "one request per slice at once, then one per delay"
+        assert env.effects() == {""}
+        env.api.faults.lift(fault)
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        env.api.requests.clear()
+        await asyncio.sleep(3 * retry_s)
+        assert not tries(), "tainted slices are not written again"
 
-    world.run(story)
+    env.run(scenario)
 
 
-def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> None:
+def test_a_restart_during_a_drain_keeps_the_time_of_the_notice(env: DrainEnvironment) -> None:
     before: dict[str, Any] = {}
 
     async def first() -> None:
-        world.hold("first")
-        await world.notice()
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
-        before.update(world.taints())
+        env.hold("first")
+        await env.notice()
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
+        before.update(env.taints())
 
-    world.run(first)
-    world.told.clear()
-    world.api.requests.clear()
+    env.run(first)
+    env.reports.clear()
+    env.api.requests.clear()
 
     async def second() -> None:
-        assert world.reclaim.state.phase == "notice"
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        await eventually_async(lambda: len(world.sequence.progress.claims) == 1)
+        assert env.reclaim.state.phase == "notice"
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        await eventually_async(lambda: len(env.controller.progress.claims) == 1)
         await asyncio.sleep(0.2)
-        assert world.taints() == before and world.told == []
-        (entry,) = world.ledger.held
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: "released" in world.whats())
+        assert env.taints() == before and env.reports == []
+        (entry,) = env.ledger.held
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: "released" in env.milestones())
 
-    world.run(second)
-    # Not one write: the slices already say what they should.
-    assert [seen.method for seen in world.api.writes() if "resourceslices" in seen.path] == []
+    env.run(second)
+    # No write: the slices already have the taint.
+    assert [request.method for request in env.api.writes() if "resourceslices" in request.path] == []
 
 
-def test_taints_that_the_api_server_does_not_take_are_complained_about(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_taints_that_the_api_server_drops_are_logged(
+    env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dra_agent.reclaim.taint_rollout.WARN_AFTER_S", 0.3)
 
-    def without_taints(plural: str, found: dict[str, Any]) -> None:
+    def without_taints(plural: str, object_: dict[str, Any]) -> None:
         if plural == "resourceslices":
-            for entry in found["spec"].get("devices", ()):
+            for entry in object_["spec"].get("devices", ()):
                 entry.pop("taints", None)
 
-    world.api.drop_fields(without_taints)
+    env.api.drop_fields(without_taints)
 
-    def complaints() -> int:
+    def warnings() -> int:
         return sum("not tainted" in record.message for record in caplog.records)
 
-    async def story() -> None:
-        await world.notice()
-        await eventually_async(complaints)
+    async def scenario() -> None:
+        await env.notice()
+        await eventually_async(warnings)
         await asyncio.sleep(0.5)
-        assert world.sequence.progress.tainted_after is None
+        assert env.controller.progress.tainted_after is None
 
-    world.run(story)
-    assert complaints() == 1
+    env.run(scenario)
+    assert warnings() == 1
 
 
-def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_unpublished_devices_need_no_taint_for_completion(
+    env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.reclaim.taint_rollout.WARN_AFTER_S", 0.3)
 
-    def without_taints(plural: str, found: dict[str, Any]) -> None:
+    def without_taints(plural: str, object_: dict[str, Any]) -> None:
         if plural == "resourceslices":
-            for entry in found["spec"].get("devices", ()):
+            for entry in object_["spec"].get("devices", ()):
                 entry.pop("taints", None)
 
-    world.api.drop_fields(without_taints)
+    env.api.drop_fields(without_taints)
 
-    async def story() -> None:
-        entry = world.hold("first")
-        await world.notice()
-        # The publisher takes back what it may not taint.
-        await eventually_async(lambda: not world.taints())
-        assert not world.sequence.progress.complete
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: world.sequence.progress.complete)
-        assert world.sequence.progress.tainted_after is None
+    async def scenario() -> None:
+        entry = env.hold("first")
+        await env.notice()
+        # The publisher removes devices that it cannot taint.
+        await eventually_async(lambda: not env.taints())
+        assert not env.controller.progress.complete
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: env.controller.progress.complete)
+        assert env.controller.progress.tainted_after is None
 
-    world.run(story)
+    env.run(scenario)
 
 
 @dataclass
-class Preparer:
+class FakePreparer:
     prepared: list[str] = field(default_factory=list)
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
@@ -636,18 +644,18 @@ class Preparer:
         self.prepared.remove(uid)
 
 
-def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not(tmp_path: Path) -> None:
+def test_only_new_claims_are_refused_during_a_notice(tmp_path: Path) -> None:
     from dra_agent.reclaim.signal import Signal
     from dra_agent.reclaim.state import apply
 
-    preparer, reclaim = Preparer(), ReclaimService(tmp_path, "b", [])
+    preparer, reclaim = FakePreparer(), ReclaimService(tmp_path, "b", [])
     refused: list[dict[str, Any]] = []
 
-    class Known(MemoryLedger):
+    class FakeLedger(MemoryLedger):
         def current(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
-            return next((held for held in self.held if held.uid == uid), None)
+            return next((entry_ for entry_ in self.held if entry_.uid == uid), None)
 
-    class Drain(NodeDrain):
+    class FakeDrain(NodeDrain):
         def __init__(self) -> None:
             pass
 
@@ -657,24 +665,24 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not(tmp_pa
         def refused(self, claim: dict[str, Any]) -> None:
             refused.append(claim)
 
-    refusing = GatedPreparer(preparer, reclaim, Known([entry("old")]), Drain())
+    gated = GatedPreparer(preparer, reclaim, FakeLedger([entry("old")]), FakeDrain())
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
-    assert refusing.prepare(new, Deadline.of(60)) == PREPARED
+    assert gated.prepare(new, Deadline.of(60)) == PREPARED
     reclaim.state = apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC))
-    assert refusing.prepare(new, Deadline.of(60)) == PREPARED
+    assert gated.prepare(new, Deadline.of(60)) == PREPARED
     reclaim.state = apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC))
     with pytest.raises(RetryableError, match="being reclaimed"):
-        refusing.prepare(new, Deadline.of(60))
-    assert refusing.prepare(old, Deadline.of(60)) == PREPARED
+        gated.prepare(new, Deadline.of(60))
+    assert gated.prepare(old, Deadline.of(60)) == PREPARED
     assert refused == [new]
-    refusing.unprepare("new", Deadline.of(60))
+    gated.unprepare("new", Deadline.of(60))
 
 
-def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_path: Path) -> None:
+def test_claims_of_another_agent_before_the_notice_are_known(tmp_path: Path) -> None:
     from dra_agent.reclaim.signal import Signal
     from dra_agent.reclaim.state import apply
 
-    taken = apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC))
+    noticed = apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC))
     with (
         JournalLedger(tmp_path, "b", shared_as="old") as old,
         JournalLedger(tmp_path, "b", shared_as="new") as new,
@@ -687,160 +695,162 @@ def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_
             new.release("released")
             new.start(LedgerEntry("later", "default", "later", ()), durable=True)
         reclaim = ReclaimService(tmp_path, "b", [])
-        reclaim.state = taken
-        refusing = GatedPreparer(Preparer(), reclaim, old)
+        reclaim.state = noticed
+        gated = GatedPreparer(FakePreparer(), reclaim, old)
         for uid in ("kept", "later"):
-            assert refusing.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == PREPARED
+            assert gated.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == PREPARED
         with pytest.raises(RetryableError, match="being reclaimed"):
-            refusing.prepare({"metadata": {"uid": "released"}}, Deadline.of(60))
+            gated.prepare({"metadata": {"uid": "released"}}, Deadline.of(60))
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_who_has_to_be_asked_before_the_taint_is_but_does_not_hold_it_up(world: World, slow: bool) -> None:
+def test_early_evictions_precede_the_taint_without_blocking_it(env: DrainEnvironment, slow: bool) -> None:
     order: list[str] = []
     published = asyncio.Event()
 
-    async def first() -> None:
+    async def evict() -> None:
         order.append("asked")
         if slow:
             await published.wait()
         order.append("gone")
 
-    async def story() -> None:
-        await world.notice()
+    async def scenario() -> None:
+        await env.notice()
         order.append("published")
         published.set()
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
         await eventually_async(lambda: "gone" in order)
 
-    world.pods = Evictions(early=first)
-    world.run(story)
+    env.pods = FakeEvictions(early=evict)
+    env.run(scenario)
     assert order == (["asked", "published", "gone"] if slow else ["asked", "gone", "published"])
 
 
-def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> None:
+def test_claims_released_before_a_restart_are_reported_after_it(env: DrainEnvironment) -> None:
     before: dict[str, Any] = {}
 
     async def first() -> None:
-        gone, stays = world.hold("gone"), world.hold("stays")
-        await world.notice()
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        world.unprepare(gone)
-        world.deallocate(gone)
-        await eventually_async(lambda: [r.name for r in world.sequence.progress.claims if r.released] == ["gone"])
-        await eventually_async(lambda: '"released"' in world.kept())
-        progress = world.sequence.progress
-        before.update(tainted=progress.tainted_after, records={r.name: r for r in progress.claims})
-        assert stays.uid in world.kept()
+        released, remaining = env.hold("gone"), env.hold("stays")
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        env.unprepare(released)
+        env.deallocate(released)
+        await eventually_async(
+            lambda: [record.name for record in env.controller.progress.claims if record.released] == ["gone"]
+        )
+        await eventually_async(lambda: '"released"' in env.saved_progress())
+        progress = env.controller.progress
+        before.update(tainted=progress.tainted_after, records={record.name: record for record in progress.claims})
+        assert remaining.uid in env.saved_progress()
 
-    world.run(first)
-    world.told.clear()
+    env.run(first)
+    env.reports.clear()
 
     async def second() -> None:
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
-        # Not since when this run has found them tainted.
-        assert world.sequence.progress.tainted_after == before["tainted"]
-        (entry,) = world.ledger.held
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: world.sequence.progress.complete and "released" in world.whats())
-        after = {record.name: record for record in world.sequence.progress.claims}
-        was = before["records"]["gone"]
-        now = after["gone"]
-        assert (now.seen, now.tainted, now.pods_gone, now.unprepared, now.released) == (
-            was.seen,
-            was.tainted,
-            was.pods_gone,
-            was.unprepared,
-            was.released,
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        # The time of the first run, not the time at which this run found them tainted.
+        assert env.controller.progress.tainted_after == before["tainted"]
+        (entry,) = env.ledger.held
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: env.controller.progress.complete and "released" in env.milestones())
+        after = {record.name: record for record in env.controller.progress.claims}
+        old = before["records"]["gone"]
+        new = after["gone"]
+        assert (new.seen, new.tainted, new.pods_gone, new.unprepared, new.released) == (
+            old.seen,
+            old.tainted,
+            old.pods_gone,
+            old.unprepared,
+            old.released,
         )
         assert after["stays"].tainted is not None and after["stays"].pods_gone is not None
-        await eventually_async(lambda: "2 of 2" in world.kept())
+        await eventually_async(lambda: "2 of 2" in env.saved_progress())
 
-    world.run(second)
-    assert "2 of 2 claims released" in dict(world.told)["released"]
-    world.told.clear()
+    env.run(second)
+    assert "2 of 2 claims released" in dict(env.reports)["released"]
+    env.reports.clear()
 
     async def third() -> None:
-        await eventually_async(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: env.controller.progress.complete)
         await asyncio.sleep(0.5)
 
-    world.run(third)
-    assert world.told == [], "what was told is not told again"
+    env.run(third)
+    assert env.reports == [], "reported milestones are not reported again"
 
 
-def test_who_was_too_late_is_known_after_a_restart(world: World) -> None:
+def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment) -> None:
     async def first() -> None:
-        world.hold("stuck", pods=("stubborn",))
-        await world.notice()
-        await eventually_async(lambda: world.sequence.progress.claims[0].pods)
-        await world.notice(0)
-        await eventually_async(lambda: '"overdue"' in world.kept())
-        assert "kept" in world.whats()
+        env.hold("stuck", pods=("stubborn",))
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.claims[0].pods)
+        await env.notice(0)
+        await eventually_async(lambda: '"overdue"' in env.saved_progress())
+        assert "kept" in env.milestones()
 
-    world.run(first)
-    world.told.clear()
+    env.run(first)
+    env.reports.clear()
 
     async def second() -> None:
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
         await asyncio.sleep(0.5)
-        (record,) = world.sequence.progress.claims
+        (record,) = env.controller.progress.claims
         assert record.overdue is not None and record.state == "prepared"
 
-    world.run(second)
-    assert "kept" not in world.whats()
+    env.run(second)
+    assert "kept" not in env.milestones()
 
 
-def test_another_notice_begins_with_nothing(world: World) -> None:
-    async def story() -> None:
-        entry = world.hold("first")
-        await world.notice()
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: "released" in world.whats())
-        await eventually_async(lambda: (world.folder / FILE).exists())
-        await world.reclaim.cancel(everything=False)
-        await world.notice()
-        await eventually_async(lambda: world.whats().count("released") == 2)
-        assert world.sequence.progress.claims == ()
+def test_a_later_notice_starts_with_no_records(env: DrainEnvironment) -> None:
+    async def scenario() -> None:
+        entry = env.hold("first")
+        await env.notice()
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: "released" in env.milestones())
+        await eventually_async(lambda: (env.folder / FILE).exists())
+        await env.reclaim.cancel(everything=False)
+        await env.notice()
+        await eventually_async(lambda: env.milestones().count("released") == 2)
+        assert env.controller.progress.claims == ()
 
-    world.run(story)
+    env.run(scenario)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1, "kept": {"boot": "boot"}}', "\x00" * 64])
-def test_a_damaged_file_of_records_costs_nothing_but_itself(world: World, text: str) -> None:
+def test_a_damaged_progress_file_is_quarantined(env: DrainEnvironment, text: str) -> None:
     async def first() -> None:
-        world.hold("first")
-        await world.notice()
-        await eventually_async(lambda: (world.folder / FILE).exists())
+        env.hold("first")
+        await env.notice()
+        await eventually_async(lambda: (env.folder / FILE).exists())
 
-    world.run(first)
-    (world.folder / FILE).write_text(text)
+    env.run(first)
+    (env.folder / FILE).write_text(text)
 
     async def second() -> None:
-        await eventually_async(lambda: [record.name for record in world.sequence.progress.claims] == ["first"])
-        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: [record.name for record in env.controller.progress.claims] == ["first"])
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
 
-    world.run(second)
-    assert (world.folder / f"{FILE}.corrupt-1").exists()
+    env.run(second)
+    assert (env.folder / f"{FILE}.corrupt-1").exists()
 
 
-def test_a_disk_that_is_full_keeps_nobody_from_leaving(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_full_disk_does_not_block_a_drain(
+    env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dra_agent.reclaim.state_file.atomic_file.write", full)
 
-    async def story() -> None:
-        entry = world.hold("first")
-        await world.notice()
-        await eventually_async(lambda: world.effects() == {"NoExecute"})
+    async def scenario() -> None:
+        entry = env.hold("first")
+        await env.notice()
+        await eventually_async(lambda: env.effects() == {"NoExecute"})
         await asyncio.sleep(0.6)
-        world.unprepare(entry)
-        world.deallocate(entry)
-        await eventually_async(lambda: "released" in world.whats())
+        env.unprepare(entry)
+        env.deallocate(entry)
+        await eventually_async(lambda: "released" in env.milestones())
 
-    world.run(story)
+    env.run(scenario)
     assert sum("what became of claims is not kept" in record.message for record in caplog.records) == 1

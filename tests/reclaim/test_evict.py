@@ -1,4 +1,4 @@
-"""Pods that the taint does not move: who is touched, how, when, and who never is."""
+"""Pods that the taint does not evict: which pods are evicted or deleted, when, and with which grace period."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from dra_agent.reclaim.state import ReclaimState, apply
 from dra_agent.reclaim.status import ClaimReleaseStatus
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
-from reclaim.doubles import ClaimsApi, MemoryLedger, Pods
+from reclaim.doubles import ClaimsApi, FakePods, MemoryLedger
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DRIVER = "dra-agent.internal"
-PATIENT = timedelta(seconds=10)
+BEFORE_TAINT = timedelta(seconds=10)
 
 
-def moment(seconds: float = 3, *, mode: Mode = "auto", deadline: float | None = 120) -> EvictionContext:
+def context(seconds: float = 3, *, mode: Mode = "auto", deadline: float | None = 120) -> EvictionContext:
     end = None if deadline is None else T0 + timedelta(seconds=deadline)
     return EvictionContext(T0 + timedelta(seconds=seconds), T0, end, "n", DRIVER, mode)
 
@@ -64,7 +64,7 @@ def controlled_by(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("object_", "reason"),
     [
         (pod(node="other"), "not on this node"),
         (pod(phase="Succeeded"), "has ended"),
@@ -76,48 +76,48 @@ def controlled_by(kind: str) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("mode", ["taint", "auto", "evict", "delete"])
-def test_who_is_never_touched(given: dict[str, Any], why: str, mode: Mode) -> None:
+def test_exempt_pods_are_never_evicted(object_: dict[str, Any], reason: str, mode: Mode) -> None:
     for seconds in (0, 3, 117, 200):
-        decision = decide(given, claim(), moment(seconds, mode=mode))
-        assert decision.act == "leave" and why in decision.why
+        decision = decide(object_, claim(), context(seconds, mode=mode))
+        assert decision.act == "leave" and reason in decision.why
 
 
-def test_by_default_everything_is_left_to_the_taint() -> None:
+def test_taint_mode_leaves_all_pods_to_the_taint() -> None:
     for seconds in (0, 3, 117, 200):
-        assert decide(pod(), claim(), moment(seconds, mode="taint")).act == "leave"
+        assert decide(pod(), claim(), context(seconds, mode="taint")).act == "leave"
 
 
 @pytest.mark.parametrize(
     ("seconds", "mode", "act", "grace"),
     [
-        (1, "auto", "wait", None),  # the taint has its time first
+        (1, "auto", "wait", None),  # the taint acts first
         (3, "auto", "evict", None),
         (3, "evict", "evict", None),
         (3, "delete", "delete", 30),
-        (84, "auto", "delete", 30),  # 30 s of grace and 5 s before it
-        (100, "auto", "delete", 18),  # what is left, less the 2 s that the kubelet needs
+        (84, "auto", "delete", 30),  # 30 s of grace period and 5 s before it
+        (100, "auto", "delete", 18),  # the remaining time, less 2 s for the kubelet
         (80, "evict", "evict", None),
-        (100, "evict", "evict", 18),  # the kubelet will not shorten it later
+        (100, "evict", "evict", 18),  # the kubelet does not shorten it later
         (117.5, "auto", "delete", 1),  # never zero
         (119, "auto", "delete", 1),
         (500, "delete", "delete", 1),
     ],
 )
-def test_when_a_pod_is_evicted_and_when_deleted(seconds: float, mode: Mode, act: str, grace: int | None) -> None:
-    decision = decide(pod(), claim(), moment(seconds, mode=mode))
+def test_the_time_determines_eviction_or_deletion(seconds: float, mode: Mode, act: str, grace: int | None) -> None:
+    decision = decide(pod(), claim(), context(seconds, mode=mode))
     assert (decision.act, decision.grace) == (act, grace)
 
 
-def test_without_a_deadline_a_pod_keeps_its_grace() -> None:
-    assert decide(pod(), claim(), moment(1000, mode="auto", deadline=None)).act == "evict"
-    decision = decide(pod(45), claim(), moment(1000, mode="delete", deadline=None))
+def test_without_a_deadline_a_pod_keeps_its_grace_period() -> None:
+    assert decide(pod(), claim(), context(1000, mode="auto", deadline=None)).act == "evict"
+    decision = decide(pod(45), claim(), context(1000, mode="delete", deadline=None))
     assert (decision.act, decision.grace) == ("delete", 45)
 
 
-def test_what_kubernetes_overlooks_is_not_waited_for() -> None:
-    given = pod()
-    given["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "c"}
-    assert decide(given, claim(), moment(0)).act == "evict"
+def test_a_pod_that_kubernetes_does_not_evict_is_evicted_at_once() -> None:
+    object_ = pod()
+    object_["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "c"}
+    assert decide(object_, claim(), context(0)).act == "evict"
 
 
 def tolerates(**more: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def tolerates(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds", "act"),
+    ("object_", "seconds", "act"),
     [
         (claim(tolerates()), 100, "leave"),
         (claim({"operator": "Exists"}), 100, "leave"),
@@ -139,46 +139,48 @@ def tolerates(**more: Any) -> dict[str, Any]:
         (claim(tolerates(), pool="other/gpu"), 10, "evict"),
     ],
 )
-def test_tolerations_of_the_claim_are_kept(given: dict[str, Any], seconds: float, act: str) -> None:
-    assert decide(pod(), given, moment(seconds)).act == act
+def test_tolerations_of_the_claim_are_respected(object_: dict[str, Any], seconds: float, act: str) -> None:
+    assert decide(pod(), object_, context(seconds)).act == act
 
 
-def test_the_least_patient_device_counts() -> None:
-    both = claim(tolerates())
-    results = both["status"]["allocation"]["devices"]["results"]
+def test_the_device_with_the_shortest_toleration_counts() -> None:
+    mixed = claim(tolerates())
+    results = mixed["status"]["allocation"]["devices"]["results"]
     results.append({**results[0], "device": "e", "tolerations": []})
-    assert decide(pod(), both, moment(10)).act == "evict"
+    assert decide(pod(), mixed, context(10)).act == "evict"
 
 
-def deleted(at: float, grace: int) -> dict[str, Any]:
-    """A pod that was deleted at a moment; its deletionTimestamp is the end of its grace, as in the API."""
-    end = T0 + timedelta(seconds=at + grace)
+def deleted(deleted_at: float, grace: int) -> dict[str, Any]:
+    """Return a pod that was deleted at a time; deletionTimestamp is the end of its grace period, as in the API."""
+    end = T0 + timedelta(seconds=deleted_at + grace)
     return pod(grace, deletionTimestamp=end.strftime("%Y-%m-%dT%H:%M:%SZ"), deletionGracePeriodSeconds=grace)
 
 
 @pytest.mark.parametrize(
     ("mode", "act", "evict_first"), [("auto", "delete", True), ("delete", "delete", True), ("evict", "evict", False)]
 )
-def test_a_grace_that_is_too_long_is_not_left_to_the_taint(mode: Mode, act: str, evict_first: bool) -> None:
-    decision = decide(pod(600), claim(), moment(0.1, mode=mode, deadline=30))
+def test_a_pod_with_a_long_grace_period_is_not_left_to_the_taint(mode: Mode, act: str, evict_first: bool) -> None:
+    decision = decide(pod(600), claim(), context(0.1, mode=mode, deadline=30))
     assert (decision.act, decision.grace, decision.evict_first) == (act, 27, evict_first)
     assert "longer than the host has" in decision.why
-    assert decide(pod(600), claim(), moment(0.1, mode="taint", deadline=30)).act == "leave"
-    assert decide(pod(600), claim(), moment(0.1, mode=mode, deadline=None)).act == "wait", "nobody knows what is left"
+    assert decide(pod(600), claim(), context(0.1, mode="taint", deadline=30)).act == "leave"
+    assert decide(pod(600), claim(), context(0.1, mode=mode, deadline=None)).act == "wait", (
+        "the remaining time is unknown"
+    )
 
 
-def test_who_asked_for_time_is_asked_just_before_it_is_over() -> None:
-    given = claim(tolerates(tolerationSeconds=20))
-    # kube-controller-manager counts from the notice's whole second, which is up to one before.
-    assert decide(pod(600), given, moment(17, deadline=60)).act == "wait"
-    decision = decide(pod(600), given, moment(18, deadline=60))
+def test_a_tolerating_pod_is_evicted_just_before_its_time_ends() -> None:
+    object_ = claim(tolerates(tolerationSeconds=20))
+    # kube-controller-manager counts from the whole second of the notice, up to 1 s earlier.
+    assert decide(pod(600), object_, context(17, deadline=60)).act == "wait"
+    decision = decide(pod(600), object_, context(18, deadline=60))
     assert (decision.act, decision.grace) == ("delete", 40)
-    assert decide(pod(30), given, moment(18, deadline=60)).act == "wait", "it has time"
-    assert decide(pod(600), claim(tolerates()), moment(18, deadline=60)).act == "leave"
+    assert decide(pod(30), object_, context(18, deadline=60)).act == "wait", "its grace period fits"
+    assert decide(pod(600), claim(tolerates()), context(18, deadline=60)).act == "leave"
 
 
 @pytest.mark.parametrize(
-    ("given", "mode", "act", "grace"),
+    ("object_", "mode", "act", "grace"),
     [
         (deleted(2, 30), "auto", "wait", None),
         (deleted(2, 600), "auto", "delete", 115),
@@ -187,18 +189,18 @@ def test_who_asked_for_time_is_asked_just_before_it_is_over() -> None:
         (deleted(2, 600), "taint", "leave", None),
     ],
 )
-def test_a_grace_that_is_longer_than_the_host_has_is_shortened(
-    given: dict[str, Any], mode: Mode, act: str, grace: int | None
+def test_a_grace_period_beyond_the_deadline_is_shortened(
+    object_: dict[str, Any], mode: Mode, act: str, grace: int | None
 ) -> None:
-    decision = decide(given, claim(), moment(3, mode=mode))
+    decision = decide(object_, claim(), context(3, mode=mode))
     assert (decision.act, decision.grace) == (act, grace)
 
 
-def test_a_grace_is_shortened_once() -> None:
-    decision = decide(deleted(2, 600), claim(), moment(3))
+def test_a_grace_period_is_shortened_once() -> None:
+    decision = decide(deleted(2, 600), claim(), context(3))
     assert decision.grace is not None
     for seconds in (4, 8, 50, 110):
-        assert decide(deleted(3, decision.grace), claim(), moment(seconds)).act == "wait"
+        assert decide(deleted(3, decision.grace), claim(), context(seconds)).act == "wait"
 
 
 @given(
@@ -206,166 +208,166 @@ def test_a_grace_is_shortened_once() -> None:
     deadline=st.none() | st.floats(0, 1000),
     grace=st.none() | st.integers(0, 3600),
     mode=st.sampled_from(["auto", "evict", "delete"]),
-    at=st.none() | st.integers(0, 900),
+    deleted_at=st.none() | st.integers(0, 900),
 )
-def test_no_grace_is_ever_zero_or_longer_than_what_is_left(
-    seconds: float, deadline: float | None, grace: int | None, mode: Mode, at: int | None
+def test_no_grace_period_is_zero_or_beyond_the_deadline(
+    seconds: float, deadline: float | None, grace: int | None, mode: Mode, deleted_at: int | None
 ) -> None:
-    given = pod(grace) if at is None else deleted(at, grace or 30)
-    when = moment(seconds, mode=mode, deadline=deadline)
-    decision = decide(given, claim(), when)
+    object_ = pod(grace) if deleted_at is None else deleted(deleted_at, grace or 30)
+    context_ = context(seconds, mode=mode, deadline=deadline)
+    decision = decide(object_, claim(), context_)
     assert decision.act != "delete" or decision.grace is not None
     if decision.grace is not None:
         assert decision.act in ("evict", "delete") and decision.grace >= 1
-        if when.remaining is not None:
-            assert decision.grace <= max(1, when.remaining.total_seconds())
+        if context_.remaining is not None:
+            assert decision.grace <= max(1, context_.remaining.total_seconds())
 
 
-def work(
-    pods: Pods, story: Callable[[ReleaseTracker], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
+def run_evictor(
+    pods: FakePods, scenario: Callable[[ReleaseTracker], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
 ) -> Counter[tuple[str, str]]:
-    """Run an evictor on one claim whose notice came ten seconds ago, by a clock that stands still."""
+    """Run an evictor on one claim with a notice 10 s ago; its clock stands still."""
     now = datetime.now(UTC)
-    reading = Signal("operator", "notice", "operator", "test", now + timedelta(seconds=deadline))
-    state = apply(ReclaimState("b"), reading, now - timedelta(seconds=10))
-    counted: Counter[tuple[str, str]] = Counter()
+    signal = Signal("operator", "notice", "operator", "test", now + timedelta(seconds=deadline))
+    state = apply(ReclaimState("b"), signal, now - timedelta(seconds=10))
+    counts: Counter[tuple[str, str]] = Counter()
 
-    async def play() -> None:
-        release = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
-        release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
-        release.claims["c"] = claim()
-        mover = PodActions(pods, counted)
-        evictor = Evictor(mover, release, lambda: state, mode=mode, node="n", driver=DRIVER, now=lambda: now)
+    async def run() -> None:
+        tracker = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
+        tracker.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
+        tracker.claims["c"] = claim()
+        actions = PodActions(pods, counts)
+        evictor = Evictor(actions, tracker, lambda: state, mode=mode, node="n", driver=DRIVER, now=lambda: now)
         task = asyncio.create_task(evictor.run())
         try:
             async with asyncio.timeout(60):
-                await story(release)
+                await scenario(tracker)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(play())
-    return counted
+    asyncio.run(run())
+    return counts
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.evictor.POLL_INTERVAL_S", 0.02)
     monkeypatch.setattr("dra_agent.reclaim.evictor.RETRY_AFTER_S", 0.2)
 
 
-def until(what: Callable[[], object]) -> Callable[[ReleaseTracker], Awaitable[None]]:
-    async def story(release: ReleaseTracker) -> None:
-        await eventually_async(what)
+def wait_until(condition: Callable[[], object]) -> Callable[[ReleaseTracker], Awaitable[None]]:
+    async def scenario(tracker: ReleaseTracker) -> None:
+        await eventually_async(condition)
 
-    return story
+    return scenario
 
 
-def test_a_pod_is_evicted_and_not_hammered() -> None:
-    pods = Pods({"p": pod()})
+def test_a_pod_is_evicted_without_rapid_retries() -> None:
+    pods = FakePods({"p": pod()})
 
-    async def story(release: ReleaseTracker) -> None:
+    async def scenario(tracker: ReleaseTracker) -> None:
         await asyncio.sleep(0.3)
 
-    counted = work(pods, story)
+    counts = run_evictor(pods, scenario)
     assert 1 <= len(pods.done) <= 3 and set(pods.done) == {("evict", "p", None)}
-    assert counted["evict", "ok"] == len(pods.done)
+    assert counts["evict", "ok"] == len(pods.done)
 
 
-def test_a_budget_that_allows_no_disruption_is_asked_again() -> None:
-    pods = Pods({"p": pod()}, errors=[ThrottledError("budget"), ThrottledError("budget")])
-    counted = work(pods, until(lambda: pods.done))
-    assert counted["evict", "budget"] == 2 and counted["evict", "ok"] == len(pods.done)
+def test_an_eviction_refused_by_a_budget_is_retried() -> None:
+    pods = FakePods({"p": pod()}, errors=[ThrottledError("budget"), ThrottledError("budget")])
+    counts = run_evictor(pods, wait_until(lambda: pods.done))
+    assert counts["evict", "budget"] == 2 and counts["evict", "ok"] == len(pods.done)
 
 
 @pytest.mark.parametrize(("error", "result"), [(ThrottledError("no"), "budget"), (UnavailableError("two"), "error")])
-def test_near_the_deadline_a_budget_has_no_say(error: AgentError, result: str) -> None:
-    pods = Pods({"p": pod(10)}, errors=[error])
-    counted = work(pods, until(lambda: pods.done), deadline=8)
+def test_near_the_deadline_a_budget_is_ignored(error: AgentError, result: str) -> None:
+    pods = FakePods({"p": pod(10)}, errors=[error])
+    counts = run_evictor(pods, wait_until(lambda: pods.done), deadline=8)
     (act, _, grace) = pods.done[0]
     assert act == "delete" and grace == 6
-    assert counted["evict", result] == 1 and counted["delete", "ok"] >= 1
+    assert counts["evict", result] == 1 and counts["delete", "ok"] >= 1
 
 
-def test_near_the_deadline_a_pod_still_learns_that_it_is_disrupted() -> None:
-    # An eviction sets the condition DisruptionTarget, by which a Job's podFailurePolicy knows it; deletion does not.
-    pods = Pods({"p": pod(10)})
-    counted = work(pods, until(lambda: pods.done), deadline=8)
+def test_near_the_deadline_a_pod_is_still_evicted() -> None:
+    # An eviction sets the condition DisruptionTarget for the podFailurePolicy of Jobs; a deletion does not.
+    pods = FakePods({"p": pod(10)})
+    counts = run_evictor(pods, wait_until(lambda: pods.done), deadline=8)
     (act, _, grace) = pods.done[0]
     assert act == "evict" and grace == 6
-    assert counted["evict", "ok"] >= 1 and not counted["delete", "ok"]
+    assert counts["evict", "ok"] >= 1 and not counts["delete", "ok"]
 
 
-def test_who_is_deleted_at_once_still_learns_that_it_is_disrupted() -> None:
-    # A Job whose podFailurePolicy ignores DisruptionTarget would count it as a failure.
-    pods = Pods({"p": pod(10)})
-    counted = work(pods, until(lambda: pods.done), mode="delete", deadline=60)
-    assert pods.done[0] == ("evict", "p", 10) and counted["evict", "ok"]
+def test_in_delete_mode_a_pod_is_evicted_first() -> None:
+    # A Job whose podFailurePolicy ignores DisruptionTarget would count a deletion as a failure.
+    pods = FakePods({"p": pod(10)})
+    counts = run_evictor(pods, wait_until(lambda: pods.done), mode="delete", deadline=60)
+    assert pods.done[0] == ("evict", "p", 10) and counts["evict", "ok"]
 
 
 @pytest.mark.parametrize(
     "error", [ForbiddenError("no"), ThrottledError("budget"), UnavailableError("two"), InvalidObjectError("webhook")]
 )
-def test_what_forbids_an_eviction_does_not_hold_up_a_deletion(error: AgentError) -> None:
-    pods = Pods({"p": pod(10)}, errors=[error])
-    counted = work(pods, until(lambda: pods.done), mode="delete", deadline=60)
+def test_a_refused_eviction_does_not_delay_a_deletion(error: AgentError) -> None:
+    pods = FakePods({"p": pod(10)}, errors=[error])
+    counts = run_evictor(pods, wait_until(lambda: pods.done), mode="delete", deadline=60)
     assert pods.done[0] == ("delete", "p", 10)
-    assert counted["delete", "ok"] and not counted["delete", "error"]
+    assert counts["delete", "ok"] and not counts["delete", "error"]
 
 
-def test_a_grace_that_began_is_shortened_by_deletion() -> None:
-    gone = (datetime.now(UTC) + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    dying = pod(60)
-    dying["metadata"] |= {"deletionTimestamp": gone, "deletionGracePeriodSeconds": 60}
-    pods = Pods({"p": dying})
-    work(pods, until(lambda: pods.done), deadline=8)
+def test_a_started_grace_period_is_shortened_by_deletion() -> None:
+    end = (datetime.now(UTC) + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    terminating = pod(60)
+    terminating["metadata"] |= {"deletionTimestamp": end, "deletionGracePeriodSeconds": 60}
+    pods = FakePods({"p": terminating})
+    run_evictor(pods, wait_until(lambda: pods.done), deadline=8)
     assert {act for act, _, _ in pods.done} == {"delete"}
 
 
-def test_another_pod_of_that_name_is_not_touched() -> None:
-    pods = Pods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
+def test_another_pod_with_that_name_is_not_evicted() -> None:
+    pods = FakePods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
 
-    async def story(release: ReleaseTracker) -> None:
+    async def scenario(tracker: ReleaseTracker) -> None:
         await asyncio.sleep(0.2)
 
-    work(pods, story, mode="delete")
+    run_evictor(pods, scenario, mode="delete")
     assert pods.done == []
 
 
-def test_a_claim_that_was_given_back_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    pods = Pods({"p": pod()})
+def test_an_unprepared_claim_is_no_longer_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = FakePods({"p": pod()})
 
-    async def story(release: ReleaseTracker) -> None:
-        release.records["c"].unprepared = datetime.now(UTC)
+    async def scenario(tracker: ReleaseTracker) -> None:
+        tracker.records["c"].unprepared = datetime.now(UTC)
         before = len(pods.done)
         await asyncio.sleep(0.3)
         assert len(pods.done) <= before + 1
 
-    work(pods, story)
+    run_evictor(pods, scenario)
 
 
-def test_a_missing_right_is_said_once_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
-    class Closed(Pods):
+def test_a_missing_permission_is_logged_once_and_ends_evictions(caplog: pytest.LogCaptureFixture) -> None:
+    class ForbiddenPods(FakePods):
         async def get(self, namespace: str, name: str) -> dict[str, Any]:
             self.done.append(("get", name, None))
             raise ForbiddenError("no")
 
-    pods = Closed({"p": pod()})
+    pods = ForbiddenPods({"p": pod()})
 
-    async def story(release: ReleaseTracker) -> None:
+    async def scenario(tracker: ReleaseTracker) -> None:
         await asyncio.sleep(0.4)
 
-    work(pods, story)
+    run_evictor(pods, scenario)
     assert len(pods.done) == 1
     assert sum("are not evicted" in record.message for record in caplog.records) == 1
 
 
 @dataclass
-class Guarded(Pods):
-    """One pod may not be moved, as an admission webhook would have it."""
+class GuardedPods(FakePods):
+    """An admission webhook denies the eviction of one pod."""
 
     refused_at: list[float] = field(default_factory=list)
-    """In the loop's time."""
+    """In seconds of the event loop."""
 
     async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
         if name == "guarded":
@@ -376,86 +378,84 @@ class Guarded(Pods):
 
 
 def used_by(*names: str) -> dict[str, Any]:
-    made = claim()
-    made["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": name} for name in names]
-    return made
+    claim_ = claim()
+    claim_["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": name} for name in names]
+    return claim_
 
 
 def named(name: str) -> dict[str, Any]:
     return pod() | {"metadata": {"name": name, "namespace": "ns", "uid": name}}
 
 
-def test_one_pod_that_may_not_be_moved_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    pods = Guarded({"guarded": named("guarded"), "other": named("other")})
+def test_a_denied_eviction_does_not_affect_other_pods(caplog: pytest.LogCaptureFixture) -> None:
+    pods = GuardedPods({"guarded": named("guarded"), "other": named("other")})
 
-    async def story(release: ReleaseTracker) -> None:
-        release.claims["c"] = used_by("guarded", "other")
+    async def scenario(tracker: ReleaseTracker) -> None:
+        tracker.claims["c"] = used_by("guarded", "other")
         await eventually_async(lambda: len(pods.refused_at) >= 3)
 
-    counted = work(pods, story)
+    counts = run_evictor(pods, scenario)
     assert ("evict", "other", None) in pods.done
-    asked = pods.done.count(("refused", "guarded", None))
-    pauses = [later - earlier for earlier, later in itertools.pairwise(pods.refused_at)]
-    assert min(pauses) >= 0.2, "it is asked again, as rarely as others are"
-    assert counted["evict", "error"] == asked
+    denials = pods.done.count(("refused", "guarded", None))
+    delays = [later - earlier for earlier, later in itertools.pairwise(pods.refused_at)]
+    assert min(delays) >= 0.2, "retried at the usual interval"
+    assert counts["evict", "error"] == denials
     assert sum("eviction of a pod is forbidden" in record.message for record in caplog.records) == 1
 
 
-def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
-    class Hanging(Pods):
+def test_a_hanging_request_does_not_delay_other_pods() -> None:
+    class HangingPods(FakePods):
         async def get(self, namespace: str, name: str) -> dict[str, Any]:
             if name == "hangs":
                 await asyncio.sleep(3600)
             return await super().get(namespace, name)
 
-    pods = Hanging({"other": named("other")})
+    pods = HangingPods({"other": named("other")})
 
-    async def story(release: ReleaseTracker) -> None:
-        release.claims["c"] = used_by("hangs", "other")
-        await until(lambda: pods.done)(release)
+    async def scenario(tracker: ReleaseTracker) -> None:
+        tracker.claims["c"] = used_by("hangs", "other")
+        await wait_until(lambda: pods.done)(tracker)
 
-    work(pods, story)
+    run_evictor(pods, scenario)
 
 
-def test_a_pod_with_two_claims_is_asked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dra_agent.reclaim.evictor.RETRY_AFTER_S", 3600.0
-    )  # no second turn, however slow the first one is
-    pods = Pods({"p": pod()})
+def test_a_pod_with_two_claims_is_evicted_once_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.evictor.RETRY_AFTER_S", 3600.0)  # no second round, even on a slow machine
+    pods = FakePods({"p": pod()})
 
-    async def story(release: ReleaseTracker) -> None:
-        release.records["d"] = ClaimReleaseStatus("d", "ns", "other", datetime.now(UTC))
-        release.claims["d"] = claim(tolerates())
+    async def scenario(tracker: ReleaseTracker) -> None:
+        tracker.records["d"] = ClaimReleaseStatus("d", "ns", "other", datetime.now(UTC))
+        tracker.claims["d"] = claim(tolerates())
         await asyncio.sleep(0.1)
 
-    work(pods, story)
+    run_evictor(pods, scenario)
     assert pods.done == [("evict", "p", None)], "one of its claims does not tolerate the taint"
 
 
-def test_a_pod_that_waits_for_a_claim_that_was_refused_is_moved() -> None:
+def test_a_pod_that_waits_for_a_refused_claim_is_evicted() -> None:
     waiting = pod(phase="Pending")
-    pods = Pods({"p": waiting})
+    pods = FakePods({"p": waiting})
 
-    async def story(release: ReleaseTracker) -> None:
-        release.records["c"].refused = datetime.now(UTC)
-        await until(lambda: pods.done)(release)
+    async def scenario(tracker: ReleaseTracker) -> None:
+        tracker.records["c"].refused = datetime.now(UTC)
+        await wait_until(lambda: pods.done)(tracker)
 
-    work(pods, story)
-
-
-def test_an_error_of_one_pod_is_tried_again() -> None:
-    pods = Pods({"p": pod()}, errors=[UnavailableError("away"), UnavailableError("away")])
-    counted = work(pods, until(lambda: pods.done))
-    assert counted["evict", "error"] == 2
+    run_evictor(pods, scenario)
 
 
-def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
+def test_an_error_of_a_pod_is_retried() -> None:
+    pods = FakePods({"p": pod()}, errors=[UnavailableError("away"), UnavailableError("away")])
+    counts = run_evictor(pods, wait_until(lambda: pods.done))
+    assert counts["evict", "error"] == 2
+
+
+def test_deletions_have_a_uid_precondition(fake_api: FakeApi, tmp_path: Path) -> None:
     from dra_agent.reclaim.claim_pods import PodClient
 
-    made = fake_api.put("pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}})
-    uid = made["metadata"]["uid"]
+    created = fake_api.put("pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}})
+    uid = created["metadata"]["uid"]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
             pods = PodClient(api)
             assert (await pods.get("ns", "p"))["metadata"]["uid"] == uid
@@ -465,24 +465,28 @@ def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
             with pytest.raises(NotFoundError):
                 await api.get(PODS, "p", "ns")
 
-    asyncio.run(story())
-    bodies = [seen.body for seen in fake_api.writes()]
+    asyncio.run(scenario())
+    bodies = [request.body for request in fake_api.writes()]
     assert bodies[-1]["gracePeriodSeconds"] == 3 and bodies[-1]["preconditions"] == {"uid": uid}
 
 
-def test_an_agent_that_is_replaced_moves_nobody() -> None:
-    pods = Pods({"p": pod()})
+def test_an_agent_without_leadership_evicts_nothing() -> None:
+    pods = FakePods({"p": pod()})
     now = datetime.now(UTC)
-    state = apply(ReclaimState("b"), Signal("operator", "notice", "o", "t", now + timedelta(seconds=60)), now - PATIENT)
+    state = apply(
+        ReclaimState("b"), Signal("operator", "notice", "o", "t", now + timedelta(seconds=60)), now - BEFORE_TAINT
+    )
     active = False
 
-    async def play() -> None:
+    async def run() -> None:
         nonlocal active
-        release = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
-        release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
-        release.claims["c"] = claim()
-        mover = PodActions(pods, Counter())
-        evictor = Evictor(mover, release, lambda: state, mode="auto", node="n", driver=DRIVER, is_leader=lambda: active)
+        tracker = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
+        tracker.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
+        tracker.claims["c"] = claim()
+        actions = PodActions(pods, Counter())
+        evictor = Evictor(
+            actions, tracker, lambda: state, mode="auto", node="n", driver=DRIVER, is_leader=lambda: active
+        )
         task = asyncio.create_task(evictor.run())
         await asyncio.sleep(0.2)
         assert pods.done == []
@@ -491,5 +495,5 @@ def test_an_agent_that_is_replaced_moves_nobody() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(play())
+    asyncio.run(run())
     assert pods.done

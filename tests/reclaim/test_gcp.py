@@ -1,4 +1,4 @@
-"""GCP, against a server whose questions wait for a change."""
+"""The GCP source with a metadata server whose requests wait for a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dra_agent.reclaim.signals.gcp import POLL_INTERVAL_S, GcpSource
 from dra_agent.reclaim.signals.polling import JITTER, PollSchedule
 from fake_clock import FakeTime
 from reclaim.metadata.gcp import FakeGcp
-from reclaim.recording_sink import Listener, is_due, listen, quick
+from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
@@ -25,136 +25,134 @@ def source(gcp: FakeGcp, pace: type[PollSchedule] | None = None) -> GcpSource:
         preemption=timedelta(seconds=30),
         maintenance=timedelta(seconds=60),
         lead=timedelta(seconds=300),
-        pace=pace or quick,
+        pace=pace or fast_schedule,
     )
 
 
 def gpu_host(gcp: FakeGcp) -> GcpSource:
     hour = timedelta(hours=1)
-    return GcpSource(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=quick)
+    return GcpSource(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=fast_schedule)
 
 
-def test_a_preemption_ends_a_waiting_question_at_once(gcp: FakeGcp) -> None:
+def test_a_preemption_ends_a_waiting_request_at_once(gcp: FakeGcp) -> None:
     t0 = 0.0
 
-    async def story(listener: Listener) -> None:
+    async def scenario(sink: RecordingSink) -> None:
         nonlocal t0
-        await listener.until(lambda: gcp.waiting == 2)
+        await sink.wait_until(lambda: gcp.waiting == 2)
         t0 = gcp.set(preempted="TRUE")
-        await listener.until(lambda: listener.now("gcp.preempted"))
+        await sink.wait_until(lambda: sink.latest("gcp.preempted"))
 
-    heard = listen(source(gcp), story)
-    (reading,) = heard.now("gcp.preempted") or ()
-    assert (reading.kind, reading.sticky) == ("notice", True)
-    assert is_due(reading.deadline, 30, datetime.fromtimestamp(t0, UTC))
-    # It was the waiting question that was answered: none was put anew about the old value.
+    recorded = run_source(source(gcp), scenario)
+    (signal,) = recorded.latest("gcp.preempted") or ()
+    assert (signal.kind, signal.sticky) == ("notice", True)
+    assert is_due(signal.deadline, 30, datetime.fromtimestamp(t0, UTC))
+    # The waiting request got the response; no new request was sent with the old etag.
     old = f"last_etag={gcp.etag('FALSE')}"
-    assert sum(asked.path.startswith(PREEMPTED) and old in asked.path for asked in gcp.asked) == 1
-    assert not heard.failures
+    assert sum(request.path.startswith(PREEMPTED) and old in request.path for request in gcp.requests) == 1
+    assert not recorded.failures
 
 
-def test_a_word_is_one_event_for_as_long_as_it_is_said(gcp: FakeGcp) -> None:
-    """It has no id of its own: what ended under this word is over until the word has changed."""
+def test_a_value_is_one_event_while_it_is_set(gcp: FakeGcp) -> None:
+    """The value has no id: once its event has ended, it is over until the value changes."""
     gcp.set(preempted="TRUE")
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.preempted"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("gcp.preempted"))
 
-    (reading,) = listen(source(gcp), story).now("gcp.preempted") or ()
-    assert (reading.event, reading.once) == ("TRUE", "word")
+    (signal,) = run_source(source(gcp), scenario).latest("gcp.preempted") or ()
+    assert (signal.event, signal.once) == ("TRUE", "word")
 
 
-def test_while_nothing_changes_nothing_is_asked(gcp: FakeGcp) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: gcp.waiting == 2)
+def test_without_a_change_no_requests_are_sent(gcp: FakeGcp) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: gcp.waiting == 2)
         await asyncio.sleep(0.3)
 
-    listen(source(gcp), story)
-    assert len(gcp.asked) == 4
-    assert "last_etag=" in gcp.asked[-1].path and "wait_for_change=true" in gcp.asked[-1].path
+    run_source(source(gcp), scenario)
+    assert len(gcp.requests) == 4
+    assert "last_etag=" in gcp.requests[-1].path and "wait_for_change=true" in gcp.requests[-1].path
 
 
-def test_a_change_between_two_questions_is_not_missed(gcp: FakeGcp) -> None:
-    """The value changes after an answer and before the next question: its etag is old, so it does not wait."""
+def test_a_change_between_two_requests_is_not_missed(gcp: FakeGcp) -> None:
+    """The value changes between a response and the next request: the old etag makes that request return at once."""
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.preempted") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("gcp.preempted") == ())
         gcp.set(preempted="TRUE")
-        await listener.until(lambda: listener.now("gcp.preempted"))
+        await sink.wait_until(lambda: sink.latest("gcp.preempted"))
 
-    assert listen(source(gcp, PollSchedule), story).notices()
+    assert run_source(source(gcp, PollSchedule), scenario).notices()
 
 
-def test_the_deadline_stays_where_it_was_first_seen(gcp: FakeGcp) -> None:
+def test_the_deadline_counts_from_the_first_poll(gcp: FakeGcp) -> None:
     gcp.set(preempted="TRUE", no_etag=True)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("gcp.preempted", [])) > 5)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.signals.get("gcp.preempted", [])) > 5)
 
-    assert len({reading.deadline for reading in listen(source(gcp), story).notices()}) == 1
+    assert len({signal.deadline for signal in run_source(source(gcp), scenario).notices()}) == 1
 
 
-def test_without_etags_it_is_asked_again_and_again(gcp: FakeGcp) -> None:
+def test_without_etags_the_value_is_polled(gcp: FakeGcp) -> None:
     gcp.set(no_etag=True)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("gcp.preempted", [])) > 3)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.signals.get("gcp.preempted", [])) > 3)
         gcp.set(preempted="TRUE")
-        await listener.until(lambda: listener.notices())
+        await sink.wait_until(lambda: sink.notices())
 
-    listen(source(gcp), story)
-    assert all("wait_for_change" not in asked.path for asked in gcp.asked)
+    run_source(source(gcp), scenario)
+    assert all("wait_for_change" not in request.path for request in gcp.requests)
 
 
 @pytest.mark.parametrize(
     ("event", "kind"),
     [("NONE", None), ("MIGRATE_ON_HOST_MAINTENANCE", None), ("TERMINATE_ON_HOST_MAINTENANCE", "notice")],
 )
-def test_host_maintenance_counts_where_it_ends_the_instance(gcp: FakeGcp, event: str, kind: str | None) -> None:
+def test_maintenance_is_a_notice_if_it_ends_the_instance(gcp: FakeGcp, event: str, kind: str | None) -> None:
     gcp.set(maintenance=event)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: "gcp.maintenance" in listener.seen_)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: "gcp.maintenance" in sink.signals)
 
-    readings = listen(source(gcp), story).now("gcp.maintenance") or ()
-    assert [reading.kind for reading in readings] == ([kind] if kind else [])
+    signals = run_source(source(gcp), scenario).latest("gcp.maintenance") or ()
+    assert [signal.kind for signal in signals] == ([kind] if kind else [])
 
 
 def test_maintenance_is_a_hint_until_it_is_near(gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instances with GPUs are told an hour before."""
+    """Instances with GPUs are notified one hour before."""
     gcp.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE", no_etag=True)
     host_time = FakeTime()
     monkeypatch.setattr("dra_agent.reclaim.signals.http.STEADY", host_time.clock())
 
-    async def story(listener: Listener) -> None:
-        async def look() -> None:
-            looks = len(listener.seen_.get("gcp.maintenance", ()))
-            await listener.until(lambda: len(listener.seen_.get("gcp.maintenance", ())) > looks + 1)
+    async def scenario(sink: RecordingSink) -> None:
+        async def wait_for_poll() -> None:
+            polls = len(sink.signals.get("gcp.maintenance", ()))
+            await sink.wait_until(lambda: len(sink.signals.get("gcp.maintenance", ())) > polls + 1)
 
-        await look()
+        await wait_for_poll()
         host_time.pass_(3290.0)
-        await look()
-        assert not listener.notices()
+        await wait_for_poll()
+        assert not sink.notices()
         host_time.pass_(20.0)
-        await listener.until(listener.notices)
+        await sink.wait_until(sink.notices)
 
-    heard = listen(gpu_host(gcp), story)
-    (hint,) = heard.seen_["gcp.maintenance"][0]
-    (notice,) = heard.now("gcp.maintenance") or ()
+    recorded = run_source(gpu_host(gcp), scenario)
+    (hint,) = recorded.signals["gcp.maintenance"][0]
+    (notice,) = recorded.latest("gcp.maintenance") or ()
     assert (hint.kind, notice.kind) == ("hint", "notice") and hint.deadline == notice.deadline
 
-    async def restarted(listener: Listener) -> None:
-        await listener.until(listener.notices)
+    async def restarted(sink: RecordingSink) -> None:
+        await sink.wait_until(sink.notices)
 
     source = gpu_host(gcp)
     source.recall([hint])
-    (again,) = listen(source, restarted).now("gcp.maintenance") or ()
-    assert again.deadline == hint.deadline, "the hour began with the first look, not with the agent's restart"
+    (signal_,) = run_source(source, restarted).latest("gcp.maintenance") or ()
+    assert signal_.deadline == hint.deadline, "the hour began with the first poll, not with the restart of the agent"
 
 
-def test_a_question_does_not_wait_past_the_moment_at_which_a_hint_becomes_a_notice(
-    gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_request_ends_when_a_hint_becomes_a_notice(gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch) -> None:
     gcp.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE")
     source = gpu_host(gcp)
     clock = FakeTime().clock()
@@ -163,41 +161,45 @@ def test_a_question_does_not_wait_past_the_moment_at_which_a_hint_becomes_a_noti
     end = clock.now() + timedelta(seconds=300 + 10)
     source.recall([Signal("gcp.maintenance", "hint", "TERMINATE_ON_HOST_MAINTENANCE", "", end)])
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: any("maintenance-event?wait" in one.path for one in gcp.asked))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: any("maintenance-event?wait" in request.path for request in gcp.requests))
 
-    listen(source, story)
-    asked = next(one.path for one in gcp.asked if "maintenance-event?wait" in one.path)
-    assert asked.rpartition("timeout_sec=")[2] == "10"
+    run_source(source, scenario)
+    path = next(request.path for request in gcp.requests if "maintenance-event?wait" in request.path)
+    assert path.rpartition("timeout_sec=")[2] == "10"
 
 
-def test_what_a_value_counts_as_is_configured(gcp: FakeGcp) -> None:
+def test_the_treatment_of_a_value_is_configurable(gcp: FakeGcp) -> None:
     gcp.set(preempted="TRUE", maintenance="TERMINATE_ON_HOST_MAINTENANCE")
     soon = timedelta(seconds=30)
     signals = GcpSignals(preempted="hint", maintenance="ignore")
-    source = GcpSource(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=quick)
+    source = GcpSource(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=fast_schedule)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.preempted"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("gcp.preempted"))
 
-    heard = listen(source, story)
-    assert [one.kind for one in heard.now("gcp.preempted") or ()] == ["hint"] and source.names == ("gcp.preempted",)
-    assert heard.now("gcp.maintenance") is None and gcp.count("/computeMetadata/v1/instance/maintenance-event") == 0
+    recorded = run_source(source, scenario)
+    assert [signal_.kind for signal_ in recorded.latest("gcp.preempted") or ()] == ["hint"] and source.names == (
+        "gcp.preempted",
+    )
+    assert (
+        recorded.latest("gcp.maintenance") is None and gcp.count("/computeMetadata/v1/instance/maintenance-event") == 0
+    )
 
 
-def test_maintenance_that_is_called_off_is_no_longer_said(gcp: FakeGcp) -> None:
+def test_canceled_maintenance_is_no_longer_reported(gcp: FakeGcp) -> None:
     gcp.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE")
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.maintenance"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("gcp.maintenance"))
         gcp.set(maintenance="NONE")
-        await listener.until(lambda: listener.now("gcp.maintenance") == ())
+        await sink.wait_until(lambda: sink.latest("gcp.maintenance") == ())
 
-    assert not any(reading.sticky for reading in listen(source(gcp), story).notices())
+    assert not any(signal.sticky for signal in run_source(source(gcp), scenario).notices())
 
 
-NONSENSE = [
-    {"status": 200, "body": "TRUE"},  # anybody could say that: Google says who it is
+MALFORMED = [
+    {"status": 200, "body": "TRUE"},  # without the Metadata-Flavor header of Google
     {"status": 200, "body": "MAYBE", "headers": {"Metadata-Flavor": "Google"}},
     {"status": 200, "body": "", "headers": {"Metadata-Flavor": "Google"}},
     {"status": 200, "body": "\xff", "headers": {"Metadata-Flavor": "Google"}},
@@ -213,51 +215,51 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("fault", NONSENSE, ids=lambda fault: str(fault)[:60])
-def test_what_is_no_answer_is_unknown_and_never_a_notice(gcp: FakeGcp, fault: dict[str, object]) -> None:
+@pytest.mark.parametrize("fault", MALFORMED, ids=lambda fault: str(fault)[:60])
+def test_a_malformed_response_is_unknown_and_never_a_notice(gcp: FakeGcp, fault: dict[str, object]) -> None:
     gcp.fail(PREEMPTED, times=2, **fault)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.preempted") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("gcp.preempted") == ())
 
-    heard = listen(source(gcp), story)
-    assert any(name == "gcp.preempted" for name, _ in heard.failures) and not heard.notices()
+    recorded = run_source(source(gcp), scenario)
+    assert any(name == "gcp.preempted" for name, _ in recorded.failures) and not recorded.notices()
 
 
-def test_a_waiting_question_that_breaks_is_asked_anew_without_waiting(gcp: FakeGcp) -> None:
-    async def story(listener: Listener) -> None:
+def test_a_broken_waiting_request_is_restarted_without_waiting(gcp: FakeGcp) -> None:
+    async def scenario(sink: RecordingSink) -> None:
         gcp.fail(PREEMPTED + "?wait_for_change", how="reset", times=2)
-        await listener.until(lambda: listener.failures)
+        await sink.wait_until(lambda: sink.failures)
         gcp.set(preempted="TRUE")
-        await listener.until(lambda: listener.notices())
+        await sink.wait_until(lambda: sink.notices())
 
-    listen(source(gcp), story)
-    asked = [asked.path for asked in gcp.asked if asked.path.startswith(PREEMPTED)]
-    # The kept connection may have been closed by anybody, so the question is put once more; then it begins anew.
-    assert ["wait" in path for path in asked][:4] == [False, True, True, False]
+    run_source(source(gcp), scenario)
+    paths = [request.path for request in gcp.requests if request.path.startswith(PREEMPTED)]
+    # The server may have closed the kept connection, so the request is repeated once; then polling restarts.
+    assert ["wait" in path for path in paths][:4] == [False, True, True, False]
 
 
-def test_a_server_that_does_not_wait_is_asked_once_a_second(gcp: FakeGcp) -> None:
-    answer = {"Metadata-Flavor": "Google", "ETag": "0"}
-    gcp.fail(PREEMPTED, status=200, body="FALSE", headers=answer, times=10_000)
+def test_a_server_that_does_not_wait_is_polled_once_a_second(gcp: FakeGcp) -> None:
+    headers = {"Metadata-Flavor": "Google", "ETag": "0"}
+    gcp.fail(PREEMPTED, status=200, body="FALSE", headers=headers, times=10_000)
 
-    async def story(listener: Listener) -> None:
-        began = time.monotonic()
+    async def scenario(sink: RecordingSink) -> None:
+        start = time.monotonic()
         await asyncio.sleep(1.5)
-        asked, took = gcp.count(PREEMPTED), time.monotonic() - began
-        assert asked <= 1 + took / (POLL_INTERVAL_S * (1 - JITTER)), "the first, and then one a second"
+        count, duration = gcp.count(PREEMPTED), time.monotonic() - start
+        assert count <= 1 + duration / (POLL_INTERVAL_S * (1 - JITTER)), "the first request, and then one per second"
 
-    listen(source(gcp, PollSchedule), story)
+    run_source(source(gcp, PollSchedule), scenario)
 
 
 @pytest.mark.parametrize("etag", ["a&b=c", "x" * 300, "#", "%00", "", "é"])
-def test_an_odd_etag_is_not_sent_back(gcp: FakeGcp, etag: str) -> None:
-    answer = {"Metadata-Flavor": "Google", "ETag": etag}
-    gcp.fail(PREEMPTED, status=200, body="FALSE", headers=answer, times=3)
+def test_a_malformed_etag_is_not_sent_back(gcp: FakeGcp, etag: str) -> None:
+    headers = {"Metadata-Flavor": "Google", "ETag": etag}
+    gcp.fail(PREEMPTED, status=200, body="FALSE", headers=headers, times=3)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("gcp.preempted", [])) >= 4)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.signals.get("gcp.preempted", [])) >= 4)
 
-    listen(source(gcp), story)
-    asked = [asked.path for asked in gcp.asked if asked.path.startswith(PREEMPTED)]
-    assert asked[:4] == [PREEMPTED] * 4
+    run_source(source(gcp), scenario)
+    paths = [request.path for request in gcp.requests if request.path.startswith(PREEMPTED)]
+    assert paths[:4] == [PREEMPTED] * 4

@@ -1,4 +1,4 @@
-"""A metadata service that means no good: no notice comes of it, one line in the log, and it is not asked too often."""
+"""A hostile metadata service causes no notice, one log line, and a bounded number of requests."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from reclaim.metadata.gcp import FakeGcp
 from reclaim.metadata.server import FakeService
 
 SECONDS = 7.0
-"""Long enough that each of AWS's four voices, which ask one after the other, has waited for its answer in vain."""
+"""Long enough that each of the four AWS sources, which are polled in sequence, has timed out."""
 LEAD = timedelta(seconds=300)
 SOON = (datetime.now(UTC) + timedelta(minutes=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
-"""Less than the hour that AWS's notices are believed, and not while a test runs."""
+"""Within the hour for which AWS notices are accepted, and not during the test."""
 EVENT = {"EventId": "1", "EventType": "Preempt", "EventStatus": "Scheduled", "Resources": ["vmss_0"], "NotBefore": ""}
 NOTICES = {
     "aws": json.dumps({"action": "terminate", "time": SOON}),
     "azure": json.dumps({"DocumentIncarnation": 1, "Events": [EVENT]}),
     "gcp": "TRUE",
 }
-"""What would be a notice, if it came as it should."""
+"""Valid notices of each cloud."""
 CLOUDS: dict[str, tuple[type[FakeService], Callable[[str], SignalSource]]] = {
     "aws": (FakeAws, lambda endpoint: AwsSource(endpoint, lead=LEAD, signals=AwsSignals(rebalance="hint"))),
     "azure": (FakeAzure, lambda endpoint: AzureSource(endpoint, vm="vmss_0", lead=LEAD, acknowledge=True)),
     "gcp": (FakeGcp, lambda endpoint: GcpSource(endpoint, preemption=LEAD, maintenance=LEAD, lead=LEAD)),
 }
-VOICES = {
+SOURCES = {
     "aws": ("aws.spot", "aws.rebalance", "aws.autoscaling", "aws.maintenance"),
     "azure": ("azure",),
     "gcp": ("gcp.preempted", "gcp.maintenance"),
@@ -74,75 +74,77 @@ def faults(notice: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First answers may take minutes (Azure) or seconds; here they may not."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timeouts of first requests, which are seconds or minutes (Azure) in production."""
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST_REQUEST_TIMEOUT_S", 1.0)
     monkeypatch.setattr("dra_agent.reclaim.signals.gcp.FIRST_REQUEST_TIMEOUT_S", 1.0)
     monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", 1.0)
 
 
-def tries_within(seconds: float) -> int:
-    """How often one question may be put: the first time, and after 1, 2, 4 and then every 8 s, less the jitter."""
-    tries, wait, left = 1, 0.9, seconds
-    while left >= wait:
-        tries, left, wait = tries + 1, left - wait, min(wait * 2, 7.2)
-    return tries
+def max_requests(seconds: float) -> int:
+    """Return the maximum number of requests: the first one, then after 1, 2, 4 and every 8 s, less the jitter."""
+    requests, delay, remaining = 1, 0.9, seconds
+    while remaining >= delay:
+        requests, remaining, delay = requests + 1, remaining - delay, min(delay * 2, 7.2)
+    return requests
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make, listen = CLOUDS[cloud]
+def test_no_notice_one_log_line_and_few_requests(cloud: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_service, make_source = CLOUDS[cloud]
     services: dict[str, FakeService] = {}
     for name, fault in faults(NOTICES[cloud]).items():
-        services[name] = make()
-        # AWS's token is had; what it is needed for goes wrong.
+        services[name] = make_service()
+        # AWS tokens are issued; the data requests fail.
         services[name].fail("/latest/meta-data" if cloud == "aws" else "/", times=10**6, **fault)
     reclaims: dict[str, ReclaimService] = {}
 
-    def are_unheard() -> bool:
-        looked = [{one.source: one.up for one in reclaim.source_health()} for reclaim in reclaims.values()]
-        return all(up[voice] is False for up in looked for voice in VOICES[cloud])
+    def are_all_down() -> bool:
+        states = [{entry_.source: entry_.up for entry_ in reclaim.source_health()} for reclaim in reclaims.values()]
+        return all(state[source] is False for state in states for source in SOURCES[cloud])
 
-    took = 0.0
+    duration = 0.0
 
-    async def play() -> None:
-        nonlocal took
-        began = asyncio.get_running_loop().time()
+    async def run() -> None:
+        nonlocal duration
+        start = asyncio.get_running_loop().time()
         for number, (name, service) in enumerate(services.items()):
             folder = tmp_path / str(number)
             folder.mkdir()
-            reclaims[name] = ReclaimService(folder, "a boot", [listen(service.endpoint)])
+            reclaims[name] = ReclaimService(folder, "a boot", [make_source(service.endpoint)])
             await reclaims[name].start()
         await asyncio.sleep(SECONDS)
-        await eventually_async(are_unheard)
+        await eventually_async(are_all_down)
         for reclaim in reclaims.values():
             await reclaim.stop()
-        took = asyncio.get_running_loop().time() - began
+        duration = asyncio.get_running_loop().time() - start
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(play())
+        asyncio.run(run())
     for service in services.values():
         service.close()
     for name, reclaim in reclaims.items():
         assert reclaim.state.phase == "none", name
-        source_health = {one.source: one for one in reclaim.source_health()}
-        assert {voice for voice in VOICES[cloud] if source_health[voice].up is False} == set(VOICES[cloud]), name
-        assert all(one.why.isprintable() and len(one.why) < 500 for one in source_health.values()), name
+        health = {entry_.source: entry_ for entry_ in reclaim.source_health()}
+        assert {source for source in SOURCES[cloud] if health[source].up is False} == set(SOURCES[cloud]), name
+        assert all(entry_.why.isprintable() and len(entry_.why) < 500 for entry_ in health.values()), name
     for name, service in services.items():
-        asked = Counter(one.path for one in service.asked)
-        # A question on a kept connection that was closed is put once more.
-        assert max(asked.values()) <= 2 * tries_within(took), (name, asked)
-    complaints = Counter(getattr(one, "source", "") for one in logged_by(caplog, "dra_agent", least=logging.WARNING))
-    assert complaints == {voice: len(services) for voice in VOICES[cloud]}, "one line for each voice of each service"
+        paths = Counter(entry_.path for entry_ in service.requests)
+        # A request on a kept connection that was closed is repeated once.
+        assert max(paths.values()) <= 2 * max_requests(duration), (name, paths)
+    warnings = Counter(
+        getattr(entry_, "source", "") for entry_ in logged_by(caplog, "dra_agent", least=logging.WARNING)
+    )
+    assert warnings == {source: len(services) for source in SOURCES[cloud]}, "one line for each source of each service"
 
 
-def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_notice_is_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     service = FakeAws()
     service.set(spot=json.loads(NOTICES["aws"]))
     phases: list[str] = []
 
-    async def play() -> None:
+    async def run() -> None:
         reclaim = ReclaimService(tmp_path, "a boot", [AwsSource(service.endpoint, lead=LEAD)])
 
         async def changed(before: Any, after: Any) -> None:
@@ -151,16 +153,16 @@ def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: p
         reclaim.on_change(changed)
         await reclaim.start()
         await eventually_async(lambda: service.count("/latest/meta-data/spot") >= 4)
-        # Once it says something else, and then the same again: a notice that was heard is not taken back by nonsense.
+        # A malformed response in between does not cancel the notice.
         service.fail("/latest/meta-data/spot", status=200, body="{}", times=1)
         await eventually_async(lambda: service.count("/latest/meta-data/spot") >= 7)
         await reclaim.stop()
         assert reclaim.state.phase == "notice" and reclaim.notices == 1
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(play())
+        asyncio.run(run())
     service.close()
     assert phases == ["notice"]
-    said = [one.getMessage() for one in caplog.records]
-    assert said.count("reclaim notice received") == 1
-    assert said.count("a source of reclaim notices is unreachable") == 1
+    messages = [entry_.getMessage() for entry_ in caplog.records]
+    assert messages.count("reclaim notice received") == 1
+    assert messages.count("a source of reclaim notices is unreachable") == 1

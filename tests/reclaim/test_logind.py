@@ -1,4 +1,4 @@
-"""An orderly shutdown, on a D-Bus daemon of the test's own."""
+"""Shutdowns of systemd-logind, on a private D-Bus daemon."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from dra_agent.reclaim.signals.logind import LogindSource
 from eventually import eventually
-from reclaim.fake_logind import Daemon, FakeLogind, Impostor, connections, stranger
-from reclaim.recording_sink import Listener, is_due, listen, quick
+from reclaim.fake_logind import Daemon, FakeBus, FakeLogind, connections, send_forged_signals
+from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
 
 @pytest.fixture
@@ -30,174 +30,174 @@ def logind(daemon: Daemon) -> Iterator[FakeLogind]:
     logind.stop()
 
 
-def test_a_shutdown_is_a_notice_and_waits_until_claims_are_released(daemon: Daemon, logind: FakeLogind) -> None:
-    source, began = LogindSource(daemon.address, pace=quick), datetime.now(UTC)
+def test_a_shutdown_is_a_notice_and_is_delayed_until_the_release(daemon: Daemon, logind: FakeLogind) -> None:
+    source, start = LogindSource(daemon.address, pace=fast_schedule), datetime.now(UTC)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         assert source.delays and logind.locked()
         assert logind.inhibited == [("shutdown", "dra-agent", "releases the claims of this host", "delay")]
         logind.shut_down()
-        await listener.until(lambda: listener.now("logind"))
+        await sink.wait_until(lambda: sink.latest("logind"))
         assert logind.locked()
         await source.released()
-        await listener.until(lambda: not logind.locked())
+        await sink.wait_until(lambda: not logind.locked())
 
-    (reading,) = listen(source, story).now("logind") or ()
-    assert reading.kind == "notice" and is_due(reading.deadline, 7, began)
+    (signal,) = run_source(source, scenario).latest("logind") or ()
+    assert signal.kind == "notice" and is_due(signal.deadline, 7, start)
 
 
-def test_a_shutdown_that_is_called_off_is_over_and_the_next_one_waits_again(daemon: Daemon, logind: FakeLogind) -> None:
-    source = LogindSource(daemon.address, pace=quick)
+def test_after_a_canceled_shutdown_the_next_one_is_delayed_again(daemon: Daemon, logind: FakeLogind) -> None:
+    source = LogindSource(daemon.address, pace=fast_schedule)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         logind.shut_down()
-        await listener.until(lambda: listener.now("logind"))
+        await sink.wait_until(lambda: sink.latest("logind"))
         await source.released()
         logind.shut_down(False)
-        await listener.until(lambda: listener.now("logind") == ())
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         assert logind.locked() and len(logind.inhibited) == 2
 
-    listen(source, story)
+    run_source(source, scenario)
 
 
-def test_releasing_claims_without_a_shutdown_keeps_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
-    source = LogindSource(daemon.address, pace=quick)
+def test_a_release_without_a_shutdown_keeps_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
+    source = LogindSource(daemon.address, pace=fast_schedule)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         await source.released()
         assert source.delays
 
-    listen(source, story)
+    run_source(source, scenario)
     assert not source.delays
-    eventually(lambda: not logind.locked())  # the daemon, which passed the lock on, closes its own copy later
+    eventually(lambda: not logind.locked())  # the daemon passed the lock on, and closes its own copy later
 
 
-def test_an_agent_that_comes_while_the_host_shuts_down_says_so(daemon: Daemon, logind: FakeLogind) -> None:
+def test_an_agent_that_starts_during_a_shutdown_reports_it(daemon: Daemon, logind: FakeLogind) -> None:
     logind.preparing = True
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind"))
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind"))
 
-    assert listen(LogindSource(daemon.address, pace=quick), story).notices()
+    assert run_source(LogindSource(daemon.address, pace=fast_schedule), scenario).notices()
 
 
-def test_the_signal_of_a_stranger_is_not_believed(daemon: Daemon, logind: FakeLogind) -> None:
-    async def story(listener: Listener) -> None:
+def test_a_forged_signal_is_ignored(daemon: Daemon, logind: FakeLogind) -> None:
+    async def scenario(sink: RecordingSink) -> None:
         before = set(await asyncio.to_thread(connections, daemon.address))
-        assert len(before) == 2  # logind's and ours
-        await listener.until(lambda: listener.now("logind") == ())
+        assert len(before) == 2  # of logind and of the agent
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         for name in before:
-            await asyncio.to_thread(stranger, daemon.address, name)
+            await asyncio.to_thread(send_forged_signals, daemon.address, name)
         await asyncio.sleep(0.1)
-        assert listener.now("logind") == () and not listener.failures
+        assert sink.latest("logind") == () and not sink.failures
         logind.shut_down()
-        await listener.until(lambda: listener.now("logind"))
+        await sink.wait_until(lambda: sink.latest("logind"))
 
-    async def connected(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
-        await story(listener)
+    async def after_connect(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
+        await scenario(sink)
 
-    listen(LogindSource(daemon.address, pace=quick), connected)
+    run_source(LogindSource(daemon.address, pace=fast_schedule), after_connect)
 
 
-def test_signals_of_a_stranger_break_neither_the_connection_nor_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+def test_many_forged_signals_break_neither_connection_nor_lock(daemon: Daemon, logind: FakeLogind) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         before = set(await asyncio.to_thread(connections, daemon.address))
         for name in before:
-            await asyncio.to_thread(stranger, daemon.address, name, 500)
-        # What comes after them on the same connection is read after them.
+            await asyncio.to_thread(send_forged_signals, daemon.address, name, 500)
+        # Later messages on the same connection are read after them.
         logind.shut_down()
-        await listener.until(lambda: listener.now("logind"))
-        assert not listener.failures and logind.locked() and len(logind.inhibited) == 1
+        await sink.wait_until(lambda: sink.latest("logind"))
+        assert not sink.failures and logind.locked() and len(logind.inhibited) == 1
 
-    listen(LogindSource(daemon.address, pace=quick), story)
+    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
 
 
-def test_a_logind_that_is_restarted_is_asked_again(daemon: Daemon) -> None:
+def test_a_restarted_logind_is_used_again(daemon: Daemon) -> None:
     first = FakeLogind(daemon.address)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         first.stop()
-        await listener.until(lambda: listener.failures)
+        await sink.wait_until(lambda: sink.failures)
         second = FakeLogind(daemon.address)
         try:
-            await listener.until(second.locked)
+            await sink.wait_until(second.locked)
             second.shut_down()
-            await listener.until(lambda: listener.now("logind"))
+            await sink.wait_until(lambda: sink.latest("logind"))
         finally:
             second.stop()
 
-    listen(LogindSource(daemon.address, pace=quick), story)
+    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
 
 
-def test_a_refused_lock_says_so(daemon: Daemon, logind: FakeLogind) -> None:
+def test_a_refused_lock_is_an_error(daemon: Daemon, logind: FakeLogind) -> None:
     logind.refuse = True
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.failures)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
 
-    heard = listen(LogindSource(daemon.address, pace=quick), story)
-    assert "Inhibit" in heard.failures[0][1] and "AccessDenied" in heard.failures[0][1] and not heard.seen_
+    recorded = run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    assert "Inhibit" in recorded.failures[0][1] and "AccessDenied" in recorded.failures[0][1] and not recorded.signals
 
 
-def test_a_signal_that_does_not_say_whether_is_no_notice(daemon: Daemon, logind: FakeLogind) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+def test_a_malformed_signal_is_not_a_notice(daemon: Daemon, logind: FakeLogind) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
         logind.preparing = False
         logind.shut_down("yes", "s")
         logind.preparing = False
-        await listener.until(lambda: listener.failures)
-        await listener.until(lambda: listener.now("logind") == ())
+        await sink.wait_until(lambda: sink.failures)
+        await sink.wait_until(lambda: sink.latest("logind") == ())
 
-    assert not listen(LogindSource(daemon.address, pace=quick), story).notices()
+    assert not run_source(LogindSource(daemon.address, pace=fast_schedule), scenario).notices()
 
 
-def test_a_host_without_dbus_is_not_heard_and_comes_back(tmp_path: Path) -> None:
+def test_a_host_without_dbus_is_an_error_until_it_starts(tmp_path: Path) -> None:
     address = f"unix:path={tmp_path}/bus"
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.failures)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
         daemon = await asyncio.to_thread(Daemon, tmp_path)
         logind = FakeLogind(address)
         try:
-            await listener.until(lambda: listener.now("logind") == ())
+            await sink.wait_until(lambda: sink.latest("logind") == ())
         finally:
             logind.stop()
             daemon.stop()
 
-    assert "no connection" in listen(LogindSource(address, pace=quick), story).failures[0][1]
+    assert "no connection" in run_source(LogindSource(address, pace=fast_schedule), scenario).failures[0][1]
 
 
-@pytest.mark.parametrize("says", [b"", b"ERROR\r\n", b"\xff\xfe\r\n", b"OK 12\r\nAGREE_UNIX_FD\r\n" + b"\0" * 64])
-def test_what_is_no_dbus_daemon_is_unknown(tmp_path: Path, says: bytes) -> None:
-    impostor = Impostor(tmp_path / "bus", says)
+@pytest.mark.parametrize("response", [b"", b"ERROR\r\n", b"\xff\xfe\r\n", b"OK 12\r\nAGREE_UNIX_FD\r\n" + b"\0" * 64])
+def test_an_invalid_dbus_daemon_is_an_error(tmp_path: Path, response: bytes) -> None:
+    fake_bus = FakeBus(tmp_path / "bus", response)
 
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.failures)
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
 
-    heard = listen(LogindSource(f"unix:path={tmp_path}/bus", pace=quick), story)
-    impostor.stop()
-    assert not heard.seen_
+    recorded = run_source(LogindSource(f"unix:path={tmp_path}/bus", pace=fast_schedule), scenario)
+    fake_bus.stop()
+    assert not recorded.signals
 
 
-def test_an_address_that_is_none_is_unknown() -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.failures) > 1)
+def test_an_invalid_address_is_an_error() -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: len(sink.failures) > 1)
 
     for address in ("tcp:host=127.0.0.1", "nonsense", "unix:"):
-        assert "not an address" in listen(LogindSource(address, pace=quick), story).failures[0][1]
+        assert "not an address" in run_source(LogindSource(address, pace=fast_schedule), scenario).failures[0][1]
 
 
-def test_sockets_are_not_left_open(daemon: Daemon, logind: FakeLogind) -> None:
-    async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("logind") == ())
+def test_sockets_are_closed(daemon: Daemon, logind: FakeLogind) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("logind") == ())
 
-    listen(LogindSource(daemon.address, pace=quick), story)
+    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(daemon.address.removeprefix("unix:path="))
     eventually(lambda: len(connections(daemon.address)) == 1)

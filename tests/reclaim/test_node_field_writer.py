@@ -1,4 +1,4 @@
-"""What is wanted of the Node is what is there in the end, however slow the API server is."""
+"""The last desired value of a node field is written, even with a slow API server."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from eventually import eventually_async
 from logged import logged_by
 
 
-class Node:
-    """A Node behind an API server that carries out also what nobody waits for any more."""
+class FakeNode:
+    """A Node behind an API server that also completes canceled requests."""
 
     def __init__(self, *, slow: float = 0.0, errors: tuple[Exception, ...] = ()) -> None:
         self.cordoned: bool | None = None
-        self.asked: list[bool] = []
+        self.requests: list[bool] = []
         self._slow = slow
         self._errors = list(errors)
-        self._carried_out: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def idle(self) -> bool:
-        """Whether whatever it was asked for is done."""
-        return all(task.done() for task in self._carried_out)
+        """Return whether all requests are complete."""
+        return all(task.done() for task in self._tasks)
 
     async def apply(self, cordoned: bool) -> None:
-        self.asked.append(cordoned)
+        self.requests.append(cordoned)
         if self._errors:
             raise self._errors.pop(0)
         task = asyncio.create_task(self._carry_out(cordoned, self._slow if cordoned else 0.0))
-        self._carried_out.append(task)
+        self._tasks.append(task)
         await asyncio.shield(task)
 
     async def _carry_out(self, cordoned: bool, seconds: float) -> None:
@@ -42,62 +42,62 @@ class Node:
         self.cordoned = cordoned
 
 
-def story(node: Node, *wanted: bool, until: Callable[[], object], quiet: float = 0.3) -> None:
-    """Have these written until that holds; then nothing more may come of it for a while."""
+def write_values(node: FakeNode, *values: bool, condition: Callable[[], object], quiet_s: float = 0.3) -> None:
+    """Write these values until the condition holds, then wait for further writes."""
 
     async def main() -> None:
         cordon = NodeFieldWriter(node.apply, what="the cordon", grant="grant it")
-        for one in wanted:
-            cordon.set_desired(one)
+        for value in values:
+            cordon.set_desired(value)
             await asyncio.sleep(0.02)
-        await eventually_async(lambda: until() and node.idle)
-        await asyncio.sleep(quiet)
+        await eventually_async(lambda: condition() and node.idle)
+        await asyncio.sleep(quiet_s)
         await cordon.stop()
 
     asyncio.run(main())
 
 
-def test_a_word_that_is_taken_back_while_it_is_on_its_way() -> None:
-    node = Node(slow=0.2)
-    story(node, True, False, until=lambda: node.cordoned is False)
-    assert node.cordoned is False and node.asked == [True, False]
+def test_a_value_replaced_during_its_write_is_overwritten() -> None:
+    node = FakeNode(slow=0.2)
+    write_values(node, True, False, condition=lambda: node.cordoned is False)
+    assert node.cordoned is False and node.requests == [True, False]
 
 
-def test_the_same_wish_is_written_once() -> None:
-    node = Node()
-    story(node, True, True, True, until=lambda: node.cordoned)
-    assert node.cordoned is True and node.asked == [True]
+def test_the_same_value_is_written_once() -> None:
+    node = FakeNode()
+    write_values(node, True, True, True, condition=lambda: node.cordoned)
+    assert node.cordoned is True and node.requests == [True]
 
 
-def test_who_changes_his_mind_and_back_is_heard() -> None:
-    node = Node(slow=0.1)
-    story(node, True, False, True, until=lambda: node.cordoned)
+def test_the_last_of_several_values_is_written() -> None:
+    node = FakeNode(slow=0.1)
+    write_values(node, True, False, True, condition=lambda: node.cordoned)
     assert node.cordoned is True
 
 
-def test_an_api_server_that_is_away_is_asked_again() -> None:
-    node = Node(errors=(UnavailableError("away"), UnavailableError("away")))
-    story(node, True, until=lambda: node.cordoned)
-    assert node.cordoned is True and len(node.asked) == 3
+def test_an_unavailable_api_server_is_retried() -> None:
+    node = FakeNode(errors=(UnavailableError("away"), UnavailableError("away")))
+    write_values(node, True, condition=lambda: node.cordoned)
+    assert node.cordoned is True and len(node.requests) == 3
 
 
-def test_a_new_wish_does_not_wait_for_the_next_try() -> None:
-    node = Node(errors=(UnavailableError("away", retry_after=60.0),))
-    story(node, True, False, until=lambda: node.cordoned is False)
+def test_a_new_value_does_not_wait_for_a_retry() -> None:
+    node = FakeNode(errors=(UnavailableError("away", retry_after=60.0),))
+    write_values(node, True, False, condition=lambda: node.cordoned is False)
     assert node.cordoned is False
 
 
-def test_without_the_right_nothing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(errors=(ForbiddenError("no"),))
-    story(node, True, until=lambda: node.asked)
-    assert node.asked == [True]
-    assert [one.message for one in logged_by(caplog, "dra_agent.reclaim")] == ["the cordon is not written"]
+def test_a_missing_permission_is_not_retried(caplog: pytest.LogCaptureFixture) -> None:
+    node = FakeNode(errors=(ForbiddenError("no"),))
+    write_values(node, True, condition=lambda: node.requests)
+    assert node.requests == [True]
+    assert [record.message for record in logged_by(caplog, "dra_agent.reclaim")] == ["the cordon is not written"]
 
 
-def test_a_missing_right_is_said_once_also_of_the_next_word(caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(errors=(ForbiddenError("no"), ForbiddenError("no")))
-    story(node, True, False, until=lambda: len(node.asked) == 2)
-    assert node.asked == [True, False], "somebody may have granted it since"
-    assert [one.message for one in logged_by(caplog, "dra_agent.reclaim", least=logging.ERROR)] == [
+def test_a_missing_permission_is_logged_once_for_later_values(caplog: pytest.LogCaptureFixture) -> None:
+    node = FakeNode(errors=(ForbiddenError("no"), ForbiddenError("no")))
+    write_values(node, True, False, condition=lambda: len(node.requests) == 2)
+    assert node.requests == [True, False], "the permission may have been granted since"
+    assert [record.message for record in logged_by(caplog, "dra_agent.reclaim", least=logging.ERROR)] == [
         "the cordon is not written"
     ]

@@ -1,4 +1,4 @@
-"""The file that keeps what became of claims over a restart: whose notice it is about, and when it is on disk."""
+"""The file that keeps the progress of a drain over a restart: the identity of its notice, and durability."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("by", "same"),
+    ("offset", "same"),
     [
         (timedelta(), True),
         (STEP - timedelta(microseconds=1), True),
@@ -25,34 +25,32 @@ NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
         (-STEP, False),
     ],
 )
-def test_a_notice_is_known_again_within_what_reading_two_clocks_takes(
-    tmp_path: Path, by: timedelta, same: bool
-) -> None:
+def test_a_notice_is_recognized_within_the_clock_tolerance(tmp_path: Path, offset: timedelta, same: bool) -> None:
     ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, reported={"notice": "said"}))
-    found = ProgressFile(tmp_path, "boot").load(NOTICED + by)
-    assert found.noticed == NOTICED + by, "as the caller has it"
-    assert found.reported == ({"notice": "said"} if same else {})
+    loaded = ProgressFile(tmp_path, "boot").load(NOTICED + offset)
+    assert loaded.noticed == NOTICED + offset, "the time of the caller"
+    assert loaded.reported == ({"notice": "said"} if same else {})
 
 
-def test_another_boot_s_notice_is_another_one(tmp_path: Path) -> None:
+def test_a_notice_of_another_boot_is_a_different_one(tmp_path: Path) -> None:
     ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED, reported={"notice": "said"}))
     assert ProgressFile(tmp_path, "next boot").load(NOTICED) == SavedProgress("next boot", NOTICED)
 
 
-def test_what_is_kept_is_on_disk_before_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is taken away loses its power at any moment."""
+def test_progress_is_on_disk_before_save_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reclaimed host may lose power at any moment."""
     synced: list[str] = []
     fsync = os.fsync
 
-    def noted(handle: int) -> None:
+    def record_fsync(handle: int) -> None:
         synced.append(os.fspath(Path(f"/proc/self/fd/{handle}").readlink()))
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "fsync", record_fsync)
     ProgressFile(tmp_path, "boot").save(SavedProgress("boot", NOTICED))
     assert [path for path in synced if f".{FILE}." in path] and os.fspath(tmp_path.resolve()) in synced
 
 
-def test_an_agent_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
+def test_an_agent_without_leadership_writes_nothing(tmp_path: Path) -> None:
     ProgressFile(tmp_path, "boot", is_leader=lambda: False).save(SavedProgress("boot", NOTICED))
     assert not (tmp_path / FILE).exists()

@@ -1,4 +1,4 @@
-"""What is told onward of what sources say, and what of it is logged."""
+"""Deduplication and logging of the signals of sources."""
 
 from __future__ import annotations
 
@@ -29,55 +29,50 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[Signal]:
+def emitted() -> list[Signal]:
     return []
 
 
 @pytest.fixture
-def picture(told: list[Signal], clock: Clock) -> SignalTracker:
-    return SignalTracker(["azure"], told.append, clock=clock)
+def tracker(emitted: list[Signal], clock: Clock) -> SignalTracker:
+    return SignalTracker(["azure"], emitted.append, clock=clock)
 
 
-def test_what_is_said_again_and_again_is_told_and_logged_once(
-    picture: SignalTracker, told: list[Signal], caplog: pytest.LogCaptureFixture
+def test_a_repeated_signal_is_emitted_and_logged_once(
+    tracker: SignalTracker, emitted: list[Signal], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         for _ in range(50):
-            picture.observed("azure", [NOTICE])
-    assert told == [NOTICE] and len(logged_by(caplog, "dra_agent.reclaim.signal_tracker")) == 1
+            tracker.observed("azure", [NOTICE])
+    assert emitted == [NOTICE] and len(logged_by(caplog, "dra_agent.reclaim.signal_tracker")) == 1
 
 
-def test_what_is_no_longer_said_is_cleared_once(picture: SignalTracker, told: list[Signal]) -> None:
-    picture.observed("azure", [NOTICE])
-    picture.observed("azure", [])
-    picture.observed("azure", [])
-    assert [(reading.kind, reading.event) for reading in told] == [("notice", "1"), ("clear", "1")]
+def test_a_missing_signal_is_cleared_once(tracker: SignalTracker, emitted: list[Signal]) -> None:
+    tracker.observed("azure", [NOTICE])
+    tracker.observed("azure", [])
+    tracker.observed("azure", [])
+    assert [(signal.kind, signal.event) for signal in emitted] == [("notice", "1"), ("clear", "1")]
 
 
-def test_a_failed_look_takes_nothing_back(picture: SignalTracker, told: list[Signal]) -> None:
-    picture.observed("azure", [NOTICE])
+def test_a_failed_poll_clears_nothing(tracker: SignalTracker, emitted: list[Signal]) -> None:
+    tracker.observed("azure", [NOTICE])
     for _ in range(10):
-        picture.failed("azure", "no answer")
-    assert told == [NOTICE]
-    (source_health,) = picture.source_health()
-    assert (source_health.up, source_health.failures, source_health.why, source_health.last_success) == (
-        False,
-        10,
-        "no answer",
-        1000.0,
-    )
+        tracker.failed("azure", "no answer")
+    assert emitted == [NOTICE]
+    (health,) = tracker.source_health()
+    assert (health.up, health.failures, health.why, health.last_success) == (False, 10, "no answer", 1000.0)
 
 
-def test_what_an_earlier_run_was_told_is_cleared_by_the_first_good_look(told: list[Signal], clock: Clock) -> None:
-    picture = SignalTracker(["azure"], told.append, known=[NOTICE], clock=clock)
-    picture.failed("azure", "no answer")
-    assert told == []
-    picture.observed("azure", [])
-    assert [reading.kind for reading in told] == ["clear"]
+def test_a_signal_of_an_earlier_run_is_cleared_by_the_first_poll(emitted: list[Signal], clock: Clock) -> None:
+    tracker = SignalTracker(["azure"], emitted.append, known=[NOTICE], clock=clock)
+    tracker.failed("azure", "no answer")
+    assert emitted == []
+    tracker.observed("azure", [])
+    assert [signal.kind for signal in emitted] == ["clear"]
 
 
 @pytest.mark.parametrize(
-    ("change", "is_told"),
+    ("change", "is_emitted"),
     [
         ({"deadline": NOW + timedelta(seconds=1)}, False),
         ({"deadline": NOW - timedelta(seconds=60)}, True),
@@ -86,56 +81,56 @@ def test_what_an_earlier_run_was_told_is_cleared_by_the_first_good_look(told: li
         ({"what": "Terminate"}, True),
     ],
 )
-def test_a_change_is_told_unless_it_is_a_clocks(
-    picture: SignalTracker, told: list[Signal], change: dict[str, object], is_told: bool
+def test_a_change_is_emitted_unless_the_clock_explains_it(
+    tracker: SignalTracker, emitted: list[Signal], change: dict[str, object], is_emitted: bool
 ) -> None:
-    picture.observed("azure", [NOTICE])
+    tracker.observed("azure", [NOTICE])
     changed = msgspec.structs.replace(NOTICE, **change)
-    picture.observed("azure", [changed])
-    assert told == [NOTICE, changed][: 1 + is_told]
+    tracker.observed("azure", [changed])
+    assert emitted == [NOTICE, changed][: 1 + is_emitted]
 
 
-def test_a_deadline_that_is_reckoned_from_each_look_is_told_once(picture: SignalTracker, told: list[Signal]) -> None:
+def test_a_deadline_that_moves_with_each_poll_is_emitted_once(tracker: SignalTracker, emitted: list[Signal]) -> None:
     for seconds in range(0, 600, 60):
         late = msgspec.structs.replace(NOTICE, deadline=NOW + timedelta(seconds=seconds), deadline_note="it has passed")
-        picture.observed("azure", [late])
-    assert len(told) == 1
+        tracker.observed("azure", [late])
+    assert len(emitted) == 1
 
 
-def test_a_source_that_says_too_much_keeps_its_notices(picture: SignalTracker, told: list[Signal]) -> None:
+def test_a_source_with_too_many_signals_keeps_its_notices(tracker: SignalTracker, emitted: list[Signal]) -> None:
     hints = [Signal("azure", "hint", str(number), "Freeze") for number in range(500)]
-    picture.observed("azure", [*hints, NOTICE])
-    assert len(told) <= MAX_SIGNALS and NOTICE in told
+    tracker.observed("azure", [*hints, NOTICE])
+    assert len(emitted) <= MAX_SIGNALS and NOTICE in emitted
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_of_two_words_about_one_event_the_safer_one_counts(
-    picture: SignalTracker, told: list[Signal], turned: bool
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_of_two_signals_for_one_event_the_safer_one_counts(
+    tracker: SignalTracker, emitted: list[Signal], is_reversed: bool
 ) -> None:
     hint = msgspec.structs.replace(NOTICE, kind="hint", deadline=NOW - timedelta(seconds=9))
     later = msgspec.structs.replace(NOTICE, deadline=NOW + timedelta(seconds=60))
     never = msgspec.structs.replace(NOTICE, deadline=None)
-    words = [later, NOTICE, hint, never]
-    picture.observed("azure", words[::-1] if turned else words)
-    assert told == [NOTICE]
+    signals = [later, NOTICE, hint, never]
+    tracker.observed("azure", signals[::-1] if is_reversed else signals)
+    assert emitted == [NOTICE]
 
 
-def test_a_silent_source_is_mentioned_now_and_then(
-    picture: SignalTracker, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_a_failing_source_is_logged_periodically(
+    tracker: SignalTracker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3600):
-        picture.failed("azure", "no answer")
+        tracker.failed("azure", "no answer")
         clock.now += 1
     assert len(logged_by(caplog, "dra_agent.reclaim.signal_tracker")) == 3600 / LOG_INTERVAL_S
 
 
-def test_a_source_that_comes_and_goes_does_not_fill_the_log(
-    picture: SignalTracker, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_a_flapping_source_does_not_fill_the_log(
+    tracker: SignalTracker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         for _ in range(600):
-            picture.failed("azure", "503")
-            picture.observed("azure", [])
+            tracker.failed("azure", "503")
+            tracker.observed("azure", [])
             clock.now += 2
-    # One line when it goes and one when it comes back, at most once a minute.
+    # One line per failure and one per recovery, at most once a minute.
     assert len(logged_by(caplog, "dra_agent.reclaim.signal_tracker")) == 2 * 1200 / MIN_LOG_INTERVAL_S

@@ -1,4 +1,4 @@
-"""The taint that a state puts on devices."""
+"""The device taint of each reclaim phase."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def test_each_phase_has_its_taint() -> None:
     assert taint_of(ReclaimState("b"), "d") is None
     assert taint_of(HINT, "d") == Taint("d/reclaim", "NoSchedule", "hint", "2026-01-31T12:00:00Z")
     assert taint_of(NOTICE, "d") == Taint("d/reclaim", "NoExecute", "notice", "2026-01-31T12:00:05Z")
-    over = NOTICE
-    for held in NOTICE.active:
-        over = apply(over, msgspec.structs.replace(held.signal, kind="clear"), T0)
-    assert over.phase == "cancelled" and taint_of(over, "d") is None
+    canceled = NOTICE
+    for active in NOTICE.active:
+        canceled = apply(canceled, msgspec.structs.replace(active.signal, kind="clear"), T0)
+    assert canceled.phase == "cancelled" and taint_of(canceled, "d") is None
 
 
-def test_a_second_notice_does_not_move_the_first_ones_time() -> None:
+def test_a_second_notice_keeps_the_time_of_the_first() -> None:
     later = apply(NOTICE, Signal("azure", "notice", "x", "w"), T0 + timedelta(seconds=60))
     assert taint_of(later, "d") == taint_of(NOTICE, "d")
 
 
-def test_every_device_gets_it_first_and_keeps_what_fits() -> None:
+def test_every_device_gets_the_taint_first_within_the_limit() -> None:
     sick = tainted(device(2), *(f"t{number}" for number in range(16)))
-    found = apply_taint(Inventory(devices=(device(1), sick)), NOTICE, "d")
-    assert [taint.key for taint in found.devices[0].taints] == ["d/reclaim"]
-    assert len(found.devices[1].taints) == 16 and found.devices[1].taints[0].key == "d/reclaim"
-    assert apply_taint(found, ReclaimState("b"), "d") is found
+    result = apply_taint(Inventory(devices=(device(1), sick)), NOTICE, "d")
+    assert [taint.key for taint in result.devices[0].taints] == ["d/reclaim"]
+    assert len(result.devices[1].taints) == 16 and result.devices[1].taints[0].key == "d/reclaim"
+    assert apply_taint(result, ReclaimState("b"), "d") is result
 
 
-def test_a_published_device_carries_it_or_not() -> None:
+def test_the_taint_of_a_published_device_is_recognized() -> None:
     taint = taint_of(NOTICE, "d")
     entry = {"key": "d/reclaim", "value": "notice", "effect": "NoExecute", "timeAdded": "2026-01-31T12:00:05Z"}
     other = {"key": "x/sick", "effect": "NoSchedule"}

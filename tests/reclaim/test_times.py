@@ -1,4 +1,4 @@
-"""Times of metadata services."""
+"""Time formats and clock corrections of metadata services."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dra_agent.reclaim.state_file import by_clock_of
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def test_a_time_on_disk_that_no_clock_reaches_stays_what_it_is() -> None:
-    """The last that there is, moved further: the file is not worth an agent that does not start."""
+def test_a_saved_time_beyond_the_range_is_kept() -> None:
+    """The maximum time cannot be shifted further; it must not prevent the start of the agent."""
 
-    class Kept(msgspec.Struct, frozen=True):
+    class SavedTimes(msgspec.Struct, frozen=True):
         when: datetime
         others: tuple[datetime, ...] = ()
 
     last = datetime.max.replace(tzinfo=UTC)
-    moved = by_clock_of(Kept(last, (NOON,)), NOON, NOON + timedelta(hours=1))
-    assert moved == Kept(last, (NOON + timedelta(hours=1),))
+    moved = by_clock_of(SavedTimes(last, (NOON,)), NOON, NOON + timedelta(hours=1))
+    assert moved == SavedTimes(last, (NOON + timedelta(hours=1),))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_time_on_disk_that_no_clock_reaches_stays_what_it_is() -> None:
         "  31 Jan 2026 12:00:00 GMT\n",
     ],
 )
-def test_the_forms_that_services_write(text: str) -> None:
+def test_time_formats_of_services_are_parsed(text: str) -> None:
     assert parse_time(text) == NOON
 
 
@@ -60,7 +60,7 @@ def test_the_forms_that_services_write(text: str) -> None:
         "9" * 1000,
     ],
 )
-def test_what_is_no_time_of_a_known_zone_is_none(text: str) -> None:
+def test_a_malformed_time_or_one_without_a_zone_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)
 
@@ -72,32 +72,32 @@ def test_any_text_is_a_time_or_a_value_error(text: str) -> None:
 
 
 @given(st.integers(-100_000, 100_000_000).map(lambda seconds: NOON + timedelta(seconds=seconds)))
-def test_a_deadline_to_go_by_is_never_past_and_never_beyond_belief(deadline: datetime) -> None:
-    usual, most = timedelta(seconds=120), timedelta(hours=1)
-    believed, doubt = clamp_deadline(deadline, now=NOON, usual=usual, most=most)
-    assert NOON <= believed <= NOON + most
-    assert (believed == deadline) == (doubt == "")
+def test_a_clamped_deadline_is_neither_past_nor_too_far(deadline: datetime) -> None:
+    default, limit = timedelta(seconds=120), timedelta(hours=1)
+    clamped, note = clamp_deadline(deadline, now=NOON, usual=default, most=limit)
+    assert NOON <= clamped <= NOON + limit
+    assert (clamped == deadline) == (note == "")
 
 
-def test_what_is_said_of_a_deadline_does_not_hang_on_our_clock() -> None:
-    usual, most, announced = timedelta(seconds=120), timedelta(hours=1), NOON - timedelta(minutes=1)
-    said = set()
+def test_the_note_on_a_deadline_does_not_depend_on_the_local_clock() -> None:
+    default, limit, announced = timedelta(seconds=120), timedelta(hours=1), NOON - timedelta(minutes=1)
+    notes = set()
     for seconds in (9.2, 9.9, 10.4):
         ahead = timedelta(seconds=seconds)
-        deadline, doubt = clamp_deadline(
-            announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=usual, most=most
+        deadline, note = clamp_deadline(
+            announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=default, most=limit
         )
         assert deadline == NOON - timedelta(seconds=5)
-        said.add(doubt)
-    assert said == {f"the deadline {announced.isoformat()} has passed"}
+        notes.add(note)
+    assert notes == {f"the deadline {announced.isoformat()} has passed"}
 
 
-def test_a_clock_beyond_belief_is_not_gone_by() -> None:
+def test_an_implausible_clock_difference_is_ignored() -> None:
     assert to_local_clock(NOON, timedelta(days=365 * 5000)) == NOON
     assert to_local_clock(NOON, -timedelta(days=365 * 9000)) == NOON
 
 
-def test_a_clock_that_differs_is_set_right_and_a_second_is_no_difference() -> None:
+def test_a_clock_difference_is_corrected_unless_it_is_one_second() -> None:
     assert to_local_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
     assert to_local_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)
     assert to_local_clock(NOON, timedelta(seconds=1)) == to_local_clock(NOON, None) == NOON

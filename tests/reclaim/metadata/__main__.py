@@ -1,4 +1,4 @@
-"""`python -m reclaim.metadata aws|gcp|azure [PORT]`, with tests/ on the path: a metadata service until it is killed."""
+"""`python -m reclaim.metadata aws|gcp|azure [PORT]`, with tests/ on the path: a metadata service until SIGTERM."""
 
 from __future__ import annotations
 

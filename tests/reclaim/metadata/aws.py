@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from reclaim.metadata.server import Asked, FakeService
+from reclaim.metadata.server import FakeService, Request
 
 PAGE = """<?xml version="1.0" encoding="iso-8859-1"?>
 <!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"
@@ -39,33 +39,33 @@ class FakeAws(FakeService):
         super().__init__(port)
         self.set(maintenance=[], autoscaling="InService", token_seconds=21600)
 
-    def moved(self, values: dict[str, Any]) -> None:
+    def on_change(self, values: dict[str, Any]) -> None:
         if "forget_tokens" in values:
             self._tokens.clear()
 
-    def answer(self, asked: Asked) -> tuple[int, str, dict[str, str]]:
-        if asked.path == "/latest/api/token":
-            return self._token(asked)
-        if asked.method != "GET":
+    def answer(self, request: Request) -> tuple[int, str, dict[str, str]]:
+        if request.path == "/latest/api/token":
+            return self._token(request)
+        if request.method != "GET":
             return self._page(403)
-        if self._tokens.get(asked.headers.get("x-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
+        if self._tokens.get(request.headers.get("x-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             return self._page(401)
-        value = self.state.get(PATHS.get(asked.path, ""))
+        value = self.state.get(PATHS.get(request.path, ""))
         if value is None:
             return self._page(404)
         return 200, value if isinstance(value, str) else json.dumps(value), {}
 
-    def _token(self, asked: Asked) -> tuple[int, str, dict[str, str]]:
-        seconds = asked.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
-        if asked.method != "PUT" or not seconds.isdigit() or not 1 <= int(seconds) <= 21600:
+    def _token(self, request: Request) -> tuple[int, str, dict[str, str]]:
+        seconds = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+        if request.method != "PUT" or not seconds.isdigit() or not 1 <= int(seconds) <= 21600:
             return self._page(400)
-        # The service gives no token to what came through a proxy: it would be somebody else's.
-        if "x-forwarded-for" in asked.headers:
+        # The service refuses proxied requests: the token would belong to another host.
+        if "x-forwarded-for" in request.headers:
             return self._page(403)
-        granted = min(int(seconds), self.state["token_seconds"])
+        lifetime = min(int(seconds), self.state["token_seconds"])
         token = f"AQAEA{len(self._tokens):04d}=="
-        self._tokens[token] = time.monotonic() + self.state.get("takes_tokens_for", granted)
-        return 200, token, {"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": str(max(1, int(granted)))}
+        self._tokens[token] = time.monotonic() + self.state.get("takes_tokens_for", lifetime)
+        return 200, token, {"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": str(max(1, int(lifetime)))}
 
     def _page(self, status: int) -> tuple[int, str, dict[str, str]]:
         return status, PAGE.format(status=status, reason=REASONS[status]), {"Content-Type": "text/html"}

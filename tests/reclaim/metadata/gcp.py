@@ -1,6 +1,6 @@
-"""Google's metadata server: the flavour header, etags, and questions that wait for a change.
+"""The metadata server of Google Cloud: Metadata-Flavor header, etags, and requests that wait for a change.
 
-State: `preempted`, `maintenance`; `no_etag` leaves the etags out; `etag` "frozen" gives the old etag with a new value.
+State: `preempted`, `maintenance`; `no_etag` omits the etags.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from reclaim.metadata.server import Asked, FakeService
+from reclaim.metadata.server import FakeService, Request
 
 PATHS = {
     "/computeMetadata/v1/instance/preempted": "preempted",
@@ -29,11 +29,11 @@ class FakeGcp(FakeService):
     def etag(self, value: Any) -> str:
         return hashlib.sha256(str(value).encode()).hexdigest()[:16]
 
-    def answer(self, asked: Asked) -> tuple[int, str, dict[str, str]]:
+    def answer(self, request: Request) -> tuple[int, str, dict[str, str]]:
         headers = {"Content-Type": "application/text", "Server": "Metadata Server for VM", "Metadata-Flavor": "Google"}
-        if asked.headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in asked.headers:
+        if request.headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in request.headers:
             return 403, FORBIDDEN, {"Content-Type": "text/html"}
-        parts = urlsplit(asked.path)
+        parts = urlsplit(request.path)
         name = PATHS.get(parts.path)
         if name is None:
             return (

@@ -1,7 +1,7 @@
-"""What the stand-ins of all metadata services have in common: HTTP, a control endpoint, a clock, and faults.
+"""Common parts of the fake metadata services: HTTP, a control endpoint, a clock, and faults.
 
-`POST /control` with {"set": {...}, "faults": [...], "skew": seconds} changes what the service says and answers with
-{"t0": unix time of the change}; `GET /control` gives {"requests": [...]}. No cloud has such a path.
+`POST /control` with {"set": {...}, "faults": [...], "skew": seconds} changes the state, and returns {"t0": Unix time of
+the change}; `GET /control` returns {"requests": [...]}. No cloud has such a path.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Fault:
-    """What happens to the next requests whose path begins so, instead of an answer."""
+    """Replaces the response to the next requests with this path prefix."""
 
     path: str
     status: int = 0
     body: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     how: str = "answer"
-    """answer, hang, drop (close without a byte), reset, endless (a body without end), garbage (no HTTP), trickle (byte
-    by byte), headers (without end), short (less than it promised)."""
+    """answer, hang, drop (close without a byte), reset, endless (endless body), garbage (not HTTP), trickle (byte by
+    byte), headers (endless headers), short (less than the Content-Length).
+    """
     times: int = 1
     method: str = ""
 
 
 @dataclass
-class Asked:
+class Request:
     method: str
     path: str
     headers: dict[str, str]
@@ -43,13 +44,13 @@ class Asked:
 
 
 class FakeService:
-    """One metadata service; a subclass speaks the protocol of one cloud in `answer`."""
+    """One metadata service; a subclass implements the protocol of one cloud in `answer`."""
 
     def __init__(self, port: int = 0) -> None:
         self.state: dict[str, Any] = {}
         self.skew = 0.0
         self.faults: list[Fault] = []
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.closing = False
         service = self
@@ -71,29 +72,29 @@ class FakeService:
         self._thread.join()
 
     def set(self, **values: Any) -> float:
-        """Change what the service says; gives the moment of the change."""
+        """Change the state, and return the time of the change."""
         with self.changed:
             self.state.update(values)
-            self.moved(values)
+            self.on_change(values)
             self.changed.notify_all()
             return time.time()
 
-    def moved(self, values: dict[str, Any]) -> None:
-        """Take note of a change, under the lock."""
+    def on_change(self, values: dict[str, Any]) -> None:
+        """Handle a change while the lock is held."""
 
     def fail(self, path: str, **how: Any) -> None:
         self.faults.append(Fault(path, **how))
 
     def count(self, path: str, method: str = "GET") -> int:
-        return sum(1 for asked in self.asked if asked.method == method and asked.path.startswith(path))
+        return sum(1 for request in self.requests if request.method == method and request.path.startswith(path))
 
-    def answer(self, asked: Asked) -> tuple[int, str, dict[str, str]]:
-        """Status, body and headers of one request."""
+    def answer(self, request: Request) -> tuple[int, str, dict[str, str]]:
+        """Return status, body and headers of the response."""
         raise NotImplementedError
 
-    def fault_for(self, asked: Asked) -> Fault | None:
+    def fault_for(self, request: Request) -> Fault | None:
         for fault in self.faults:
-            if asked.path.startswith(fault.path) and fault.method in ("", asked.method) and fault.times > 0:
+            if request.path.startswith(fault.path) and fault.method in ("", request.method) and fault.times > 0:
                 fault.times -= 1
                 return fault
         return None
@@ -120,23 +121,27 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(self.path).path == "/control":
             self._control(body)
             return
-        asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body, time.time())
-        self.fake.asked.append(asked)
-        fault = self.fake.fault_for(asked)
+        request = Request(
+            self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body, time.time()
+        )
+        self.fake.requests.append(request)
+        fault = self.fake.fault_for(request)
         if fault is None:
-            self._send(*self.fake.answer(asked))
+            self._send(*self.fake.answer(request))
         else:
             self._fail(fault)
 
     do_GET = do_PUT = do_POST = _serve  # noqa: N815  (the base class finds methods by the verb)
 
     def _control(self, body: bytes) -> None:
-        said = json.loads(body or b"{}")
-        t0 = self.fake.set(**said.get("set", {}))
-        self.fake.skew = said.get("skew", self.fake.skew)
-        self.fake.faults += [Fault(**fault) for fault in said.get("faults", [])]
-        seen = [{"method": asked.method, "path": asked.path, "at": asked.at} for asked in self.fake.asked]
-        self._send(200, json.dumps({"t0": t0, "requests": seen}), {"Content-Type": "application/json"})
+        message = json.loads(body or b"{}")
+        t0 = self.fake.set(**message.get("set", {}))
+        self.fake.skew = message.get("skew", self.fake.skew)
+        self.fake.faults += [Fault(**fault) for fault in message.get("faults", [])]
+        requests = [
+            {"method": request.method, "path": request.path, "at": request.at} for request in self.fake.requests
+        ]
+        self._send(200, json.dumps({"t0": t0, "requests": requests}), {"Content-Type": "application/json"})
 
     def _fail(self, fault: Fault) -> None:
         self.close_connection = True
