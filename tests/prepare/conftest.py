@@ -1,4 +1,4 @@
-"""A host of files, a ledger that crashes on demand, claims as the API gives them, and a vendor set-up."""
+"""A simulated node: device nodes, a ledger that crashes on demand, a CDI directory, and a device setup."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from deadlines import deadline_clock
-from prepare.simulated_world import World
+from prepare.simulated_node import SimulatedNode
 
-__all__ = ["deadline_clock", "world"]
+__all__ = ["deadline_clock", "node"]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def node(tmp_path: Path) -> SimulatedNode:
+    return SimulatedNode(tmp_path)

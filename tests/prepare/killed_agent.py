@@ -1,6 +1,6 @@
-"""An agent that prepares and unprepares for ever, to be killed: `python killed_agent.py ROOT`.
+"""An agent that prepares and unprepares claims until it is killed: `python killed_agent.py ROOT`.
 
-After each answer it writes "+uid device" or "-uid" to standard output, as a kubelet would remember it.
+After each call it writes "+ uid device" or "- uid" to standard output, as the kubelet would record it.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ import sys
 from pathlib import Path
 
 from dra_agent.prepare.ledger import JournalLedger
-from prepare.simulated_world import World, claim
+from prepare.simulated_node import SimulatedNode, claim
 
 
 def main() -> None:
     root = Path(sys.argv[1])
-    world = World(root)
-    world.ledger = JournalLedger(root / "state", "boot-1")
-    world.start()
-    problems = world.preparer.recover().problems
+    node = SimulatedNode(root)
+    node.ledger = JournalLedger(root / "state", "boot-1")
+    node.start()
+    problems = node.preparer.recover().problems
     if problems:
         sys.exit("\n".join(problems))
-    say("ready")
-    chance = random.Random(os.getpid())
-    held = {entry.uid: entry.devices[0].device for entry in world.ledger.entries()}
+    report("ready")
+    rng = random.Random(os.getpid())
+    held = {entry.uid: entry.devices[0].device for entry in node.ledger.entries()}
     number = 0
     while True:
-        if held and (len(held) == 8 or chance.random() < 0.5):
-            uid = chance.choice(sorted(held))
-            say(f"? {uid}")
-            world.preparer.unprepare(uid)
+        if held and (len(held) == 8 or rng.random() < 0.5):
+            uid = rng.choice(sorted(held))
+            report(f"? {uid}")
+            node.preparer.unprepare(uid)
             del held[uid]
-            say(f"- {uid}")
+            report(f"- {uid}")
         else:
-            free = sorted(set(world.devices) - set(held.values()))
+            free = sorted(set(node.devices) - set(held.values()))
             number += 1
-            uid, gpu = f"{os.getpid()}-{number}", chance.choice(free)
-            world.preparer.prepare(claim(uid, gpu))
-            held[uid] = gpu
-            say(f"+ {uid} {gpu}")
+            uid, device = f"{os.getpid()}-{number}", rng.choice(free)
+            node.preparer.prepare(claim(uid, device))
+            held[uid] = device
+            report(f"+ {uid} {device}")
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 

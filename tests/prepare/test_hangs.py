@@ -1,4 +1,4 @@
-"""Set-ups that hang at any point: every other device goes on, who waits is told, and afterwards everything is whole."""
+"""Device setups that hang at any point: other devices are not affected, waiting calls time out, and nothing remains."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import MAX_WAITERS, KeyedLocks, LockedError
 from dra_agent.prepare.recovery import ExecutorRunner
 from eventually import eventually, eventually_async
-from prepare.simulated_world import World, claim, partition
+from prepare.simulated_node import SimulatedNode, claim, partition
 
 P = ParamSpec("P")
 T = TypeVar("T")
-GENEROUS_S = 60.0
+TIMEOUT_S = 60.0
 SICK = "gpu-0"
 WITH_SETUP = claim("sick", SICK, "gpu-1", config=[partition(2)])
 
 
 class Hang:
-    """Stops whoever passes one point of the world, on a thread of its own, until it is released."""
+    """Blocks the first thread that reaches a point of the node until it is released."""
 
-    def __init__(self, world: World, point: str) -> None:
+    def __init__(self, node: SimulatedNode, point: str) -> None:
         self.reached = threading.Event()
         self.released = threading.Event()
         self.point = point
-        passed = world.points
-        world.points = self._pass  # type: ignore[assignment]
-        for part in (world.partitions, world.memory, world.specs, world.metadata):
+        points = node.points
+        node.points = self._pass  # type: ignore[assignment]
+        for part in (node.partitions, node.memory, node.specs, node.metadata):
             if part is not None:
                 part.points = self._pass  # type: ignore[assignment]
-        self._count = passed
-        self._lookup(world)
+        self._count = points
+        self._lookup(node)
 
     def _pass(self, name: str) -> None:
         if name == self.point and not self.reached.is_set():
             self.reached.set()
-            assert self.released.wait(GENEROUS_S * 4)
+            assert self.released.wait(TIMEOUT_S * 4)
 
-    def _lookup(self, world: World) -> None:
-        find: Callable[[str, str], Device | None] = world.preparer._lookup
+    def _lookup(self, node: SimulatedNode) -> None:
+        find: Callable[[str, str], Device | None] = node.preparer._lookup
 
-        def slow(pool: str, name: str) -> Device | None:
+        def block_lookup(pool: str, name: str) -> Device | None:
             if name == SICK:
                 self._pass("lookup")
             return find(pool, name)
 
-        world.preparer._lookup = slow
+        node.preparer._lookup = block_lookup
 
 
-class WhenItHangs(DaemonExecutor):
-    """Has a call waited for from the moment on in which it hangs."""
+class HangingExecutor(DaemonExecutor):
+    """Starts the timeout of a call once the call hangs."""
 
     def __init__(self, hang: Hang) -> None:
         super().__init__(1, "hanging")
@@ -71,7 +71,7 @@ class WhenItHangs(DaemonExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future = super().submit(fn, *args, **kwargs)
-        assert self._hang.reached.wait(GENEROUS_S)
+        assert self._hang.reached.wait(TIMEOUT_S)
         return future
 
 
@@ -103,144 +103,144 @@ UNPREPARE = [
 ]
 
 
-def others_go_on(world: World, executor: DaemonExecutor) -> None:
-    """Prepare, repeat, repair and release claims of every other device while one hangs."""
+def assert_other_devices_work(node: SimulatedNode, executor: DaemonExecutor) -> None:
+    """Prepare, repeat, repair and release claims of the other devices while one hangs."""
 
-    def live(number: int) -> None:
-        wanted = claim(f"other-{number}", f"gpu-{number}", config=[partition(1)])
-        answer = world.preparer.prepare(wanted)
-        assert world.preparer.prepare(wanted) == answer and world.usable(f"other-{number}")
-        assert world.preparer.unprepare(f"other-{number}")
+    def run_claim(number: int) -> None:
+        claim_ = claim(f"other-{number}", f"gpu-{number}", config=[partition(1)])
+        prepared = node.preparer.prepare(claim_)
+        assert node.preparer.prepare(claim_) == prepared and node.usable(f"other-{number}")
+        assert node.preparer.unprepare(f"other-{number}")
 
-    for done in [executor.submit(live, number) for number in range(2, 8)]:
-        done.result(GENEROUS_S)
-    kept = world.preparer.prepare(claim("kept", "gpu-2"))
-    world.specs.file("kept").unlink()
-    report: RecoveryReport = executor.submit(world.preparer.recover).result(GENEROUS_S)
+    for future in [executor.submit(run_claim, number) for number in range(2, 8)]:
+        future.result(TIMEOUT_S)
+    kept = node.preparer.prepare(claim("kept", "gpu-2"))
+    node.specs.file("kept").unlink()
+    report: RecoveryReport = executor.submit(node.preparer.recover).result(TIMEOUT_S)
     assert report.rebuilt == ("kept",) and report.problems == () and set(report.busy) <= {"sick"}
-    assert world.preparer.prepare(claim("kept", "gpu-2")) == kept
-    assert world.preparer.unprepare("kept")
+    assert node.preparer.prepare(claim("kept", "gpu-2")) == kept
+    assert node.preparer.unprepare("kept")
 
 
-def who_waits_is_told(world: World, executor: DaemonExecutor) -> None:
-    """A repeat and another claim for the device give up at their deadline, with who has it."""
-    for wanted in (WITH_SETUP, claim("next", SICK)):
-        waiting = executor.submit(world.preparer.prepare, wanted, Deadline.of(0.05))
+def assert_waiting_calls_time_out(node: SimulatedNode, executor: DaemonExecutor) -> None:
+    """A repeat and another claim for the device time out with an error that names its holder."""
+    for claim_ in (WITH_SETUP, claim("next", SICK)):
+        waiting = executor.submit(node.preparer.prepare, claim_, Deadline.of(0.05))
         with pytest.raises(LockedError, match="claim"):
-            waiting.result(GENEROUS_S)
+            waiting.result(TIMEOUT_S)
     with pytest.raises(LockedError, match="has been in work on it"):
-        executor.submit(world.preparer.unprepare, "sick", Deadline.of(0.05)).result(GENEROUS_S)
+        executor.submit(node.preparer.unprepare, "sick", Deadline.of(0.05)).result(TIMEOUT_S)
 
 
-def whole_again(world: World, hung: Future[Any]) -> None:
-    hung.exception(GENEROUS_S)
-    assert world.preparer.recover().problems == ()
-    held = {entry.uid for entry in world.ledger.entries()}
-    assert held <= {"sick"} and set(world.hardware.values()) == held and set(world.specs.claims()) == held
-    assert world.preparer.prepare(WITH_SETUP) and world.usable("sick")
-    world.preparer.unprepare("sick")
-    assert world.hardware == {} and world.ledger.entries() == [] and world.specs.claims() == {}
-    assert world.preparer._claims._locks == {} and world.preparer._devices._locks == {}
+def assert_recovered(node: SimulatedNode, hung: Future[Any]) -> None:
+    hung.exception(TIMEOUT_S)
+    assert node.preparer.recover().problems == ()
+    held = {entry.uid for entry in node.ledger.entries()}
+    assert held <= {"sick"} and set(node.hardware.values()) == held and set(node.specs.claims()) == held
+    assert node.preparer.prepare(WITH_SETUP) and node.usable("sick")
+    node.preparer.unprepare("sick")
+    assert node.hardware == {} and node.ledger.entries() == [] and node.specs.claims() == {}
+    assert node.preparer._claims._locks == {} and node.preparer._devices._locks == {}
 
 
 @pytest.mark.parametrize("point", PREPARE)
-def test_a_prepare_that_hangs_holds_up_its_own_devices_only(tmp_path: Path, point: str) -> None:
-    world = World(tmp_path, metadata=True)
-    hang = Hang(world, point)
+def test_a_hanging_prepare_affects_its_own_devices_only(tmp_path: Path, point: str) -> None:
+    node = SimulatedNode(tmp_path, metadata=True)
+    hang = Hang(node, point)
     with threads() as executor:
-        hung = executor.submit(world.preparer.prepare, WITH_SETUP)
-        assert hang.reached.wait(GENEROUS_S)
+        hung = executor.submit(node.preparer.prepare, WITH_SETUP)
+        assert hang.reached.wait(TIMEOUT_S)
         if point in ("before start", "before complete"):
-            pass  # the stand-in for the ledger is one lock for all: only its own deadline counts there
+            pass  # the in-memory ledger has one lock: only the deadline of the ledger counts here
         else:
-            others_go_on(world, executor)
-        who_waits_is_told(world, executor)
+            assert_other_devices_work(node, executor)
+        assert_waiting_calls_time_out(node, executor)
         hang.released.set()
-        whole_again(world, hung)
+        assert_recovered(node, hung)
 
 
 @pytest.mark.parametrize("point", UNPREPARE)
-def test_a_release_that_hangs_holds_up_its_own_devices_only(tmp_path: Path, point: str) -> None:
-    world = World(tmp_path, metadata=True)
-    world.preparer.prepare(WITH_SETUP)
-    hang = Hang(world, point)
+def test_a_hanging_release_affects_its_own_devices_only(tmp_path: Path, point: str) -> None:
+    node = SimulatedNode(tmp_path, metadata=True)
+    node.preparer.prepare(WITH_SETUP)
+    hang = Hang(node, point)
     with threads() as executor:
-        hung = executor.submit(world.preparer.unprepare, "sick")
-        assert hang.reached.wait(GENEROUS_S)
-        others_go_on(world, executor)
-        who_waits_is_told(world, executor)
+        hung = executor.submit(node.preparer.unprepare, "sick")
+        assert hang.reached.wait(TIMEOUT_S)
+        assert_other_devices_work(node, executor)
+        assert_waiting_calls_time_out(node, executor)
         hang.released.set()
-        whole_again(world, hung)
+        assert_recovered(node, hung)
 
 
-def test_a_rollback_that_hangs_holds_up_its_own_devices_only(tmp_path: Path) -> None:
-    world = World(tmp_path, metadata=True)
-    hang = Hang(world, f"partition goes from {SICK}")
+def test_a_hanging_rollback_affects_its_own_devices_only(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path, metadata=True)
+    hang = Hang(node, f"partition goes from {SICK}")
     with threads() as executor:
         failing = claim("sick", SICK, "gpu-1", config=[partition(2, fail=True)])
-        hung = executor.submit(world.preparer.prepare, failing)
-        assert hang.reached.wait(GENEROUS_S)
-        others_go_on(world, executor)
-        who_waits_is_told(world, executor)
+        hung = executor.submit(node.preparer.prepare, failing)
+        assert hang.reached.wait(TIMEOUT_S)
+        assert_other_devices_work(node, executor)
+        assert_waiting_calls_time_out(node, executor)
         hang.released.set()
         with pytest.raises(RetryableError, match="no room"):
-            hung.result(GENEROUS_S)
-        whole_again(world, hung)
+            hung.result(TIMEOUT_S)
+        assert_recovered(node, hung)
 
 
-def test_a_repair_that_hangs_holds_up_neither_the_other_claims_nor_the_round(tmp_path: Path) -> None:
-    world = World(tmp_path, metadata=True)
-    world.preparer.prepare(WITH_SETUP)
-    world.preparer.prepare(claim("zz", "gpu-7"))
-    world.specs.file("zz").unlink()
-    world.crash_and_restart()
-    hang = Hang(world, f"partition made on {SICK}")
+def test_a_hanging_repair_delays_neither_claims_nor_the_round(tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path, metadata=True)
+    node.preparer.prepare(WITH_SETUP)
+    node.preparer.prepare(claim("zz", "gpu-7"))
+    node.specs.file("zz").unlink()
+    node.crash_and_restart()
+    hang = Hang(node, f"partition made on {SICK}")
     with threads() as executor:
-        on_threads = ExecutorRunner(executor, timeout_s=GENEROUS_S)
-        given_up = ExecutorRunner(WhenItHangs(hang), timeout_s=0.05)
+        regular = ExecutorRunner(executor, timeout_s=TIMEOUT_S)
+        short_timeout = ExecutorRunner(HangingExecutor(hang), timeout_s=0.05)
 
-        def apart(description: str, call: Callable[[], T]) -> T:
-            return (given_up if "sick" in description else on_threads)(description, call)
+        def run_repair(description: str, call: Callable[[], T]) -> T:
+            return (short_timeout if "sick" in description else regular)(description, call)
 
-        report = executor.submit(world.preparer.recover, apart).result(4 * GENEROUS_S)
+        report = executor.submit(node.preparer.recover, run_repair).result(4 * TIMEOUT_S)
         assert report.rebuilt == ("zz",)
         assert len(report.problems) == 1 and "repair of claim sick has not ended" in report.problems[0]
-        # The next round passes it over at once.
-        assert executor.submit(world.preparer.repair).result(GENEROUS_S).busy == ("sick",)
-        assert world.preparer.unprepare("zz")
-        others_go_on(world, executor)
+        # The next round skips it at once.
+        assert executor.submit(node.preparer.repair).result(TIMEOUT_S).busy == ("sick",)
+        assert node.preparer.unprepare("zz")
+        assert_other_devices_work(node, executor)
         hang.released.set()
-        deadline = Deadline.of(GENEROUS_S)
-        assert world.preparer.prepare(WITH_SETUP, deadline) and world.usable("sick")
+        deadline = Deadline.of(TIMEOUT_S)
+        assert node.preparer.prepare(WITH_SETUP, deadline) and node.usable("sick")
 
 
-def test_a_hundred_claims_for_a_sick_device_leave_the_threads_to_others(tmp_path: Path) -> None:
-    """As the kubelet asks: through the plugin's threads, each call with its deadline."""
-    world = World(tmp_path)
-    hang = Hang(world, f"partition made on {SICK}")
-    turns = ClaimExecutor(8)
+def test_a_hundred_claims_for_a_hanging_device_leave_threads_free(tmp_path: Path) -> None:
+    """The calls use the threads of the plugin, each with a deadline."""
+    node = SimulatedNode(tmp_path)
+    hang = Hang(node, f"partition made on {SICK}")
+    executor = ClaimExecutor(8)
 
-    async def ask(wanted: dict[str, Any], until: float) -> object:
-        uid = wanted["metadata"]["uid"]
-        deadline = Deadline(until)
-        return await turns.run(uid, "preparing", None, lambda: world.preparer.prepare(wanted, deadline), until)
+    async def prepare(claim_: dict[str, Any], deadline_s: float) -> object:
+        uid = claim_["metadata"]["uid"]
+        deadline = Deadline(deadline_s)
+        return await executor.run(uid, "preparing", None, lambda: node.preparer.prepare(claim_, deadline), deadline_s)
 
-    async def story() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        first = asyncio.create_task(ask(WITH_SETUP, loop.time() + 4 * GENEROUS_S))
-        await asyncio.to_thread(hang.reached.wait, GENEROUS_S)
-        until = loop.time() + 4 * GENEROUS_S
-        crowd = [asyncio.create_task(ask(claim(f"crowd-{n}", SICK), until)) for n in range(100)]
-        # More claims than threads, and none of the threads is lost: what is too much is refused at once.
-        await eventually_async(lambda: sum(task.done() for task in crowd) >= 100 - MAX_WAITERS)
-        refused, waiting = [task for task in crowd if task.done()], [task for task in crowd if not task.done()]
+        first = asyncio.create_task(prepare(WITH_SETUP, loop.time() + 4 * TIMEOUT_S))
+        await asyncio.to_thread(hang.reached.wait, TIMEOUT_S)
+        deadline_s = loop.time() + 4 * TIMEOUT_S
+        tasks = [asyncio.create_task(prepare(claim(f"crowd-{number}", SICK), deadline_s)) for number in range(100)]
+        # There are more claims than threads: excess calls are refused at once.
+        await eventually_async(lambda: sum(task.done() for task in tasks) >= 100 - MAX_WAITERS)
+        refused, waiting = [task for task in tasks if task.done()], [task for task in tasks if not task.done()]
         assert len(waiting) == MAX_WAITERS
         assert all(isinstance(task.exception(), LockedError) for task in refused)
         assert "sick" in str(refused[0].exception())
-        assert await ask(claim("healthy", "gpu-5", config=[partition(1)]), until)
-        # The hung claim itself is answered at its deadline.
+        assert await prepare(claim("healthy", "gpu-5", config=[partition(1)]), deadline_s)
+        # The hanging call itself gets an error at its deadline.
         with pytest.raises(RetryableError, match="still preparing it"):
-            await turns.run("sick", "preparing", None, lambda: None, loop.time() + 0.1)
+            await executor.run("sick", "preparing", None, lambda: None, loop.time() + 0.1)
         hang.released.set()
         assert await first
         for task in waiting:
@@ -248,92 +248,92 @@ def test_a_hundred_claims_for_a_sick_device_leave_the_threads_to_others(tmp_path
                 await task
 
     try:
-        asyncio.run(story())
+        asyncio.run(scenario())
     finally:
         hang.released.set()
-        turns.close()
+        executor.close()
 
 
-def agents(root: Path) -> tuple[World, World]:
-    """Two agents of a rolling update, on one host."""
-    worlds: list[World] = []
+def agents(root: Path) -> tuple[SimulatedNode, SimulatedNode]:
+    """Return two agents of a rolling update on one node."""
+    worlds: list[SimulatedNode] = []
     for name in ("old", "new"):
-        world = World(root)
-        world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
-        world.locks = KeyedLocks(root / "state" / "locks", process=name)
-        world.partitions.hardware = worlds[0].hardware if worlds else world.hardware
-        world.start()
-        worlds.append(world)
+        node = SimulatedNode(root)
+        node.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
+        node.locks = KeyedLocks(root / "state" / "locks", process=name)
+        node.partitions.hardware = worlds[0].hardware if worlds else node.hardware
+        node.start()
+        worlds.append(node)
     worlds[1].hardware = worlds[0].hardware
     return worlds[0], worlds[1]
 
 
 @pytest.mark.parametrize("point", [f"partition made on {SICK}", "before write", "after write", "lookup"])
-def test_what_hangs_in_one_agent_holds_up_nothing_else_in_the_other(tmp_path: Path, point: str) -> None:
+def test_a_hang_in_one_agent_affects_nothing_else_in_the_other(tmp_path: Path, point: str) -> None:
     old, new = agents(tmp_path)
     hang = Hang(old, point)
     with threads() as executor:
         hung = executor.submit(old.preparer.prepare, WITH_SETUP)
-        assert hang.reached.wait(GENEROUS_S)
-        others_go_on(new, executor)
-        others_go_on(old, executor)
-        for wanted in (WITH_SETUP, claim("next", SICK)):
+        assert hang.reached.wait(TIMEOUT_S)
+        assert_other_devices_work(new, executor)
+        assert_other_devices_work(old, executor)
+        for claim_ in (WITH_SETUP, claim("next", SICK)):
             with pytest.raises(LockedError, match=r"another agent has been in work on it \(pid \d+, old, for claim"):
-                new.preparer.prepare(wanted, Deadline.of(0.05))
+                new.preparer.prepare(claim_, Deadline.of(0.05))
         if old.ledger.get("sick") is not None:
             with pytest.raises(LockedError, match="pid"):
                 new.preparer.unprepare("sick", Deadline.of(0.05))
         hang.released.set()
-        assert hung.result(GENEROUS_S)
+        assert hung.result(TIMEOUT_S)
         assert new.preparer.prepare(WITH_SETUP) == hung.result() and new.preparer.unprepare("sick")
         assert old.hardware == {} and new.ledger.entries() == [] and new.specs.claims() == {}
 
 
 @pytest.mark.parametrize("point", [f"partition goes from {SICK}", "before delete"])
-def test_a_claim_that_one_agent_releases_is_not_brought_back_by_the_other(tmp_path: Path, point: str) -> None:
+def test_a_claim_being_released_is_not_restored_by_the_other_agent(tmp_path: Path, point: str) -> None:
     old, new = agents(tmp_path)
     old.preparer.prepare(WITH_SETUP)
     hang = Hang(old, point)
     with threads() as executor:
         hung = executor.submit(old.preparer.unprepare, "sick")
-        assert hang.reached.wait(GENEROUS_S)
+        assert hang.reached.wait(TIMEOUT_S)
         assert new.preparer.recover().busy == ("sick",)
-        repeated = executor.submit(new.preparer.prepare, WITH_SETUP, Deadline.of(GENEROUS_S))
+        repeated = executor.submit(new.preparer.prepare, WITH_SETUP, Deadline.of(TIMEOUT_S))
         hang.released.set()
-        assert hung.result(GENEROUS_S) is True
-        # It came after: the claim is prepared anew, not answered from what was there.
-        assert repeated.result(GENEROUS_S) and new.usable("sick") and old.hardware == {SICK: "sick", "gpu-1": "sick"}
+        assert hung.result(TIMEOUT_S) is True
+        # The prepare runs after the release: it sets up the claim again.
+        assert repeated.result(TIMEOUT_S) and new.usable("sick") and old.hardware == {SICK: "sick", "gpu-1": "sick"}
 
 
-def test_a_prepare_whose_caller_gave_up_while_it_hung_begins_nothing(tmp_path: Path) -> None:
+def test_a_hanging_prepare_whose_caller_timed_out_does_nothing(tmp_path: Path) -> None:
     old, new = agents(tmp_path)
     hang = Hang(old, "lookup")
-    patience = Deadline.of(0.2)
+    deadline = Deadline.of(0.2)
     with threads() as executor:
-        hung = executor.submit(old.preparer.prepare, WITH_SETUP, patience)
-        assert hang.reached.wait(GENEROUS_S)
-        # The kubelet asks the other agent to release the claim, and is told that it is.
+        hung = executor.submit(old.preparer.prepare, WITH_SETUP, deadline)
+        assert hang.reached.wait(TIMEOUT_S)
+        # The kubelet unprepares the claim with the other agent, which succeeds.
         new.preparer.unprepare("sick")
-        eventually(lambda: not patience.remaining())
+        eventually(lambda: not deadline.remaining())
         hang.released.set()
         with pytest.raises(RetryableError, match="no longer waits"):
-            hung.result(GENEROUS_S)
+            hung.result(TIMEOUT_S)
     assert old.hardware == {} and new.ledger.entries() == [] and new.specs.claims() == {}
     assert new.preparer.prepare(WITH_SETUP) and new.preparer.unprepare("sick")
 
 
-def test_a_claim_that_one_agent_hangs_with_is_not_undone_by_the_other_for_another_allocation(tmp_path: Path) -> None:
+def test_a_claim_that_hangs_in_one_agent_is_kept_by_the_other(tmp_path: Path) -> None:
     old, new = agents(tmp_path)
     hang = Hang(old, f"partition made on {SICK}")
     with threads() as executor:
         hung = executor.submit(old.preparer.prepare, WITH_SETUP)
-        assert hang.reached.wait(GENEROUS_S)
+        assert hang.reached.wait(TIMEOUT_S)
         moved = claim("sick", "gpu-2")
         with pytest.raises(LockedError, match=r"another agent has been in work on it \(pid \d+, old, for claim"):
-            new.preparer.prepare(moved, Deadline.of(GENEROUS_S))
+            new.preparer.prepare(moved, Deadline.of(TIMEOUT_S))
         assert set(old.hardware) == {SICK}
         hang.released.set()
-        assert hung.result(GENEROUS_S)
+        assert hung.result(TIMEOUT_S)
         with pytest.raises(PermanentError, match="unprepare it first"):
             new.preparer.prepare(moved)
         assert new.usable("sick") and new.preparer.unprepare("sick") and new.preparer.prepare(moved)
@@ -341,8 +341,8 @@ def test_a_claim_that_one_agent_hangs_with_is_not_undone_by_the_other_for_anothe
 
 
 @pytest.mark.parametrize("moved", [True, False])
-def test_a_release_waits_for_the_devices_that_the_claim_has_now(tmp_path: Path, moved: bool) -> None:
-    """Not for those that it had when this agent read the ledger last, at which another claim hangs by now."""
+def test_a_release_waits_for_the_present_devices_of_the_claim(tmp_path: Path, moved: bool) -> None:
+    """It does not wait for devices of an outdated ledger copy, at which another claim hangs."""
     old, new = agents(tmp_path)
     old.preparer.prepare(claim("a", SICK))
     new.preparer.unprepare("a")
@@ -351,13 +351,13 @@ def test_a_release_waits_for_the_devices_that_the_claim_has_now(tmp_path: Path, 
     hang = Hang(new, f"partition made on {SICK}")
     with threads() as executor:
         hung = executor.submit(new.preparer.prepare, WITH_SETUP)
-        assert hang.reached.wait(GENEROUS_S)
-        assert old.preparer.unprepare("a", Deadline.of(GENEROUS_S)) is moved
+        assert hang.reached.wait(TIMEOUT_S)
+        assert old.preparer.unprepare("a", Deadline.of(TIMEOUT_S)) is moved
         hang.released.set()
-        assert hung.result(GENEROUS_S)
+        assert hung.result(TIMEOUT_S)
 
 
-def test_a_release_that_hangs_does_not_take_the_spec_of_the_claim_s_next_life(tmp_path: Path) -> None:
+def test_a_hanging_release_keeps_the_spec_of_a_later_prepare(tmp_path: Path) -> None:
     old, new = agents(tmp_path)
     old.preparer.prepare(claim("a", "gpu-0"))
     new.preparer.unprepare("a")
@@ -365,13 +365,13 @@ def test_a_release_that_hangs_does_not_take_the_spec_of_the_claim_s_next_life(tm
     new.preparer.prepare(moved)
     hang = Hang(old, "before delete")
     with threads() as executor:
-        patience = Deadline.of(0.2)
-        hung = executor.submit(old.preparer.unprepare, "a", patience)
-        assert hang.reached.wait(GENEROUS_S)
-        # Whoever asks the other agent meanwhile waits: what hangs has the devices that the claim has now.
+        deadline = Deadline.of(0.2)
+        hung = executor.submit(old.preparer.unprepare, "a", deadline)
+        assert hang.reached.wait(TIMEOUT_S)
+        # A release by the other agent waits: the hanging call locks the present devices of the claim.
         with pytest.raises(LockedError):
             new.preparer.unprepare("a", Deadline.of(0.05))
-        eventually(lambda: not patience.remaining())
+        eventually(lambda: not deadline.remaining())
         hang.released.set()
-        assert hung.result(GENEROUS_S) is True
+        assert hung.result(TIMEOUT_S) is True
     assert new.preparer.prepare(moved) and new.usable("a")

@@ -1,4 +1,4 @@
-"""A turn serves everything that a process does at the time, and is given back while another process waits."""
+"""A lease of the ledger serves all threads of a process, and is released when another process waits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dra_agent.prepare.ledger_lease import LeaseHistory, LedgerLease
 from eventually import DEADLINE_S
 
 
-class Lock:
-    """A lock that records what is done to it."""
+class FakeLock:
+    """A lock that records its calls."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.waits: list[float] = []
         self.since: LeaseHistory = "unchanged"
         self.others_wait = False
@@ -29,24 +29,24 @@ class Lock:
     def acquire(self, wait: float) -> LeaseHistory:
         if self.refuse:
             raise self.refuse
-        self.said.append("acquire")
+        self.calls.append("acquire")
         self.waits.append(wait)
         return self.since
 
     def release(self) -> None:
-        self.said.append("release")
+        self.calls.append("release")
 
     def contended(self) -> bool:
         return self.others_wait
 
 
-def holding(turns_: LedgerLease, until: threading.Event) -> threading.Thread:
+def hold_in_thread(lease: LedgerLease, may_end: threading.Event) -> threading.Thread:
     inside = threading.Event()
 
     def work() -> None:
-        with turns_.hold():
+        with lease.hold():
             inside.set()
-            until.wait(DEADLINE_S)
+            may_end.wait(DEADLINE_S)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -54,83 +54,83 @@ def holding(turns_: LedgerLease, until: threading.Event) -> threading.Thread:
     return thread
 
 
-def test_the_first_takes_the_turn_and_the_last_gives_it_back() -> None:
-    stile, over = Lock(), threading.Event()
-    one = LedgerLease(stile)
-    threads = [holding(one, over) for _ in range(3)]
-    assert stile.said == ["acquire"]
-    over.set()
+def test_the_first_thread_acquires_and_the_last_releases_the_lease() -> None:
+    lock, may_end = FakeLock(), threading.Event()
+    lease = LedgerLease(lock)
+    threads = [hold_in_thread(lease, may_end) for _ in range(3)]
+    assert lock.calls == ["acquire"]
+    may_end.set()
     for thread in threads:
         thread.join()
-    assert stile.said == ["acquire", "release"]
-    with one.hold():
+    assert lock.calls == ["acquire", "release"]
+    with lease.hold():
         pass
-    assert stile.said == ["acquire", "release"] * 2
+    assert lock.calls == ["acquire", "release"] * 2
 
 
-def test_a_turn_that_lasts_is_joined_only_while_nobody_else_waits() -> None:
+def test_a_long_lease_is_joined_only_while_no_other_process_waits() -> None:
     now = 0.0
-    stile, over = Lock(), threading.Event()
-    one = LedgerLease(stile, clock=lambda: now)
-    first = holding(one, over)
+    lock, may_end = FakeLock(), threading.Event()
+    lease = LedgerLease(lock, clock=lambda: now)
+    first = hold_in_thread(lease, may_end)
     now = 5.0
-    second = holding(one, over)  # nobody waits: a hanging first does not hold up the second
-    now, stile.others_wait = 10.0, True
+    second = hold_in_thread(lease, may_end)  # no process waits: a hanging thread does not delay the second one
+    now, lock.others_wait = 10.0, True
     entered = threading.Event()
 
     def third() -> None:
-        with one.hold():
+        with lease.hold():
             entered.set()
 
     late = threading.Thread(target=third)
     late.start()
     assert not entered.wait(0.1)
-    over.set()
+    may_end.set()
     for thread in (first, second, late):
         thread.join(60)
-    assert entered.is_set() and stile.said == ["acquire", "release"] * 2
+    assert entered.is_set() and lock.calls == ["acquire", "release"] * 2
 
 
-def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_join_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_lease, "JOIN_WINDOW_S", 0.0)
-    stile, over = Lock(), threading.Event()
-    stile.others_wait = True
-    one = LedgerLease(stile)
-    first = holding(one, over)
-    with pytest.raises(RetryableError, match="this agent still writes other claims"), one.hold(Deadline.of(0.1)):
+    lock, may_end = FakeLock(), threading.Event()
+    lock.others_wait = True
+    lease = LedgerLease(lock)
+    first = hold_in_thread(lease, may_end)
+    with pytest.raises(RetryableError, match="this agent still writes other claims"), lease.hold(Deadline.of(0.1)):
         pass
-    over.set()
+    may_end.set()
     first.join(60)
-    assert stile.said == ["acquire", "release"]
+    assert lock.calls == ["acquire", "release"]
 
 
-def test_the_callers_deadline_is_how_long_another_process_is_waited_for() -> None:
-    stile = Lock()
+def test_the_deadline_of_the_caller_limits_the_wait() -> None:
+    lock = FakeLock()
     deadline = Deadline.of(7.0)
     before = deadline.remaining()
-    with LedgerLease(stile).hold(deadline):
-        assert deadline.remaining() <= stile.waits[0] <= before
+    with LedgerLease(lock).hold(deadline):
+        assert deadline.remaining() <= lock.waits[0] <= before
 
 
-def test_a_refused_turn_leaves_the_door_open_for_the_next() -> None:
-    stile = Lock()
-    one = LedgerLease(stile)
-    stile.refuse = RetryableError("another agent (pid 7)")
-    with pytest.raises(RetryableError, match="pid 7"), one.hold():
+def test_a_refused_lease_can_be_acquired_later() -> None:
+    lock = FakeLock()
+    lease = LedgerLease(lock)
+    lock.refuse = RetryableError("another agent (pid 7)")
+    with pytest.raises(RetryableError, match="pid 7"), lease.hold():
         pass
-    stile.refuse = None
-    with one.hold():
-        assert stile.said == ["acquire"]
+    lock.refuse = None
+    with lease.hold():
+        assert lock.calls == ["acquire"]
 
 
-def test_a_turn_that_nobody_else_wants_waits_for_nothing(tmp_path: Path) -> None:
-    """Not for a disk in particular: a thread that waits gives its processor away, which the kernel counts."""
+def test_an_uncontended_lease_causes_no_context_switch(tmp_path: Path) -> None:
+    """The kernel counts voluntary context switches, which are independent of the disk."""
     with JournalLedger(tmp_path, "boot", shared_as="a") as ledger:
-        waited = []
+        switches = []
         for _ in range(300):
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             with ledger.lease():
                 pass
-            waited.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
-        # Python's own lock is waited for now and then where other threads run.
-        assert sorted(waited)[150] == 0
+            switches.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+        # Python threads wait for the interpreter lock now and then.
+        assert sorted(switches)[150] == 0

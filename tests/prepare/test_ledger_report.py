@@ -1,4 +1,4 @@
-"""What a person is told of the ledger, and that it is given back."""
+"""The report of the ledger, and its release."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dra_agent.errors import PermanentError
 from dra_agent.prepare.ledger import JournalLedger, LedgerDamage, LedgerReport, SupersededClaim
 
 
-def report(**found: object) -> LedgerReport:
-    nothing = LedgerReport(0, (), (), (), (), 0, (), 0, None)
-    return msgspec.structs.replace(nothing, **found)
+def report(**findings: object) -> LedgerReport:
+    empty = LedgerReport(0, (), (), (), (), 0, (), 0, None)
+    return msgspec.structs.replace(empty, **findings)
 
 
-def test_nothing_is_said_of_what_is_ordinary() -> None:
+def test_normal_findings_are_not_problems() -> None:
     assert report(claims=3, started=("a",), earlier_boot=("b",), foreign_records=2).problems() == []
     assert report(damage=(LedgerDamage("journal", 10, 3, "torn tail", "u"),)).problems() == []
 
 
-def test_what_was_lost_is_said_with_what_it_seems_to_have_been() -> None:
-    found = report(
+def test_losses_are_reported_with_their_probable_claim() -> None:
+    lossy_report = report(
         damage=(
             LedgerDamage("journal", 10, 3, "torn tail"),
             LedgerDamage("journal", 40, 7, "damaged record", "u1"),
@@ -31,7 +31,7 @@ def test_what_was_lost_is_said_with_what_it_seems_to_have_been() -> None:
         lost_records=2,
         superseded=(SupersededClaim("u2", "u3", "node/gpu", "gpu-0"),),
     )
-    assert found.problems() == [
+    assert lossy_report.problems() == [
         "journal: 7 damaged bytes at 40, which seem to be of claim u1",
         "snapshot: 9 damaged bytes at 0",
         "2 records are missing",
@@ -39,7 +39,7 @@ def test_what_was_lost_is_said_with_what_it_seems_to_have_been() -> None:
     ]
 
 
-def test_a_ledger_is_one_agents_until_it_is_given_back(tmp_path: Path) -> None:
+def test_a_ledger_is_exclusive_until_it_is_closed(tmp_path: Path) -> None:
     with JournalLedger(tmp_path, "boot") as first:
         assert first.entries() == []
         with pytest.raises(PermanentError):

@@ -1,4 +1,4 @@
-"""Repair claim by claim, what is in the way of another, configuration that is named, and the phases of a prepare."""
+"""Repair of single claims, rollback of abandoned claims, configuration errors, and the phases of a prepare."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks, LockedError
 from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, ExecutorRunner, RecoveryReport, repair_all, undo_abandoned
 from eventually import DEADLINE_S
-from prepare.simulated_world import DRIVER, POOL, MemoryLedger, Partitions, Points, World, claim, partition
+from prepare.simulated_node import DRIVER, POOL, MemoryLedger, Partitions, Points, SimulatedNode, claim, partition
 
 
 def entry(uid: str, *devices: str) -> LedgerEntry:
     return LedgerEntry(uid, "default", f"claim-{uid}", tuple(HeldDevice(POOL, name, "gpus") for name in devices))
 
 
-def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> None:
-    def mend(uid: str) -> bool | None:
+def test_each_claim_is_repaired_independently() -> None:
+    def repair(uid: str) -> bool | None:
         match uid:
             case "locked":
                 raise LockedError("is in work")
@@ -36,7 +36,7 @@ def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> No
                 raise ZeroDivisionError("x")
         return {"changed": True, "whole": False, "begun": None}[uid]
 
-    report = repair_all([entry(uid) for uid in ("locked", "sick", "bug", "changed", "whole", "begun")], mend)
+    report = repair_all([entry(uid) for uid in ("locked", "sick", "bug", "changed", "whole", "begun")], repair)
     assert report == RecoveryReport(
         kept=("whole",),
         rebuilt=("changed",),
@@ -51,25 +51,25 @@ def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> No
     assert RecoveryReport() == RecoveryReport((), (), (), (), (), ())
 
 
-def test_a_repair_that_was_given_up_before_it_began_never_begins() -> None:
-    began, gate, made = threading.Event(), threading.Event(), []
+def test_a_repair_that_timed_out_in_the_queue_never_runs() -> None:
+    started, gate, results = threading.Event(), threading.Event(), []
     executor = DaemonExecutor(1, "test")
 
     def hang() -> None:
-        began.set()
+        started.set()
         gate.wait(DEADLINE_S)
 
     executor.submit(hang)
-    assert began.wait(DEADLINE_S)
+    assert started.wait(DEADLINE_S)
     with pytest.raises(RetryableError, match="repair of b has not ended within 0 s"):
-        ExecutorRunner(executor, 0.05)("repair of b", lambda: made.append("b"))
+        ExecutorRunner(executor, 0.05)("repair of b", lambda: results.append("b"))
     gate.set()
     assert ExecutorRunner(executor, DEADLINE_S)("repair of c", lambda: "c") == "c"
-    assert made == []
+    assert results == []
 
 
 class LateFuture(Future[Any]):
-    """Ends in the moment at which it is given up."""
+    """Completes at the moment of its timeout."""
 
     def result(self, timeout: float | None = None) -> Any:
         if not self.done():
@@ -83,16 +83,16 @@ class LateExecutor(Executor):
         return LateFuture()
 
 
-def test_a_repair_that_ends_in_the_moment_at_which_it_is_given_up_has_ended() -> None:
+def test_a_repair_that_ends_at_its_timeout_has_succeeded() -> None:
     assert ExecutorRunner(LateExecutor(), DEADLINE_S)("repair of a", lambda: "late") == "late"
 
 
-def test_a_round_of_repairs_has_an_end() -> None:
+def test_a_round_of_repairs_has_a_timeout() -> None:
     assert ExecutorRunner(DaemonExecutor(1, "test"))._timeout_s == REPAIR_TIMEOUT_S
     assert 0 < REPAIR_TIMEOUT_S < 60
 
 
-def test_a_timeout_of_the_call_itself_is_the_calls_own() -> None:
+def test_a_timeout_error_of_the_call_itself_is_passed_on() -> None:
     def fail() -> None:
         raise TimeoutError("of the driver")
 
@@ -100,10 +100,10 @@ def test_a_timeout_of_the_call_itself_is_the_calls_own() -> None:
         ExecutorRunner(DaemonExecutor(1, "test"), DEADLINE_S)("repair", fail)
 
 
-def test_an_abandoned_claim_that_cannot_be_undone_does_not_end_the_search() -> None:
+def test_an_abandoned_claim_that_cannot_be_undone_is_skipped() -> None:
     ledger = MemoryLedger(Points(), {})
-    for one in (entry("a", "gpu-0"), entry("b", "gpu-1"), entry("elsewhere", "gpu-7")):
-        ledger.start(one, durable=True)
+    for entry_ in (entry("a", "gpu-0"), entry("b", "gpu-1"), entry("elsewhere", "gpu-7")):
+        ledger.start(entry_, durable=True)
     undone = []
 
     def undo(other: LedgerEntry) -> None:
@@ -111,22 +111,22 @@ def test_an_abandoned_claim_that_cannot_be_undone_does_not_end_the_search() -> N
             raise RetryableError("the driver does not answer")
         undone.append(other.uid)
 
-    wanted = entry("wanted", "gpu-0", "gpu-1")
-    assert undo_abandoned(wanted, ledger, KeyedLocks(), KeyedLocks(), undo, Deadline.of(DEADLINE_S))
+    claim_ = entry("wanted", "gpu-0", "gpu-1")
+    assert undo_abandoned(claim_, ledger, KeyedLocks(), KeyedLocks(), undo, Deadline.of(DEADLINE_S))
     assert undone == ["b"]
     undone.clear()
     claims = KeyedLocks()
     with claims.hold(["b"], Deadline.of(0)):
-        assert not undo_abandoned(wanted, ledger, claims, KeyedLocks(), undo, Deadline.of(DEADLINE_S))
-    assert undone == [], "what somebody works at is not abandoned"
+        assert not undo_abandoned(claim_, ledger, claims, KeyedLocks(), undo, Deadline.of(DEADLINE_S))
+    assert undone == [], "a claim with a running operation is not abandoned"
 
 
-def test_configuration_that_is_wrong_is_named_with_its_claim_and_field(world: World) -> None:
-    wrong = partition()
-    del wrong["opaque"]["parameters"]["size"]
-    with pytest.raises(ConfigurationError) as missing:
-        world.preparer.prepare(claim("a", "gpu-0", config=[wrong]))
-    assert str(missing.value) == (
+def test_a_configuration_error_names_claim_and_field(node: SimulatedNode) -> None:
+    invalid = partition()
+    del invalid["opaque"]["parameters"]["size"]
+    with pytest.raises(ConfigurationError) as error:
+        node.preparer.prepare(claim("a", "gpu-0", config=[invalid]))
+    assert str(error.value) == (
         "claim default/claim-a: status.allocation.devices.config[0].opaque.parameters.size: is missing; "
         "correct the settings"
     )
@@ -139,28 +139,28 @@ def test_configuration_that_is_wrong_is_named_with_its_claim_and_field(world: Wo
             decode(part, {}, field="x")
 
 
-def test_a_claim_without_configuration_or_pod_says_so() -> None:
+def test_a_claim_without_configuration_or_pod_is_valid() -> None:
     read = allocation.read(claim("a", "gpu-0"), DRIVER)
     assert record.digest(read) == "" and read.pod_claim_name is None
     (device,) = read.devices
     assert not device.admin_access and device.share_id is None
 
 
-def test_how_long_each_phase_took_is_told(world: World) -> None:
-    took: list[tuple[str, float]] = []
+def test_durations_of_all_phases_are_observed(node: SimulatedNode) -> None:
+    observed: list[tuple[str, float]] = []
     preparer = Preparer(
         DRIVER,
-        world.ledger,
-        world.specs,
-        world.lookup,
+        node.ledger,
+        node.specs,
+        node.lookup,
         node="node-a",
-        edit_providers=world.preparer._edit_providers,
-        setups=[world.partitions],
-        observe_phase=lambda phase, seconds: took.append((phase, seconds)),
+        edit_providers=node.preparer._edit_providers,
+        setups=[node.partitions],
+        observe_phase=lambda phase, seconds: observed.append((phase, seconds)),
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     preparer.prepare(claim("plain", "gpu-0"))
     preparer.prepare(claim("parted", "gpu-1", config=[partition()]))
-    spent = time.perf_counter() - began
-    assert [phase for phase, _ in took] == ["lock", "ledger", "cdi", "lock", "ledger", "setup", "ledger", "cdi"]
-    assert all(0 <= seconds <= spent for _, seconds in took)
+    total = time.perf_counter() - start
+    assert [phase for phase, _ in observed] == ["lock", "ledger", "cdi", "lock", "ledger", "setup", "ledger", "cdi"]
+    assert all(0 <= seconds <= total for _, seconds in observed)

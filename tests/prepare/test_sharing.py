@@ -1,4 +1,4 @@
-"""Two agents on one state directory, as in a rolling update: one truth, whichever is asked, and whoever dies."""
+"""Two agents on one state directory, as in a rolling update: they agree, whichever is called or killed."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from dra_agent.prepare import ledger_lease
 from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
 from eventually import DEADLINE_S
-from prepare.simulated_world import Crash, World, claim, partition
+from prepare.simulated_node import Crash, SimulatedNode, claim, partition
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def sharing(root: Path, name: str) -> World:
-    world = World(root)
-    world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
-    world.locks = KeyedLocks(root / "state" / "locks", process=name)
-    world.start()
-    return world
+def sharing_node(root: Path, name: str) -> SimulatedNode:
+    node = SimulatedNode(root)
+    node.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
+    node.locks = KeyedLocks(root / "state" / "locks", process=name)
+    node.start()
+    return node
 
 
-def test_a_claim_is_prepared_by_one_and_unprepared_by_the_other(tmp_path: Path) -> None:
-    old, new = sharing(tmp_path, "old"), sharing(tmp_path, "new")
-    answer = old.preparer.prepare(claim("a", "gpu-0"))
-    assert new.preparer.prepare(claim("a", "gpu-0")) == answer
+def test_a_claim_prepared_by_one_agent_is_unprepared_by_the_other(tmp_path: Path) -> None:
+    old, new = sharing_node(tmp_path, "old"), sharing_node(tmp_path, "new")
+    response = old.preparer.prepare(claim("a", "gpu-0"))
+    assert new.preparer.prepare(claim("a", "gpu-0")) == response
     with pytest.raises(DeviceHeldError, match="claim-a"):
         new.preparer.prepare(claim("b", "gpu-0"))
     assert new.preparer.unprepare("a") and not old.preparer.unprepare("a")
     assert old.preparer.prepare(claim("b", "gpu-0")) and old.specs.claims().keys() == {"b"}
 
 
-def test_what_a_dead_agent_left_half_done_is_undone_by_who_wants_its_device_and_by_a_repair(tmp_path: Path) -> None:
-    old, new = sharing(tmp_path, "old"), sharing(tmp_path, "new")
+def test_an_unfinished_claim_of_a_dead_agent_is_undone(tmp_path: Path) -> None:
+    old, new = sharing_node(tmp_path, "old"), sharing_node(tmp_path, "new")
     new.partitions.hardware = old.hardware
     kept = new.preparer.prepare(claim("kept", "gpu-2"))
-    for uid, gpu in (("a", "gpu-0"), ("b", "gpu-1")):
+    for uid, device in (("a", "gpu-0"), ("b", "gpu-1")):
         old.points.arm(0)  # after the partition is made
-        # The dead undo nothing.
+        # A dead agent undoes nothing.
         old.ledger.release = lambda uid: True  # type: ignore[method-assign]
         with pytest.raises(Crash):
-            old.preparer.prepare(claim(uid, gpu, config=[partition(2)]))
+            old.preparer.prepare(claim(uid, device, config=[partition(2)]))
     old.points.arm(None)
     old.specs.write("stranger", b"{}")
     old.ledger._native.close()
     assert set(old.hardware) == {"gpu-0", "gpu-1"}
-    # Who wants the device next gets it; the other claim is nobody's business until a repair.
+    # The next claim for the device gets it; the other unfinished claim waits for a repair.
     assert new.preparer.prepare(claim("c", "gpu-0"))
     assert set(old.hardware) == {"gpu-1"}
     report = new.preparer.recover()
@@ -68,26 +68,26 @@ def test_what_a_dead_agent_left_half_done_is_undone_by_who_wants_its_device_and_
     assert new.preparer.prepare(claim("kept", "gpu-2")) == kept
 
 
-def test_an_agent_that_keeps_its_turn_is_named(tmp_path: Path) -> None:
-    old, new = sharing(tmp_path, "old-pod"), sharing(tmp_path, "new-pod")
+def test_an_agent_that_keeps_its_lease_is_named(tmp_path: Path) -> None:
+    old, new = sharing_node(tmp_path, "old-pod"), sharing_node(tmp_path, "new-pod")
     with (
         old.ledger.lease(),
         pytest.raises(RetryableError, match=rf"pid {os.getpid()}, old-pod"),
     ):
         new.preparer.prepare(claim("a", "gpu-0"), Deadline.of(0.05))
     assert new.preparer.prepare(claim("a", "gpu-0"))
-    assert ledger_lease.ACQUIRE_TIMEOUT_S < 45, "the kubelet gives up after 45 s"
+    assert ledger_lease.ACQUIRE_TIMEOUT_S < 45, "the kubelet times out after 45 s"
 
 
 class Agents:
-    """Two agents that are killed and come back, and someone who asks them as the kubelet does."""
+    """Two agents that are killed and restarted, and calls to them as the kubelet makes them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.waiting: dict[tuple[int, int], queue.Queue[str | None]] = {}
         self.numbers = iter(range(1, 1 << 30))
         self.lock = threading.Lock()
-        self.writing = (threading.Lock(), threading.Lock())
+        self.write_locks = (threading.Lock(), threading.Lock())
         self.ready: set[int] = set()
         self.processes = [self.start(slot) for slot in (0, 1)]
         self.kills = 0
@@ -107,9 +107,9 @@ class Agents:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                number, _, answer = line.strip().partition(" ")
+                number, _, response = line.strip().partition(" ")
                 if int(number):
-                    self.waiting[process.pid, int(number)].put(answer)
+                    self.waiting[process.pid, int(number)].put(response)
                 else:
                     self.ready.add(process.pid)
         with self.lock:
@@ -117,21 +117,21 @@ class Agents:
                 if pid == process.pid:
                     waiting.put(None)
 
-    def ask(self, slot: int, *words: str) -> str | None:
-        """Answer, or None where the agent died meanwhile."""
+    def call(self, slot: int, *arguments: str) -> str | None:
+        """Return the response, or None if the agent died meanwhile."""
         with self.lock:
             process, number = self.processes[slot], next(self.numbers)
-            answer = self.waiting[process.pid, number] = queue.Queue()
+            response = self.waiting[process.pid, number] = queue.Queue()
             if process.poll() is not None:
                 return None
         try:
             assert process.stdin is not None
-            with self.writing[slot]:
-                process.stdin.write(" ".join((str(number), *words)) + "\n")
+            with self.write_locks[slot]:
+                process.stdin.write(" ".join((str(number), *arguments)) + "\n")
                 process.stdin.flush()
-        except (OSError, ValueError):  # dead, or closed because it is dead
+        except (OSError, ValueError):  # the agent died, or its stdin was closed after its death
             return None
-        return answer.get(timeout=120)
+        return response.get(timeout=120)
 
     def kill(self, slot: int) -> None:
         with self.lock:
@@ -140,11 +140,11 @@ class Agents:
             process.wait()
             self.kills += 1
         assert process.stdin is not None
-        with suppress(OSError):  # what was on its way to the dead
+        with suppress(OSError):  # unsent output for the dead agent
             process.stdin.close()
-        fresh = self.start(slot)
+        replacement = self.start(slot)
         with self.lock:
-            self.processes[slot] = fresh
+            self.processes[slot] = replacement
 
     def stop(self) -> None:
         for process in self.processes:
@@ -153,75 +153,75 @@ class Agents:
             process.wait(timeout=120)
 
 
-def test_two_agents_under_load_and_sigkill_have_one_truth(tmp_path: Path) -> None:
+def test_two_agents_under_load_and_sigkill_agree(tmp_path: Path) -> None:
     agents = Agents(tmp_path)
-    held: dict[str, str] = {}  # device: uid, as the kubelet was answered
+    held: dict[str, str] = {}  # device: uid, as the kubelet recorded it
     guards = {f"gpu-{number}": threading.Lock() for number in range(6)}
-    over = time.monotonic() + 10 * DEADLINE_S
-    answers = dict.fromkeys(("prepared", "released", "refused", "died"), 0)
+    deadline = time.monotonic() + 10 * DEADLINE_S
+    counters = dict.fromkeys(("prepared", "released", "refused", "died"), 0)
 
-    def enough() -> bool:
-        return (agents.kills >= 12 and min(answers.values()) > 12) or time.monotonic() > over
+    def is_done() -> bool:
+        return (agents.kills >= 12 and min(counters.values()) > 12) or time.monotonic() > deadline
 
-    def insist(chance: random.Random, *words: str) -> str:
+    def call_until_answered(rng: random.Random, *arguments: str) -> str:
         while True:
-            answer = agents.ask(chance.randrange(2), *words)
-            if answer is not None:
-                return answer
-            answers["died"] += 1
+            response = agents.call(rng.randrange(2), *arguments)
+            if response is not None:
+                return response
+            counters["died"] += 1
             time.sleep(0.01)
 
     def kubelet(number: int) -> None:
-        chance = random.Random(number)
-        for turn in range(1 << 30):
-            if enough():
+        rng = random.Random(number)
+        for round_number in range(1 << 30):
+            if is_done():
                 return
-            device = chance.choice(sorted(guards))
+            device = rng.choice(sorted(guards))
             with guards[device]:
                 uid = held.get(device)
                 if uid is None:
-                    uid = f"{number}-{turn}"
-                    assert insist(chance, "prepare", uid, device) == device
+                    uid = f"{number}-{round_number}"
+                    assert call_until_answered(rng, "prepare", uid, device) == device
                     held[device] = uid
-                    answers["prepared"] += 1
-                elif chance.random() < 0.4:
-                    assert insist(chance, "prepare", f"thief-{number}-{turn}", device) == "held"
-                    answers["refused"] += 1
-                elif chance.random() < 0.3:
-                    assert insist(chance, "prepare", uid, device) == device
+                    counters["prepared"] += 1
+                elif rng.random() < 0.4:
+                    assert call_until_answered(rng, "prepare", f"thief-{number}-{round_number}", device) == "held"
+                    counters["refused"] += 1
+                elif rng.random() < 0.3:
+                    assert call_until_answered(rng, "prepare", uid, device) == device
                 else:
-                    # False where the agent that died had released it already.
-                    assert insist(chance, "unprepare", uid) in ("released True", "released False")
+                    # "False" if the agent that died had released it already.
+                    assert call_until_answered(rng, "unprepare", uid) in ("released True", "released False")
                     del held[device]
-                    answers["released"] += 1
-            if chance.random() < 0.05:
-                assert insist(chance, "compact") == "compacted"
+                    counters["released"] += 1
+            if rng.random() < 0.05:
+                assert call_until_answered(rng, "compact") == "compacted"
 
     def killer() -> None:
-        chance = random.Random(99)
-        while not enough():
-            slot = chance.randrange(2)
-            # One that only ever starts does nothing to be killed in.
-            while agents.processes[slot].pid not in agents.ready and not enough():
+        rng = random.Random(99)
+        while not is_done():
+            slot = rng.randrange(2)
+            # Only an agent that is ready has work to interrupt.
+            while agents.processes[slot].pid not in agents.ready and not is_done():
                 time.sleep(0.01)
-            time.sleep(chance.uniform(0.05, 0.6))
+            time.sleep(rng.uniform(0.05, 0.6))
             agents.kill(slot)
 
     try:
         with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(killer), *(pool.submit(kubelet, number) for number in range(3))]:
-                done.result()
+            for future in [pool.submit(killer), *(pool.submit(kubelet, number) for number in range(3))]:
+                future.result()
     finally:
         agents.stop()
-    assert agents.kills >= 5 and min(answers.values()) > 5, (agents.kills, answers)
+    assert agents.kills >= 5 and min(counters.values()) > 5, (agents.kills, counters)
     with JournalLedger(tmp_path / "state", "boot-1") as ledger:
-        world = World(tmp_path)
-        world.ledger = ledger
-        world.start()
-        # What was killed last may have begun a claim or a file; nobody came after it.
-        assert world.preparer.recover().problems == ()
+        node = SimulatedNode(tmp_path)
+        node.ledger = ledger
+        node.start()
+        # The agent killed last may have left an unfinished claim or file.
+        assert node.preparer.recover().problems == ()
         entries = ledger.entries()
         assert {entry.devices[0].device: entry.uid for entry in entries} == held
         assert all(entry.state == "completed" for entry in entries) and len(entries) == len(held)
         assert ledger.report.problems() == []
-    assert world.specs.claims().keys() == set(held.values()) and not list(world.cdi.glob(".*"))
+    assert node.specs.claims().keys() == set(held.values()) and not list(node.cdi.glob(".*"))

@@ -1,4 +1,4 @@
-"""Any order of claims, repeats, releases, damage and crashes: what was promised holds, and nothing is held twice."""
+"""Any sequence of prepares, repeats, releases, damage and crashes: prepared claims stay prepared, without conflicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.ledger import DeviceHeldError
-from prepare.simulated_world import DRIVER, Crash, World, claim, partition, result
+from prepare.simulated_node import DRIVER, Crash, SimulatedNode, claim, partition, result
 
 GPUS = 4
 UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -23,15 +23,15 @@ POINTS = st.none() | st.integers(0, 9)
 
 
 class Agent(RuleBasedStateMachine):
-    """The model: which claims were answered as prepared and not answered as released since."""
+    """The model: claims that were returned as prepared and not unprepared since."""
 
     @initialize(keep_unsynced=st.booleans())
     def begin(self, keep_unsynced: bool) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="dra-agent-"))
-        self.world = World(self.root, gpus=GPUS)
-        self.world.memory.keep_unsynced = keep_unsynced
-        self.promised: dict[str, dict[str, object]] = {}
-        self.unsure: set[str] = set()
+        self.node = SimulatedNode(self.root, gpus=GPUS)
+        self.node.memory.keep_unsynced = keep_unsynced
+        self.expected: dict[str, dict[str, object]] = {}
+        self.unconfirmed: set[str] = set()
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
@@ -46,59 +46,59 @@ class Agent(RuleBasedStateMachine):
     )
     def prepare(self, uid: str, gpus: set[int], share: str | None, set_up: bool, crash_at: int | None) -> None:
         set_up = set_up and share is None
-        results = [result(f"gpu-{n}", **({"shareID": share} if share else {})) for n in sorted(gpus)]
-        wanted = claim(uid, *results, config=[partition(2)] if set_up else [])
-        self.world.points.arm(crash_at)
+        results = [result(f"gpu-{number}", **({"shareID": share} if share else {})) for number in sorted(gpus)]
+        claim_ = claim(uid, *results, config=[partition(2)] if set_up else [])
+        self.node.points.arm(crash_at)
         try:
-            self.world.preparer.prepare(wanted)
+            self.node.preparer.prepare(claim_)
         except DeviceHeldError:
-            assert self._others(uid, wanted), "refused although nobody has the devices"
+            assert self._is_held_by_others(uid, claim_), "refused although no claim holds the devices"
         except PermanentError:
-            assert uid in self.promised | dict.fromkeys(self.unsure) and self.promised.get(uid) != wanted
+            assert uid in self.expected | dict.fromkeys(self.unconfirmed) and self.expected.get(uid) != claim_
         except RetryableError:
-            assert self._missing(wanted)
-            self._asked_anew(uid, wanted)
+            assert self._has_missing_node(claim_)
+            self._update_expected(uid, claim_)
         except Crash:
             self._restart()
-            self._asked_anew(uid, wanted)
-            if uid not in self.promised:
-                entry = self.world.ledger.get(uid)
-                self.unsure.discard(uid)
+            self._update_expected(uid, claim_)
+            if uid not in self.expected:
+                entry = self.node.ledger.get(uid)
+                self.unconfirmed.discard(uid)
                 if entry is not None:
-                    self.unsure.add(uid)
+                    self.unconfirmed.add(uid)
         else:
-            assert not self._others(uid, wanted), "answered although somebody else has a device"
-            assert self.world.usable(uid)
-            self.promised[uid] = wanted
-            self.unsure.discard(uid)
-        self.world.points.arm(None)
+            assert not self._is_held_by_others(uid, claim_), "prepared although another claim holds a device"
+            assert self.node.usable(uid)
+            self.expected[uid] = claim_
+            self.unconfirmed.discard(uid)
+        self.node.points.arm(None)
 
     @rule(uid=UIDS, crash_at=POINTS)
     def unprepare(self, uid: str, crash_at: int | None) -> None:
-        self.world.points.arm(crash_at)
+        self.node.points.arm(crash_at)
         try:
-            self.world.preparer.unprepare(uid)
+            self.node.preparer.unprepare(uid)
         except Crash:
             self._restart()
-            held = self.world.ledger.get(uid) is not None
+            held = self.node.ledger.get(uid) is not None
             if not held:
-                self.promised.pop(uid, None)
-                self.unsure.discard(uid)
+                self.expected.pop(uid, None)
+                self.unconfirmed.discard(uid)
         else:
-            self.promised.pop(uid, None)
-            self.unsure.discard(uid)
-            assert self.world.ledger.get(uid) is None and not self.world.specs.file(uid).exists()
-        self.world.points.arm(None)
+            self.expected.pop(uid, None)
+            self.unconfirmed.discard(uid)
+            assert self.node.ledger.get(uid) is None and not self.node.specs.file(uid).exists()
+        self.node.points.arm(None)
 
     @rule(uid=UIDS, text=st.sampled_from([None, "", "{}", '{"cdiVersion": "1.0.0"}']))
     def damage_spec(self, uid: str, text: str | None) -> None:
-        file = self.world.specs.file(uid)
+        file = self.node.specs.file(uid)
         if file.exists():
             file.unlink() if text is None else file.write_text(text)
 
-    @rule(n=st.integers(0, GPUS - 1))
-    def lose_or_regain_a_node(self, n: int) -> None:
-        node = self.world.host.dev_path(f"/dev/dri/card{n}")
+    @rule(number=st.integers(0, GPUS - 1))
+    def lose_or_regain_a_node(self, number: int) -> None:
+        node = self.node.host.dev_path(f"/dev/dri/card{number}")
         node.unlink() if node.exists() else node.touch()
 
     @rule()
@@ -106,81 +106,81 @@ class Agent(RuleBasedStateMachine):
         self._restart()
 
     def _restart(self) -> None:
-        self.world.crash_and_restart()
-        report = self.world.preparer.recover()
+        self.node.crash_and_restart()
+        report = self.node.preparer.recover()
         for problem in report.problems:
             assert "device node" in problem, problem
-        assert not any(entry.state == "started" for entry in self.world.ledger.entries())
-        assert self.world.specs.claims().keys() <= {entry.uid for entry in self.world.ledger.entries()}
+        assert not any(entry.state == "started" for entry in self.node.ledger.entries())
+        assert self.node.specs.claims().keys() <= {entry.uid for entry in self.node.ledger.entries()}
 
-    def _asked_anew(self, uid: str, wanted: dict[str, object]) -> None:
-        """What was promised for an earlier allocation ends where the claim is prepared for another one."""
-        if self.promised.get(uid, wanted) == wanted:
+    def _update_expected(self, uid: str, claim_: dict[str, object]) -> None:
+        """A prepare for another allocation replaces the expected one."""
+        if self.expected.get(uid, claim_) == claim_:
             return
-        entry = self.world.ledger.get(uid)
+        entry = self.node.ledger.get(uid)
         if entry is None:
-            del self.promised[uid]
-        elif entry.payload["config"] == records.digest(allocations.read(wanted, DRIVER)):
-            self.promised[uid] = wanted
+            del self.expected[uid]
+        elif entry.payload["config"] == records.digest(allocations.read(claim_, DRIVER)):
+            self.expected[uid] = claim_
 
-    def _missing(self, wanted: dict[str, object]) -> bool:
-        return any(not self.world.host.dev_path(f"/dev/dri/card{n}").exists() for n in _numbers(wanted))
+    def _has_missing_node(self, claim_: dict[str, object]) -> bool:
+        return any(not self.node.host.dev_path(f"/dev/dri/card{number}").exists() for number in _numbers(claim_))
 
-    def _others(self, uid: str, wanted: dict[str, object]) -> bool:
-        mine = _keys(wanted)
+    def _is_held_by_others(self, uid: str, claim_: dict[str, object]) -> bool:
+        own = _keys(claim_)
         theirs = [
             (device.device, device.share_id)
-            for entry in self.world.ledger.entries()
+            for entry in self.node.ledger.entries()
             if entry.uid != uid
             for device in entry.devices
         ]
         return any(
             name == other and (share is None or other_share is None or share == other_share)
-            for name, share in mine
+            for name, share in own
             for other, other_share in theirs
         )
 
     @invariant()
-    def promises_are_kept(self) -> None:
+    def prepared_claims_stay_prepared(self) -> None:
         if not hasattr(self, "world"):
             return
-        for uid, wanted in self.promised.items():
-            entry = self.world.ledger.get(uid)
+        for uid, claim_ in self.expected.items():
+            entry = self.node.ledger.get(uid)
             assert entry is not None and entry.state == "completed", f"{uid} was lost"
-            assert {(d.device, d.share_id) for d in entry.devices} == set(_keys(wanted))
+            assert {(device.device, device.share_id) for device in entry.devices} == set(_keys(claim_))
             try:
-                self.world.preparer.prepare(wanted)
+                self.node.preparer.prepare(claim_)
             except AgentError as error:
-                assert self._missing(wanted), error
+                assert self._has_missing_node(claim_), error
             else:
-                assert self.world.usable(uid)
+                assert self.node.usable(uid)
 
     @invariant()
-    def nobody_shares_what_is_not_shared(self) -> None:
+    def only_shares_are_shared(self) -> None:
         if not hasattr(self, "world"):
             return
-        seen: dict[str, list[str | None]] = {}
-        for entry in self.world.ledger.entries():
+        shares_by_device: dict[str, list[str | None]] = {}
+        for entry in self.node.ledger.entries():
             for device in entry.devices:
-                seen.setdefault(device.device, []).append(device.share_id)
-        for name, shares in seen.items():
+                shares_by_device.setdefault(device.device, []).append(device.share_id)
+        for name, shares in shares_by_device.items():
             assert len(shares) == 1 or (None not in shares and len(set(shares)) == len(shares)), (name, shares)
 
     @invariant()
-    def no_partition_without_its_claim(self) -> None:
+    def every_partition_belongs_to_a_claim(self) -> None:
         if not hasattr(self, "world"):
             return
-        held = {entry.uid for entry in self.world.ledger.entries()}
-        assert set(self.world.hardware.values()) <= held
+        held = {entry.uid for entry in self.node.ledger.entries()}
+        assert set(self.node.hardware.values()) <= held
 
 
-def _keys(wanted: dict[str, Any]) -> list[tuple[str, str | None]]:
-    results = wanted["status"]["allocation"]["devices"]["results"]
+def _keys(claim_: dict[str, Any]) -> list[tuple[str, str | None]]:
+    results = claim_["status"]["allocation"]["devices"]["results"]
     return [(item["device"], item.get("shareID")) for item in results]
 
 
-def _numbers(wanted: dict[str, object]) -> list[int]:
-    return [int(name.removeprefix("gpu-")) for name, _ in _keys(wanted)]
+def _numbers(claim_: dict[str, object]) -> list[int]:
+    return [int(name.removeprefix("gpu-")) for name, _ in _keys(claim_)]
 
 
 TestAgent = Agent.TestCase

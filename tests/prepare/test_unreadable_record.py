@@ -1,4 +1,4 @@
-"""Releasing a claim whose record this agent cannot read: by what its set-ups have noted, and never in silence."""
+"""Release of a claim whose record cannot be read: by the state files of its setups, and with a log line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from prepare.simulated_world import Partitions, World, claim, partition
+from prepare.simulated_node import Partitions, SimulatedNode, claim, partition
 
 
-class NotingPartitions(Partitions):
-    """Knows by its notes, here the hardware itself, what a claim has."""
+class StatefulPartitions(Partitions):
+    """Partitions with state files, here the hardware itself."""
 
     def noted(self, uid: str) -> Sequence[str]:
         return [key for key, owner in self.hardware.items() if owner == uid]
@@ -25,41 +25,41 @@ class NotingPartitions(Partitions):
         self._remove(uid, keys)
 
 
-def damaged(world: World, payload: object) -> None:
-    world.partitions = NotingPartitions(world.points, world.hardware)
-    world.start()
-    world.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
-    entry = world.memory.disk["a"]
-    world.memory.disk["a"] = msgspec.structs.replace(entry, payload=payload)
+def damage_record(node: SimulatedNode, payload: object) -> None:
+    node.partitions = StatefulPartitions(node.points, node.hardware)
+    node.start()
+    node.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
+    entry = node.memory.disk["a"]
+    node.memory.disk["a"] = msgspec.structs.replace(entry, payload=payload)
 
 
 @pytest.mark.parametrize("setups", [[dict(zip(("api_version", "kind"), Partitions.kind, strict=True))], None])
-def test_what_its_set_ups_noted_is_undone_and_the_release_is_reported(
-    world: World, caplog: pytest.LogCaptureFixture, setups: list[dict[str, str]] | None
+def test_setups_are_undone_by_state_files_and_the_release_is_logged(
+    node: SimulatedNode, caplog: pytest.LogCaptureFixture, setups: list[dict[str, str]] | None
 ) -> None:
-    damaged(world, None if setups is None else {"devices": "elsewhere", "setups": setups})
+    damage_record(node, None if setups is None else {"devices": "elsewhere", "setups": setups})
     with caplog.at_level(logging.WARNING):
-        assert world.preparer.unprepare("a")
-    assert world.hardware == {} and world.ledger.entries() == []
+        assert node.preparer.unprepare("a")
+    assert node.hardware == {} and node.ledger.entries() == []
     assert {"set-up undone from its own state files", "released a claim whose record cannot be read"} <= {
         record.message for record in caplog.records
     }
 
 
 @pytest.mark.parametrize(
-    ("payload", "says"),
+    ("payload", "message"),
     [
         ([], "what was set up for it is not known"),
         ("text", "what was set up for it is not known"),
         ({"devices": 1, "setups": [{"api_version": "v9", "kind": "Hologram"}]}, "Hologram was set up for it"),
     ],
 )
-def test_devices_stay_held_where_nobody_knows_what_was_set_up(world: World, payload: object, says: str) -> None:
-    damaged(world, payload)
+def test_devices_stay_held_if_the_setups_are_unknown(node: SimulatedNode, payload: object, message: str) -> None:
+    damage_record(node, payload)
     for _ in range(2):
         with pytest.raises(
-            RetryableError, match=rf"claim default/claim-a \(a\): its record cannot be read, and {says}"
+            RetryableError, match=rf"claim default/claim-a \(a\): its record cannot be read, and {message}"
         ):
-            world.preparer.unprepare("a")
-        assert world.ledger.get("a") is not None
-    assert world.hardware == {}, "what is known is undone all the same"
+            node.preparer.unprepare("a")
+        assert node.ledger.get("a") is not None
+    assert node.hardware == {}, "known setups are undone nevertheless"

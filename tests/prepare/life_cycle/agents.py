@@ -1,4 +1,4 @@
-"""Starting agents, asking them and killing them: the side of a test."""
+"""Starting, calling and killing agents, on the side of the test."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 
 from eventually import DEADLINE_S
-from prepare.life_cycle.words import AgentSettings, Call, Event
+from prepare.life_cycle.protocol import AgentSettings, Call, Event
 
 TESTS = Path(__file__).resolve().parents[2]
 
 
 class DiedError(Exception):
-    """The agent was killed at the point that was chosen."""
+    """The agent was killed at the chosen point."""
 
 
-class Nursery:
-    """The process that starts agents, each within milliseconds."""
+class AgentFactory:
+    """The process that forks agents within milliseconds."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "agents"
@@ -53,16 +53,16 @@ class Nursery:
 
 
 @contextmanager
-def nursery(folder: Path) -> Iterator[Nursery]:
-    started = Nursery(folder)
+def agent_factory(folder: Path) -> Iterator[AgentFactory]:
+    factory = AgentFactory(folder)
     try:
-        yield started
+        yield factory
     finally:
-        started.close()
+        factory.close()
 
 
 class RunningAgent:
-    """One agent, from its start to its death."""
+    """An agent from its start to its end."""
 
     def __init__(self, connection: socket.socket, settings: AgentSettings) -> None:
         self._connection = connection
@@ -80,30 +80,30 @@ class RunningAgent:
             raise AssertionError(ready.text)
         self.problems = ready.problems
         self._number = 0
-        self._told: list[Event] = []
+        self._pending: list[Event] = []
 
-    def ask(self, what: Any, **more: Any) -> Event:
-        """Give the answer, or that the call hangs now. DiedError where the agent was killed meanwhile."""
+    def send_call(self, operation: Any, **arguments: Any) -> Event:
+        """Return the response, or an event that the call hangs. Raises DiedError if the agent was killed meanwhile."""
         self._number += 1
-        self._connection.sendall(msgspec.json.encode(Call(self._number, what, **more)) + b"\n")
-        return self.answer(self._number)
+        self._connection.sendall(msgspec.json.encode(Call(self._number, operation, **arguments)) + b"\n")
+        return self.wait_for_event(self._number)
 
-    def answer(self, number: int) -> Event:
-        """Wait for the next word about a call."""
+    def wait_for_event(self, number: int) -> Event:
+        """Wait for the next event of a call."""
         while True:
-            for event in self._told:
+            for event in self._pending:
                 if event.number == number:
-                    self._told.remove(event)
+                    self._pending.remove(event)
                     assert event.kind != "broken", event.text
                     return event
-            self._told.append(self._next())
+            self._pending.append(self._next())
 
     def kill(self) -> None:
-        """End it at once; when this returns, its locks are free."""
+        """Kill the agent; when this returns, its locks are released."""
         if not self._dead:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
-            self._died()
+            self._wait_for_exit()
 
     def _next(self) -> Event:
         try:
@@ -111,15 +111,15 @@ class RunningAgent:
         except ConnectionResetError:
             line = b""
         if not line:
-            self._died()
+            self._wait_for_exit()
             raise DiedError
         return msgspec.json.decode(line, type=Event)
 
-    def _died(self) -> None:
+    def _wait_for_exit(self) -> None:
         self._dead = True
-        waiting = select.poll()
-        waiting.register(self._process, select.POLLIN)
-        assert waiting.poll(4000 * DEADLINE_S), "an agent that was killed has not ended"
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        assert poller.poll(4000 * DEADLINE_S), "an agent that was killed has not ended"
         self._close()
         os.close(self._process)
 

@@ -20,7 +20,7 @@ HOSTS: dict[str, type[LifeCycle]] = {
     "two-state-directories": TwoStateDirectories,
 }
 EXAMPLES, STEPS = 25, 50
-"""Of one seed."""
+"""Per seed."""
 
 
 def main() -> int:
@@ -30,20 +30,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each further one has the next")
     args = parser.parse_args()
     names = [args.host] if args.host else list(HOSTS)
-    began, rounds = time.monotonic(), 0
-    while rounds < len(names) or time.monotonic() - began < 60 * args.minutes:
+    start, rounds = time.monotonic(), 0
+    while rounds < len(names) or time.monotonic() - start < 60 * args.minutes:
         name, number = names[rounds % len(names)], args.seed + rounds // len(names)
         try:
             with tempfile.TemporaryDirectory(prefix="dra-") as folder:
-                run(HOSTS[name], Path(folder), examples=EXAMPLES, steps=STEPS, begin_with=number)
+                run(HOSTS[name], Path(folder), examples=EXAMPLES, steps=STEPS, seed_number=number)
         except BaseException:
             print(f"FAILED: --host {name} --seed {number}", flush=True)
             raise
         rounds += 1
         print(f"--host {name} --seed {number}: passed", flush=True)
-    print(f"passed: {rounds} rounds of {', '.join(names)} from seed {args.seed} in {time.monotonic() - began:.0f} s")
-    for what, count in sorted(LifeCycle.counted.items()):
-        print(f"{count:8} {what}")
+    print(f"passed: {rounds} rounds of {', '.join(names)} from seed {args.seed} in {time.monotonic() - start:.0f} s")
+    for event, count in sorted(LifeCycle.counters.items()):
+        print(f"{count:8} {event}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A clock that can be set forward; whoever imports this has it in the whole process, before the agent's modules."""
+"""A clock that can be advanced. It applies to the whole process, and is imported before modules of the agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _now() -> float:
 
 
 def set_forward(seconds: float) -> None:
-    """Let so much time pass at once."""
+    """Advance the clock."""
     global _ahead_s
     _ahead_s += seconds
 

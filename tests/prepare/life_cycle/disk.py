@@ -1,4 +1,4 @@
-"""What lies on the host's disk, read without the product's code where that is short."""
+"""The contents of the disk of the host, mostly read without product code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from dra_agent.prepare.ownership import OwnerRecord
-from prepare.life_cycle.wanted import Wanted
+from prepare.life_cycle.allocation import Allocation
 
 
 def ledger(state_dir: Path) -> dict[str, dict[str, Any]]:
-    """Claims by uid, as docs/ledger.md describes the files: a snapshot, then journals; each record has a number."""
+    """Return claims by uid, from the files of docs/ledger.md: a snapshot, then journals with numbered records."""
     entries: dict[str, dict[str, Any]] = {}
     last = -1
     for file in [state_dir / "ledger" / "snapshot", *sorted((state_dir / "ledger").glob("journal-????????"))]:
@@ -38,24 +38,24 @@ def _records(file: Path) -> list[dict[str, Any]]:
 
 
 def held_by(entry: dict[str, Any]) -> set[tuple[str, str | None]]:
-    """Devices of an entry, with the share."""
+    """Return the devices of an entry with their share ids."""
     return {(item["device"], item.get("share_id")) for item in entry["devices"]}
 
 
 def specs(cdi: Path, driver: str) -> dict[str, dict[str, Any]]:
-    """CDI specs by claim; None for one that cannot be read."""
-    found = {}
+    """Return CDI specs by claim uid; empty for one that cannot be decoded."""
+    specs_ = {}
     for file in cdi.glob(f"{driver}-claim_*.json"):
         uid = file.name.removeprefix(f"{driver}-claim_").removesuffix(".json")
         try:
-            found[uid] = msgspec.json.decode(file.read_bytes())
+            specs_[uid] = msgspec.json.decode(file.read_bytes())
         except msgspec.DecodeError:
-            found[uid] = {}
-    return found
+            specs_[uid] = {}
+    return specs_
 
 
-def provides(spec: dict[str, Any] | None, ids: list[str], wanted: Wanted) -> bool:
-    """Tell whether a spec has what containers of a claim are to be given."""
+def provides(spec: dict[str, Any] | None, ids: list[str], allocation: Allocation) -> bool:
+    """Return whether a spec has the device ids and edits of a claim."""
     if not spec or "kind" not in spec:
         return False
     devices = {f"{spec['kind']}={device['name']}": device for device in spec["devices"]}
@@ -64,23 +64,23 @@ def provides(spec: dict[str, Any] | None, ids: list[str], wanted: Wanted) -> boo
     env = [text for device in devices.values() for text in device.get("containerEdits", {}).get("env", [])]
     env += spec.get("containerEdits", {}).get("env", [])
     partitions = {text for text in env if text.startswith("PARTITION=")}
-    return partitions == ({f"PARTITION={wanted.partition}"} if wanted.partition else set())
+    return partitions == ({f"PARTITION={allocation.partition}"} if allocation.partition else set())
 
 
 def hardware(folder: Path) -> dict[str, tuple[str, str]]:
-    """Partitions: driver and uid by device."""
-    found = {}
+    """Return driver and claim uid of each partition by device."""
+    specs_ = {}
     for file in folder.iterdir():
         driver, uid = file.read_text().split()
-        found[file.name] = (driver, uid)
-    return found
+        specs_[file.name] = (driver, uid)
+    return specs_
 
 
 def owners(folder: Path) -> dict[str, OwnerRecord]:
-    """Owner files by address; without those that name nobody."""
-    found = {}
+    """Return owner records by address, without empty files."""
+    specs_ = {}
     for file in folder.iterdir():
         content = file.read_bytes().partition(b"\n")[0]
         if content:
-            found[file.name] = msgspec.json.decode(content, type=OwnerRecord)
-    return found
+            specs_[file.name] = msgspec.json.decode(content, type=OwnerRecord)
+    return specs_

@@ -1,7 +1,7 @@
-"""What has to be true: who was promised which devices, and what of it has to be on the disk.
+"""The model of the disk: which devices each prepared claim has, and which files must exist for it.
 
-The model of a state directory is a promise for each claim that was answered as prepared and that nobody has asked to
-release since. A claim is loose while a call for it was not answered: it may hold its devices, or nothing.
+The model of a state directory has an entry for each claim that was returned as prepared and not unprepared since. A
+claim is unconfirmed while a call for it failed: it may hold its devices or nothing.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from prepare.life_cycle import disk
-from prepare.life_cycle.wanted import Wanted, exclude
-from prepare.simulated_world import POOL
+from prepare.life_cycle.allocation import Allocation, are_exclusive
+from prepare.simulated_node import POOL
 
 
 @dataclass
-class Promise:
-    """What a kubelet was answered."""
+class PreparedRecord:
+    """A claim as it was returned to the kubelet."""
 
-    wanted: Wanted
+    allocation: Allocation
     ids: list[str]
-    whole: bool = True
-    """Whether spec and set-up have to be there: not after somebody else removed them, until they are repaired."""
+    intact: bool = True
+    """Whether spec and device setup must exist: not between external damage and a repair."""
 
 
 @dataclass
-class Side:
-    """One state directory, which is one ledger, one driver and one owner of devices."""
+class StateDirectory:
+    """One state directory: a ledger, a driver, and an owner of devices."""
 
     root: Path
     name: str
     driver: str
-    promises: dict[str, Promise] = field(default_factory=dict)
-    loose: set[str] = field(default_factory=set)
-    noticed: bool = False
+    prepared_claims: dict[str, PreparedRecord] = field(default_factory=dict)
+    unconfirmed: set[str] = field(default_factory=set)
+    is_reclaimed: bool = False
     """Whether the node is being reclaimed."""
-    died: bool = False
-    """Whether an agent has died since the last start: what it owned and had not begun yet is still written down."""
+    agent_died: bool = False
+    """Whether an agent was killed since the last start: owner records without a ledger entry may remain."""
 
     unowned: set[str] = field(default_factory=set)
-    """Claims with a device that was not there after a reboot: until they are repaired another agent may take it."""
+    """Claims with a device that was missing after a reboot: until their repair another agent may own it."""
 
     @property
     def path(self) -> Path:
@@ -50,14 +50,14 @@ class Side:
     def ledger(self) -> dict[str, dict[str, Any]]:
         return disk.ledger(self.path)
 
-    def loosen(self, uid: str) -> None:
-        """Somebody was told that something of the claim did not end."""
-        self.promises.pop(uid, None)
-        self.loose.add(uid)
+    def mark_unconfirmed(self, uid: str) -> None:
+        """Record that a call for the claim failed."""
+        self.prepared_claims.pop(uid, None)
+        self.unconfirmed.add(uid)
 
 
 class Host:
-    """What all agents have in common."""
+    """The parts that all agents share."""
 
     def __init__(self, root: Path, gpus: int) -> None:
         self.root = root
@@ -71,110 +71,131 @@ class Host:
         return not all((self.root / "present" / name).exists() for name in names)
 
     def plug(self, out: Collection[int]) -> None:
-        """Put every device where it belongs, but for these."""
+        """Plug in every device except these."""
         for number in range(self.gpus):
             file = self.root / "present" / f"gpu-{number}"
             file.unlink(missing_ok=True) if number in out else file.touch()
 
     def reboot(self) -> None:
-        """Of everything that agents made only their state directories stay."""
+        """Remove everything except the state directories."""
         self.boot += 1
         for name in ("hardware", "run", "cdi"):
             for file in (self.root / name).iterdir():
                 file.unlink()
 
     def refusals(
-        self, side: Side, uid: str, wanted: Wanted, claim_locks: Collection[str], device_locks: Collection[str]
+        self,
+        directory: StateDirectory,
+        uid: str,
+        allocation: Allocation,
+        claim_locks: Collection[str],
+        device_locks: Collection[str],
     ) -> set[str]:
-        """Say why a claim cannot be prepared now; it has to be where there is no reason.
+        """Return why a claim cannot be prepared now; without a reason it must be prepared.
 
-        `claim_locks` are those of the agent that is asked, `device_locks` those of all on the state directory: of what
-        hangs.
+        `claim_locks` are those of the called agent, `device_locks` those of all agents on the state directory; both
+        belong to hanging calls.
         """
-        before, taken = side.ledger(), set(device_locks)
-        entry = before.get(uid)
-        if side.noticed and entry is None:
+        entries, locked = directory.ledger(), set(device_locks)
+        entry = entries.get(uid)
+        if directory.is_reclaimed and entry is None:
             return {"reclaim", "busy"} if uid in claim_locks else {"reclaim"}
-        if uid in claim_locks or wanted.locks & taken:
+        if uid in claim_locks or allocation.locks & locked:
             return {"busy"}
         if entry is not None and entry["state"] == "completed":
-            if disk.held_by(entry) != wanted.held:
+            if disk.held_by(entry) != allocation.held:
                 return {"other devices"}
-            return {"missing"} if self.missing(wanted.names) else self.foreign(side, wanted.names)
-        if entry is not None and locks_of(entry) & taken:
+            return {"missing"} if self.missing(allocation.names) else self.held_elsewhere(directory, allocation.names)
+        if entry is not None and locks_of(entry) & locked:
             return {"busy"}
-        why = {"missing"} if self.missing(wanted.names) else set()
-        for other, theirs in before.items():
-            if other != uid and exclude(wanted.held, disk.held_by(theirs)):
-                # What was begun and is in nobody's work is undone for whoever wants its devices.
-                in_work = other in claim_locks or locks_of(theirs) & taken
-                if theirs["state"] == "completed" or in_work:
-                    why.add("held")
-        return why | self.foreign(side, wanted.names)
+        reasons = {"missing"} if self.missing(allocation.names) else set()
+        for other_uid, other_entry in entries.items():
+            if other_uid != uid and are_exclusive(allocation.held, disk.held_by(other_entry)):
+                # An unfinished claim without an operation is rolled back when another claim needs its devices.
+                in_progress = other_uid in claim_locks or locks_of(other_entry) & locked
+                if other_entry["state"] == "completed" or in_progress:
+                    reasons.add("held")
+        return reasons | self.held_elsewhere(directory, allocation.names)
 
-    def foreign(self, side: Side, names: Iterable[str]) -> set[str]:
-        """Say that an agent with another state directory owns one of the devices."""
+    def held_elsewhere(self, directory: StateDirectory, names: Iterable[str]) -> set[str]:
+        """Return {"held"} if an agent with another state directory owns one of the devices."""
         owners = disk.owners(self.root / "run")
         records = [owners.get(address_of(name)) for name in names]
-        return {"held"} if any(one is not None and Path(one.state_dir) != side.path for one in records) else set()
+        return (
+            {"held"}
+            if any(record is not None and Path(record.state_dir) != directory.path for record in records)
+            else set()
+        )
 
-    def check(self, sides: Collection[Side], in_work: Mapping[str, Collection[str]]) -> None:
-        """Compare the disk with the model; `in_work` are claims at which hanging calls are, by state directory."""
-        found = {side.name: side.ledger() for side in sides}
+    def check(self, directories: Collection[StateDirectory], in_progress: Mapping[str, Collection[str]]) -> None:
+        """Compare the disk with the model; `in_progress` has the claims of hanging calls by state directory."""
+        ledgers = {directory.name: directory.ledger() for directory in directories}
         partitions, owners = disk.hardware(self.root / "hardware"), disk.owners(self.root / "run")
-        for side in sides:
-            entries, working = found[side.name], set(in_work[side.name])
-            assert entries.keys() <= side.promises.keys() | side.loose | working, "a claim that nobody wants"
-            side.loose &= entries.keys() | working
-            self._check_promises(side, entries, partitions)
-            self._check_leftovers(side, entries, partitions)
+        for directory in directories:
+            entries, active = ledgers[directory.name], set(in_progress[directory.name])
+            assert entries.keys() <= directory.prepared_claims.keys() | directory.unconfirmed | active, (
+                "a claim that was never requested"
+            )
+            directory.unconfirmed &= entries.keys() | active
+            self._check_promises(directory, entries, partitions)
+            self._check_leftovers(directory, entries, partitions)
             for address, record in owners.items():
-                if Path(record.state_dir) == side.path and not side.died:
-                    others = set(record.claims) - entries.keys() - working
-                    assert not others, f"{address} is owned for claims that hold nothing: {others}"
-        unowned = {(side.name, uid) for side in sides for uid in side.unowned}
-        holders = [(name, uid, disk.held_by(one)) for name in found for uid, one in found[name].items()]
-        for index, (name, uid, held) in enumerate(holders):
-            for other_name, other, theirs in holders[:index]:
-                if name != other_name and {(name, uid), (other_name, other)} & unowned:
+                if Path(record.state_dir) == directory.path and not directory.agent_died:
+                    unknown = set(record.claims) - entries.keys() - active
+                    assert not unknown, f"{address} is owned for claims that hold nothing: {unknown}"
+        unowned = {(directory.name, uid) for directory in directories for uid in directory.unowned}
+        holders = [(name, uid, disk.held_by(entry)) for name in ledgers for uid, entry in ledgers[name].items()]
+        for index, (name, uid, held_devices) in enumerate(holders):
+            for other_name, other_uid, other_held in holders[:index]:
+                if name != other_name and {(name, uid), (other_name, other_uid)} & unowned:
                     continue
-                assert not exclude(held, theirs), f"{uid} of {name} and {other} of {other_name} hold one device"
+                assert not are_exclusive(held_devices, other_held), (
+                    f"{uid} of {name} and {other_uid} of {other_name} hold one device"
+                )
 
     def _check_promises(
-        self, side: Side, entries: Mapping[str, dict[str, Any]], partitions: Mapping[str, tuple[str, str]]
+        self,
+        directory: StateDirectory,
+        entries: Mapping[str, dict[str, Any]],
+        partitions: Mapping[str, tuple[str, str]],
     ) -> None:
-        specs, owners = disk.specs(self.root / "cdi", side.driver), disk.owners(self.root / "run")
-        for uid, promise in side.promises.items():
+        specs, owners = disk.specs(self.root / "cdi", directory.driver), disk.owners(self.root / "run")
+        for uid, prepared_claim in directory.prepared_claims.items():
             entry = entries.get(uid)
             assert entry is not None, f"{uid} was lost"
             assert entry["state"] == "completed", f"{uid} was prepared and is only {entry['state']}"
-            assert disk.held_by(entry) == promise.wanted.held, f"{uid} has other devices"
-            if not promise.whole:
+            assert disk.held_by(entry) == prepared_claim.allocation.held, f"{uid} has other devices"
+            if not prepared_claim.intact:
                 continue
-            assert disk.provides(specs.get(uid), promise.ids, promise.wanted), f"spec of {uid}: {specs.get(uid)}"
-            for name in promise.wanted.names:
-                if promise.wanted.partition:
-                    assert partitions.get(name) == (side.driver, uid), f"partition of {uid} on {name}"
+            assert disk.provides(specs.get(uid), prepared_claim.ids, prepared_claim.allocation), (
+                f"spec of {uid}: {specs.get(uid)}"
+            )
+            for name in prepared_claim.allocation.names:
+                if prepared_claim.allocation.partition:
+                    assert partitions.get(name) == (directory.driver, uid), f"partition of {uid} on {name}"
                 record = owners.get(address_of(name))
                 assert record is not None and uid in record.claims, f"{name} is not owned for {uid}: {record}"
 
     def _check_leftovers(
-        self, side: Side, entries: Mapping[str, dict[str, Any]], partitions: Mapping[str, tuple[str, str]]
+        self,
+        directory: StateDirectory,
+        entries: Mapping[str, dict[str, Any]],
+        partitions: Mapping[str, tuple[str, str]],
     ) -> None:
-        for uid in disk.specs(self.root / "cdi", side.driver):
+        for uid in disk.specs(self.root / "cdi", directory.driver):
             state = entries[uid]["state"] if uid in entries else "absent"
             assert state == "completed", f"a spec for {uid}, which is {state}"
         for device, (driver, uid) in partitions.items():
-            if driver == side.driver:
+            if driver == directory.driver:
                 held = {name for name, _ in disk.held_by(entries[uid])} if uid in entries else set()
                 assert device in held, f"{device} is set up for {uid}, which holds {held}"
 
 
 def address_of(name: str) -> str:
-    """Give the PCI address of a GPU."""
+    """Return the PCI address of a GPU."""
     return f"0000:{int(name.removeprefix('gpu-')):02x}:00.0"
 
 
 def locks_of(entry: Mapping[str, Any]) -> set[str]:
-    """Name the locks of whoever works at an entry."""
+    """Return the names of the locks that an operation on the entry holds."""
     return {f"{POOL}/{device['device']}" for device in entry["devices"]}

@@ -1,4 +1,4 @@
-"""Points in the work of an agent at which a call is killed, hangs or fails, and what passes them."""
+"""Points in the work of an agent at which a call is killed, hangs or fails."""
 
 from __future__ import annotations
 
@@ -16,91 +16,95 @@ from dra_agent.errors import RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.prepare.ownership import DeviceOwnership, Unlock
-from prepare.life_cycle.words import Call, Event
-from prepare.simulated_world import Points
+from prepare.life_cycle.protocol import Call, Event
+from prepare.simulated_node import Points
 
-Say = Callable[[Event], None]
+SendEvent = Callable[[Event], None]
 _T = TypeVar("_T")
 
 
-class Working(threading.local):
-    """What the present thread is at."""
+class CurrentCall(threading.local):
+    """The call of the present thread."""
 
-    call: Stoppable | None = None
+    call: InterruptibleCall | None = None
     uid = ""
-    turns = 0
-    """How many turns at the ledger, or locks of owner files, it has: both are short."""
+    short_sections = 0
+    """Nesting depth of ledger leases and owner file locks, both of which are short."""
 
 
-_working = Working()
+_current = CurrentCall()
 
 
 @contextmanager
-def _in_turn() -> Iterator[None]:
-    _working.turns += 1
+def _in_short_section() -> Iterator[None]:
+    _current.short_sections += 1
     try:
         yield
     finally:
-        _working.turns -= 1
+        _current.short_sections -= 1
 
 
-class Stoppable:
-    """One call, and the point at which it is to be killed, to hang or to fail."""
+class InterruptibleCall:
+    """A call, and the point at which it is killed, hangs or fails."""
 
-    def __init__(self, call: Call, say: Say) -> None:
+    def __init__(self, call: Call, send: SendEvent) -> None:
         self.call = call
-        self.how: str = call.stop.how
-        self.left = call.stop.after
+        self.action: str = call.interruption.action
+        self.left = call.interruption.after
         self.fired = ""
         self.hung_on = ""
         self.hung = threading.Event()
-        self.go_on: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._say = say
+        self.resume: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._send = send
 
-    def passes(self, point: str) -> None:
-        if self.call.stop.point not in point:
+    def reach(self, point: str) -> None:
+        if self.call.interruption.point not in point:
             return
-        # A disk that hangs in a turn at the ledger stops every claim; what hangs elsewhere must not.
-        if not self.how or (self.how == "hang" and _working.turns) or (self.how == "fail" and not _can_fail(point)):
+        # A disk that hangs during a lease stops every claim; a hang elsewhere must not.
+        if (
+            not self.action
+            or (self.action == "hang" and _current.short_sections)
+            or (self.action == "fail" and not _can_fail(point))
+        ):
             return
         if self.left:
             self.left -= 1
             return
-        how, self.how, self.fired = self.how, "", point
-        if how == "kill":
+        action, self.action, self.fired = self.action, "", point
+        if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if how == "hang":
-            self.hung_on = _working.uid
+        if action == "hang":
+            self.hung_on = _current.uid
             self.hung.set()
-            self._say(Event(self.call.number, "hung", point=point, uid=_working.uid))
-            how = self.go_on.get()
-        if how == "fail" and _can_fail(point):
-            raise RetryableError(f"told to fail {point}")
+            self._send(Event(self.call.number, "hung", point=point, uid=_current.uid))
+            action = self.resume.get()
+        if action == "fail" and _can_fail(point):
+            raise RetryableError(f"failure injected {point}")
 
 
 def _can_fail(point: str) -> bool:
     return point.startswith(("before", "partition"))
 
 
-def at_work(stoppable: Stoppable, uid: str, work: Callable[[], _T]) -> _T:
-    """Do what a call asks for, with its points."""
-    _working.call, _working.uid = stoppable, uid
+def run_with_points(interruptible: InterruptibleCall, uid: str, work: Callable[[], _T]) -> _T:
+    """Run the work of a call with its points."""
+    _current.call, _current.uid = interruptible, uid
     try:
         return work()
     finally:
-        _working.call = None
+        _current.call = None
 
 
 class ProcessPoints(Points):
-    """Tells the call of the present thread what it passes."""
+    """Reports points to the call of the present thread."""
 
     def __call__(self, name: str) -> None:
-        if _working.call is not None:
-            _working.call.passes(name)
+        if _current.call is not None:
+            _current.call.reach(name)
 
 
-class Hardware(MutableMapping[str, str]):
-    """Partitions that outlive every agent, one file each; those of another driver's claims are shown as such."""
+class PartitionFiles(MutableMapping[str, str]):
+    """Partitions that outlive every agent, one file each; those of another driver are marked with its name."""
 
     def __init__(self, folder: Path, driver: str) -> None:
         self._folder, self._driver = folder, driver
@@ -114,8 +118,8 @@ class Hardware(MutableMapping[str, str]):
 
     def setdefault(self, key: str, default: str = "") -> str:
         try:
-            with (self._folder / key).open("x") as made:
-                made.write(f"{self._driver} {default}")
+            with (self._folder / key).open("x") as file:
+                file.write(f"{self._driver} {default}")
         except FileExistsError:
             pass
         return self[key]
@@ -134,13 +138,13 @@ class Hardware(MutableMapping[str, str]):
 
 
 class PointedLedger(JournalLedger):
-    """The real ledger, with points around each change."""
+    """The real ledger with points around each change."""
 
     points: Points
 
     @contextmanager
     def lease(self, deadline: Deadline | None = None) -> Iterator[None]:
-        with super().lease(deadline), _in_turn():
+        with super().lease(deadline), _in_short_section():
             yield
 
     def start(self, entry: LedgerEntry, *, durable: bool) -> None:
@@ -161,15 +165,15 @@ class PointedLedger(JournalLedger):
 
 
 class PointedOwnership(DeviceOwnership):
-    """The real owner files, with points between them and the ledger."""
+    """The real owner files with points between them and the ledger."""
 
     points: Points
 
     @contextmanager
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> Iterator[Unlock]:
-        with super().acquire(uid, devices, deadline) as unlock, _in_turn():
+        with super().acquire(uid, devices, deadline) as release_lock, _in_short_section():
             self.points("owner files locked")
-            yield unlock
+            yield release_lock
 
     def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         self.points("owner files go")

@@ -1,4 +1,4 @@
-"""How many lives a run tries."""
+"""The size of a test run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from prepare.life_cycle.agents import nursery
+from prepare.life_cycle.agents import agent_factory
 from prepare.life_cycle.machine import LifeCycle
 
 EXAMPLES, STEPS = 20, 30
-"""Of each test in `make test`: seconds. `prepare.life_cycle.campaign` makes long runs."""
+"""Per test in `make test`: seconds. `prepare.life_cycle.campaign` makes long runs."""
 
 
 def run(
@@ -20,23 +20,23 @@ def run(
     *,
     examples: int = EXAMPLES,
     steps: int = STEPS,
-    begin_with: int | None = None,
+    seed_number: int | None = None,
 ) -> None:
-    """Try so many lives of so many steps at most; of those that go wrong a short one is shown.
+    """Run up to this many examples with up to this many steps each; a failure is reported as a short example.
 
-    With a seed, the same lives each time, and nothing of earlier runs.
+    With a seed the examples are reproducible, and no earlier examples are used.
     """
-    chosen = settings(
+    selected = settings(
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    if begin_with is not None:
-        chosen = settings(chosen, database=None)
-    with nursery(folder) as started:
-        machine.nursery = started
-        if begin_with is not None:
-            seed(begin_with)(machine)
-        run_state_machine_as_test(machine, settings=chosen)
+    if seed_number is not None:
+        selected = settings(selected, database=None)
+    with agent_factory(folder) as factory:
+        machine.agent_factory = factory
+        if seed_number is not None:
+            seed(seed_number)(machine)
+        run_state_machine_as_test(machine, settings=selected)

@@ -1,16 +1,16 @@
-"""The same with two agents of a rolling update: whoever is asked, and whoever dies or hangs, there is one truth."""
+"""The same with two agents of a rolling update: they agree, whichever is called, killed or hangs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from prepare.life_cycle.asking import Member
+from prepare.life_cycle.agent_checks import AgentSpec
 from prepare.life_cycle.machine import LifeCycle
 from prepare.life_cycle.runs import run
 
 
 class TwoAgents(LifeCycle):
-    members = (Member("old", "one", shared=True), Member("new", "one", shared=True))
+    agent_specs = (AgentSpec("old", "one", shared=True), AgentSpec("new", "one", shared=True))
 
 
 def test_two_agents_on_one_state_directory(short_path: Path) -> None:

@@ -1,16 +1,16 @@
-"""The same with agents of different state directories, each of which is offered the same devices."""
+"""The same with agents of different state directories that manage the same devices."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from prepare.life_cycle.asking import Member
+from prepare.life_cycle.agent_checks import AgentSpec
 from prepare.life_cycle.machine import LifeCycle
 from prepare.life_cycle.runs import run
 
 
 class TwoStateDirectories(LifeCycle):
-    members = (Member("old", "one", shared=True), Member("new", "one", shared=True), Member("only", "two"))
+    agent_specs = (AgentSpec("old", "one", shared=True), AgentSpec("new", "one", shared=True), AgentSpec("only", "two"))
 
 
 def test_two_state_directories(short_path: Path) -> None:

@@ -1,23 +1,23 @@
-"""What a claim asks for, small enough to compare."""
+"""The allocation of a claim in a form that is easy to compare."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from prepare.simulated_world import POOL, claim, partition, result
+from prepare.simulated_node import POOL, claim, partition, result
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An allocation: GPUs by number, a share of each, a partition to be made on each."""
+class Allocation:
+    """An allocation: GPUs by number, with a share or a partition of each."""
 
     gpus: tuple[int, ...]
     share: str | None = None
     partition: int | None = None
 
     def claim(self, uid: str, driver: str) -> dict[str, Any]:
-        """The object as the API server has it."""
+        """Return the object as the API server does."""
         share = {"shareID": self.share} if self.share else {}
         config = [partition(self.partition)] if self.partition else []
         for entry in config:
@@ -30,7 +30,7 @@ class Wanted:
 
     @property
     def held(self) -> set[tuple[str, str | None]]:
-        """As the ledger has it."""
+        """Return the devices as the ledger stores them."""
         return {(name, self.share) for name in self.names}
 
     @property
@@ -38,10 +38,10 @@ class Wanted:
         return {f"{POOL}/{name}" for name in self.names}
 
 
-def exclude(ours: set[tuple[str, str | None]], theirs: set[tuple[str, str | None]]) -> bool:
-    """Tell whether two claims cannot both have their devices."""
+def are_exclusive(first: set[tuple[str, str | None]], second: set[tuple[str, str | None]]) -> bool:
+    """Return whether two claims cannot hold their devices at the same time."""
     return any(
         one == other and (share is None or other_share is None or share == other_share)
-        for one, share in ours
-        for other, other_share in theirs
+        for one, share in first
+        for other, other_share in second
     )

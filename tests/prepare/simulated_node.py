@@ -1,4 +1,4 @@
-"""Everything outside the agent that lives through its crashes: disk, hardware, device nodes, CDI directory."""
+"""The parts of a node that outlive an agent: disk, hardware, device nodes and CDI directory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ POOL = "node-a/gpu"
 
 
 class Crash(BaseException):
-    """The agent is killed here."""
+    """The agent is killed at this point."""
 
 
 class Points:
-    """Counts the moments at which the agent can die, and kills it at the chosen one."""
+    """Records the points at which the agent can be killed, and kills it at the chosen one."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -51,7 +51,7 @@ class Points:
 
 
 class MemoryLedger(JournalLedger):
-    """The ledger's contract in memory: what was not synced may be lost in a crash."""
+    """An in-memory ledger with the durability of the real one: unsynced records may be lost in a crash."""
 
     def __init__(self, points: Points, disk: dict[str, LedgerEntry], *, keep_unsynced: bool = False) -> None:
         self.points = points
@@ -74,10 +74,10 @@ class MemoryLedger(JournalLedger):
         self.points("before start")
         with self._lock:
             for other in self.entries():
-                for theirs in other.devices:
-                    for ours in entry.devices:
-                        if other.uid != entry.uid and _exclude(ours, theirs):
-                            raise DeviceHeldError(f"device {ours.device} is held by {other.name}")
+                for other_device in other.devices:
+                    for device in entry.devices:
+                        if other.uid != entry.uid and _are_exclusive(device, other_device):
+                            raise DeviceHeldError(f"device {device.device} is held by {other.name}")
             self._check_disk()
             self.unsynced[entry.uid] = msgspec.structs.replace(entry, state="started")
             if durable:
@@ -117,24 +117,24 @@ class MemoryLedger(JournalLedger):
 
     def _sync(self) -> None:
         self.syncs += 1
-        # What is written goes through JSON, as in the real ledger.
+        # Synced records are encoded as JSON, as in the real ledger.
         for uid, entry in self.unsynced.items():
             self.disk[uid] = msgspec.json.decode(msgspec.json.encode(entry), type=LedgerEntry)
         self.unsynced.clear()
 
 
-def _exclude(ours: HeldDevice, theirs: HeldDevice) -> bool:
+def _are_exclusive(first: HeldDevice, second: HeldDevice) -> bool:
     if (
-        device_key(ours.pool, ours.device) != device_key(theirs.pool, theirs.device)
-        or ours.admin_access
-        or theirs.admin_access
+        device_key(first.pool, first.device) != device_key(second.pool, second.device)
+        or first.admin_access
+        or second.admin_access
     ):
         return False
-    return ours.share_id is None or theirs.share_id is None or ours.share_id == theirs.share_id
+    return first.share_id is None or second.share_id is None or first.share_id == second.share_id
 
 
 class CrashingDirectory(SpecDirectory):
-    """The real directory, with moments to die around each change."""
+    """The real CDI directory with crash points around each change."""
 
     points: Points
 
@@ -152,7 +152,7 @@ class CrashingDirectory(SpecDirectory):
 
 
 class CrashingMetadata(MetadataDirectory):
-    """The real metadata files, with moments to die around each change."""
+    """The real metadata files with crash points around each change."""
 
     points: Points
 
@@ -174,7 +174,7 @@ class PartitionParameters(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Partitions:
-    """A vendor set-up whose effect outlives the agent: partitions made on devices. For GPUs only, and at most of 7."""
+    """A device setup whose effect outlives the agent: partitions of GPUs, with a size of up to 7."""
 
     kind = ("config.dra-agent.internal/v1", "Partition")
     parameters = PartitionParameters
@@ -182,11 +182,11 @@ class Partitions:
     def __init__(self, points: Points, hardware: MutableMapping[str, str]) -> None:
         self.points = points
         self.hardware = hardware
-        """Which claim has a partition, by the key of the device."""
+        """The claim of each partition, by the key of the device."""
         self.calls: list[str] = []
         self.seen: list[SetupDevice] = []
         self.defaults: dict[str, PartitionParameters] = {}
-        """By device name: what is set up unasked."""
+        """Default parameters by device name."""
         self.generation = 0
         """Changes with every reset of the hardware."""
 
@@ -230,8 +230,8 @@ class Partitions:
                 del self.hardware[key]
 
 
-class World:
-    """One host with eight GPUs, and an agent on it that can be killed and started again."""
+class SimulatedNode:
+    """A node with eight GPUs, and an agent that can be killed and restarted."""
 
     def __init__(self, root: Path, gpus: int = 8, *, metadata: bool | None = None, driver: str = DRIVER) -> None:
         self.driver = driver
@@ -259,10 +259,10 @@ class World:
             self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
         self.memory = MemoryLedger(self.points, {})
         self.ledger: JournalLedger = self.memory
-        """The real one in tests that put it here."""
+        """Tests may replace it with the real ledger."""
         self.ownership: Ownership | None = None
         self.locks: KeyedLocks | None = None
-        """Of the devices, where other agents share the ledger."""
+        """Device locks that are shared with other agents on the same state directory."""
         self.start()
 
     def lookup(self, pool: str, name: str) -> Device | None:
@@ -298,7 +298,7 @@ class World:
         return load_registry([self.cdi])
 
     def usable(self, uid: str) -> bool:
-        """Whether a container could be given the claim now: its ids resolve, and what they bring is there."""
+        """Return whether a container could use the claim now: its CDI ids resolve, and their mounts exist."""
         registry = self.registry()
         entry = self.ledger.get(uid)
         if entry is None:
@@ -319,7 +319,7 @@ def result(device: str, request: str = "gpus", **more: Any) -> dict[str, Any]:
 
 
 def claim(uid: str, *devices: str | dict[str, Any], config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A ResourceClaim as the API server returns it, allocated."""
+    """Return an allocated ResourceClaim as the API server does."""
     results = [result(device) if isinstance(device, str) else device for device in devices]
     return {
         "apiVersion": "resource.k8s.io/v1",

@@ -1,4 +1,4 @@
-"""What an agent of these tests is told, and what it answers: one JSON object a line."""
+"""Calls to agents and their events: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.prepare.ledger import LedgerEntry
 
 
-class Stop(msgspec.Struct, frozen=True):
-    """What is to happen in a call, at which point, and how many such points are passed before."""
+class Interruption(msgspec.Struct, frozen=True):
+    """A kill, hang or failure in a call: at which point, after how many passes of such points."""
 
-    how: Literal["", "kill", "hang", "fail"] = ""
+    action: Literal["", "kill", "hang", "fail"] = ""
     point: str = ""
-    """A word of its name."""
+    """A part of the name of the point."""
     after: int = 0
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """Which agent of the host it is."""
+    """The settings of an agent."""
 
     root: str
     name: str
@@ -32,22 +32,22 @@ class AgentSettings(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What an agent is to do."""
+    """A call to an agent."""
 
     number: int
     what: Literal["prepare", "unprepare", "recover", "go on", "notice", "cancel", "set forward", "look"]
     uid: str = ""
     claim: dict[str, Any] = {}
     seconds: float = 0.0
-    """Until the deadline of the call, or by which the clock is set forward."""
-    stop: Stop = Stop()
+    """Until the deadline of the call, or by which the clock is advanced."""
+    interruption: Interruption = Interruption()
     hung: int = 0
-    """Number of the call that is to go on."""
-    how: Literal["", "fail"] = ""
+    """The number of the hanging call to resume."""
+    action: Literal["", "fail"] = ""
 
 
 class Event(msgspec.Struct):
-    """What an agent says."""
+    """An event of an agent."""
 
     number: int
     kind: Literal["ready", "answered", "refused", "hung", "broken"]
@@ -59,13 +59,13 @@ class Event(msgspec.Struct):
     point: str = ""
     uid: str = ""
     fired: str = ""
-    """The point at which the call was told to stop, if it came there."""
+    """The point at which the call was interrupted, if it reached it."""
     late_s: float = 0.0
-    """How long after its deadline the call was answered."""
+    """Delay of the response after its deadline."""
     pid: int = 0
     problems: list[str] = []
     busy: list[str] = []
     entries: list[LedgerEntry] = []
-    """The ledger, as the agent reads it in a turn."""
+    """The ledger, read during a lease."""
     claim_locks: list[str] = []
     device_locks: list[str] = []
