@@ -78,3 +78,11 @@ def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, t
 def test_a_host_without_nvidias_driver_has_no_tool(tmp_path: Path) -> None:
     host = build("mi300x", tmp_path / "amd")
     assert host.nvidia_smi is None and not (tmp_path / "amd/bin").exists()
+
+
+def test_a_missing_library_is_one_line_and_the_exit_code_of_the_tool(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "host" / "lib" / nvml.LIBRARY).unlink()
+    result = smi(host, "-L")
+    assert result.returncode == 12
+    assert result.stderr.startswith("NVIDIA-SMI couldn't load the NVML library: ")
+    assert len(result.stderr.splitlines()) == 1

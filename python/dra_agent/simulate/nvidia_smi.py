@@ -23,7 +23,7 @@ TOOL = Path("bin/nvidia-smi")
 TIME_SLICES = Path("lib/time-slices.json")
 """Numbers by UUID, of GPUs that are not at the default."""
 
-_INVALID, _NOT_FOUND, _NO_DRIVER, _OTHER = 2, 6, 9, 255
+_INVALID, _NOT_FOUND, _NO_DRIVER, _NO_LIBRARY, _OTHER = 2, 6, 9, 12, 255
 _MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _SHOWN = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
 _LONGEST = 3
@@ -102,6 +102,8 @@ def _report(root: Path, arguments: Sequence[str]) -> str | None:
         return report(root, arguments)
     except pynvml.NVMLError as error:
         raise _ExitError(min(error.value, _OTHER), f"Failed to read the GPUs: {error}") from None
+    except OSError as error:
+        raise _ExitError(_NO_LIBRARY, f"NVIDIA-SMI couldn't load the NVML library: {error}") from None
 
 
 def _gpu(root: Path, uuid: str) -> nvml.NvmlState:
