@@ -54,7 +54,7 @@ class Child(HostCommand):
     def __init__(
         self, module: str, deadline: float, *, hint: str | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`deadline` is in seconds; `todo` goes with every error; `environment` is added to that of a child."""
+        """`deadline` is in seconds; `hint` is part of every error; `environment` is added to that of a child."""
         super().__init__(Path(sys.executable), deadline, hint=hint)
         self._environment = _environment(environment)
         self._first = [*_OPTIONS, module]

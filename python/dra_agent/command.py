@@ -49,10 +49,10 @@ class HostCommand:
     def __init__(
         self, path: Path, deadline: float, *, hint: str | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`deadline` is in seconds; `todo` goes with every error; `environment` is added to the agent's own."""
+        """`deadline` is in seconds; `hint` is part of every error; `environment` is added to the agent's own."""
         self.path = path
         self._deadline = deadline
-        self._todo = hint
+        self._hint = hint
         self._environment = {**os.environ, **environment} if environment else None
         self._hung_at: float | None = None
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class HostCommand:
 
     def error(self, what: str) -> RetryableError:
         """Build an error with the path of the tool."""
-        return RetryableError(what, where=str(self.path), hint=self._todo)
+        return RetryableError(what, where=str(self.path), hint=self._hint)
 
 
 def _communicate(process: subprocess.Popen[bytes], stdin: bytes | None, end: float) -> tuple[bytes, bytes]:

@@ -131,7 +131,7 @@ def test_ledger_is_readable_while_it_is_written(
     import threading
 
     # No agent writes without a pause, and this writer can replace a journal during each of a few attempts.
-    monkeypatch.setattr("dra_agent.prepare.ledger_reader.TRIES", 1000)
+    monkeypatch.setattr("dra_agent.prepare.ledger_reader.MAX_TRIES", 1000)
     stop = threading.Event()
 
     def write() -> None:

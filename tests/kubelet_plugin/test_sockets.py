@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_agent.errors import UsageError
-from dra_agent.kubelet_plugin.sockets import LONGEST, SocketPaths, socket_paths, sockets_of_instances
+from dra_agent.kubelet_plugin.sockets import MAX_PATH_BYTES, SocketPaths, socket_paths, sockets_of_instances
 
 KUBELET = Path("/var/lib/kubelet")
 UID = "8a3f4d5e-1c2b-4f6a-9d8e-7b6c5a4f3e2d"
@@ -55,11 +55,11 @@ def test_a_path_fits_the_limit_and_belongs_to_one_instance(length: int, driver: 
         paths = socket_paths(directory, "d" * driver, uid)
     except UsageError as error:
         shortest = directory / "plugins_registry" / f"dra-{'h' * 22}-reg.sock"
-        assert len(bytes(shortest)) > LONGEST
+        assert len(bytes(shortest)) > MAX_PATH_BYTES
         assert "at most 107 bytes" in str(error) and "--kubelet-dir" in str(error)
         return
     for path in paths.distinct:
-        assert len(bytes(path)) <= LONGEST
+        assert len(bytes(path)) <= MAX_PATH_BYTES
     if uid:
         other = socket_paths(directory, "d" * driver, "another-" + uid[:40])
         assert not set(other.distinct) & set(paths.distinct)
@@ -72,9 +72,9 @@ def test_the_limit_is_that_of_the_kernel(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(tmp_path / ("s" * (length - len(bytes(tmp_path)) - 1))))
 
-    bind(LONGEST)
+    bind(MAX_PATH_BYTES)
     with pytest.raises(OSError, match="too long"):
-        bind(LONGEST + 1)
+        bind(MAX_PATH_BYTES + 1)
 
 
 @pytest.mark.parametrize("uid", ["../x", "a/b", ".", "-a", "a" * 65, "a b", "\0"])
@@ -85,9 +85,9 @@ def test_a_uid_with_path_separators_is_refused(uid: str) -> None:
 
 def test_the_limit_counts_bytes_not_characters() -> None:
     directory = Path("/" + "ä" * 25)
-    assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < LONGEST
+    assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < MAX_PATH_BYTES
     for path in socket_paths(directory, "d" * 25).distinct:
-        assert len(str(path).encode()) <= LONGEST
+        assert len(str(path).encode()) <= MAX_PATH_BYTES
 
 
 def test_shortened_names_in_one_directory_identify_no_driver(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_shortened_names_in_one_directory_identify_no_driver(tmp_path: Path) -> 
 
 def test_a_name_of_exactly_the_limit_is_used() -> None:
     name = f"{'d' * 20}-reg.sock"
-    directory = Path("/" + "k" * (LONGEST - len(f"//plugins_registry/{name}")))
+    directory = Path("/" + "k" * (MAX_PATH_BYTES - len(f"//plugins_registry/{name}")))
     path = socket_paths(directory, "d" * 20).registration
-    assert path.name == name and len(bytes(path)) == LONGEST
+    assert path.name == name and len(bytes(path)) == MAX_PATH_BYTES
 
 
 @pytest.mark.parametrize("driver", [1, 18, 25, 27, 30, 33, 36, 45])

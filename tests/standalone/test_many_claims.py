@@ -17,7 +17,7 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.standalone import intake
 from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import service as service_module
-from dra_agent.standalone.protocol import LINE_LIMIT, Apply, Client, Delete, Get, ListClaims
+from dra_agent.standalone.protocol import MAX_LINE_BYTES, Apply, Client, Delete, Get, ListClaims
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.store import Store
@@ -295,8 +295,8 @@ def test_a_request_that_is_too_long_is_refused_by_the_client(
     tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any
 ) -> None:
     with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
-        with pytest.raises(UsageError, match=f"bytes, {LINE_LIMIT} at most; apply its objects in several"):
-            client.call(Apply([claim("a" * LINE_LIMIT)]))
+        with pytest.raises(UsageError, match=f"bytes, {MAX_LINE_BYTES} at most; apply its objects in several"):
+            client.call(Apply([claim("a" * MAX_LINE_BYTES)]))
         assert client.call(ListClaims()) == []
 
 

@@ -295,7 +295,7 @@ def test_a_claim_deleted_during_its_prepare_is_released_afterwards(
 def test_an_agent_starts_with_a_hanging_device(
     tmp_path: Path, claim: Any, preparer: Any, devices: Any, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.standalone.service.START", 0.1)
+    monkeypatch.setattr("dra_agent.standalone.service.START_TIMEOUT_S", 0.1)
     first = ServiceThread(tmp_path, preparer, devices)
     with Client(first.path) as client:
         client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))

@@ -11,7 +11,7 @@ from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
 
-WAIT = 30.0
+WAIT_TIMEOUT_S = 30.0
 WAIT_FOR_AGENT_S = 10.0
 
 
@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("-f", "--filename", action="append", default=[], help="delete what this file describes")
     delete.add_argument("--class", action="store_true", dest="is_class", help="the names are names of DeviceClasses")
     for verb in (wait, delete):
-        verb.add_argument("--timeout", type=_seconds, default=WAIT, help=f"seconds to wait (default {WAIT:.0f})")
+        verb.add_argument(
+            "--timeout", type=_seconds, default=WAIT_TIMEOUT_S, help=f"seconds to wait (default {WAIT_TIMEOUT_S:.0f})"
+        )
     for verb in (get, wait, delete):
         verb.add_argument("-n", "--namespace", default=DEFAULT_NAMESPACE)
     for verb in (apply, listing, get, wait, delete):

@@ -10,7 +10,7 @@ from typing import Any
 
 from dra_agent.printable import printable
 
-SHOWN = 20
+MAX_SHOWN_NODES = 20
 """Nodes that are listed one by one; of more, those with equal reasons are counted."""
 
 
@@ -100,7 +100,7 @@ def _print_nodes(nodes: list[dict[str, Any]]) -> None:
     from dra_agent.cli.output import table
 
     print()
-    if len(nodes) <= SHOWN:
+    if len(nodes) <= MAX_SHOWN_NODES:
         rows = [(entry["node"], entry["devices"], "\n".join(entry["obstacles"])) for entry in nodes]
     else:
         alike: dict[tuple[str, str], list[str]] = {}

@@ -12,9 +12,9 @@ from dra_agent.cli import output
 from dra_agent.cli.output import add_output_flag
 from dra_agent.printable import printable
 
-WATCH = 0.5
+WATCH_INTERVAL_S = 0.5
 """Seconds between two queries of `status --watch`."""
-NAMED = 3
+MAX_NAMED_PODS = 3
 """Pods that are named in one line."""
 
 
@@ -105,7 +105,7 @@ def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -
             if not console.is_terminal and line != last_line:
                 last_line = line
                 print(line, file=sys.stderr, flush=True)
-            time.sleep(WATCH)
+            time.sleep(WATCH_INTERVAL_S)
             status = fetch_status()
     return status
 
@@ -113,8 +113,8 @@ def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -
 def _waits(kept: list[dict[str, Any]]) -> str:
     """Name the first pods that keep claims."""
     names = [" and ".join(claim["pods"]) or f"{claim['namespace']}/{claim['name']}" for claim in kept]
-    first = list(dict.fromkeys(names))[:NAMED]
-    return "" if not first else f"waits for {', '.join(first)}" + (" and others" if len(names) > NAMED else "")
+    first = list(dict.fromkeys(names))[:MAX_NAMED_PODS]
+    return "" if not first else f"waits for {', '.join(first)}" + (" and others" if len(names) > MAX_NAMED_PODS else "")
 
 
 def _show(status: dict[str, Any]) -> None:

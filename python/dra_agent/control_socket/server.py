@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[bytes], Awaitable[Any]]
 """Receives one line and returns the result; an AgentError is sent to the client."""
 
-PATH_LIMIT = 107
+MAX_PATH_BYTES = 107
 """Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
 IDLE_TIMEOUT_S = 60.0
 """Seconds that a client may be idle, or leave a response unread."""
 MAX_CONNECTIONS = 32
 """Clients at a time."""
-KEEP = 1.0
+CHECK_INTERVAL_S = 1.0
 """Seconds between two checks whether the socket still exists."""
 _UCRED = struct.Struct("3i")
 
@@ -43,7 +43,7 @@ _UCRED = struct.Struct("3i")
 class Server:
     """Serves one socket from `start` to `stop`."""
 
-    def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = KEEP) -> None:
+    def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = CHECK_INTERVAL_S) -> None:
         """`line_limit`: bytes of one request; `every`: seconds between two checks of the socket."""
         self.path = path
         self._handler = handler
@@ -61,9 +61,9 @@ class Server:
         Another agent of a rolling update may bind the socket later. After it has stopped, this one binds it again.
         UsageError for a path that is too long, PermanentError where it cannot listen.
         """
-        if len(os.fsencode(self.path)) > PATH_LIMIT:
+        if len(os.fsencode(self.path)) > MAX_PATH_BYTES:
             raise UsageError(
-                f"the path of the socket is longer than {PATH_LIMIT} bytes",
+                f"the path of the socket is longer than {MAX_PATH_BYTES} bytes",
                 where=str(self.path),
                 hint="choose a shorter --state-dir",
             )

@@ -31,7 +31,7 @@ from dra_agent.kube_client import (
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 DEVICE_TAINT_RULES = Kind("resource.k8s.io", "v1", "devicetaintrules", "DeviceTaintRule", namespaced=False)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
-_SAYINGS = 5
+_MAX_EVENTS = 5
 """Events that are shown at most."""
 
 
@@ -170,7 +170,7 @@ async def _allowed(call: Awaitable[ObjectList] | Awaitable[Object], what: str, s
 def _messages(events: list[Object]) -> list[str]:
     warnings = [event for event in events if event.get("type") == "Warning"]
     warnings.sort(key=lambda event: str(event.get("eventTime") or event.get("deprecatedLastTimestamp") or ""))
-    return list(dict.fromkeys(f"{event.get('reason')}: {event.get('note')}" for event in warnings))[-_SAYINGS:]
+    return list(dict.fromkeys(f"{event.get('reason')}: {event.get('note')}" for event in warnings))[-_MAX_EVENTS:]
 
 
 def _named(objects: list[Object], name: str, namespace: str) -> Object | None:

@@ -25,7 +25,7 @@ WATCH_TIMEOUT_S = (300, 600)
 """Seconds that one request of a watch lasts, at random between them as client-go's."""
 WATCH_GRACE_S = 30.0
 """Seconds after its end at which a watch that did not end is closed."""
-EMPTY = 3
+MAX_EMPTY_WATCHES = 3
 """Consecutive watches that may end at once without an event; more indicate a proxy instead of an API server."""
 _APPLY = "application/apply-patch+yaml"
 _GONE = 410
@@ -166,7 +166,7 @@ class ApiClient:
                     if event.type != "BOOKMARK":
                         yield event
             empty = 0 if came or time.monotonic() - began >= 1.0 else empty + 1
-            if empty == EMPTY:
+            if empty == MAX_EMPTY_WATCHES:
                 raise UnavailableError(
                     "watches end as soon as they start", where=f"API server {self.address}: watch {request.path}"
                 )

@@ -18,11 +18,11 @@ from dra_agent.memory_file import memory_file
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds to connect, TLS included."""
-_CHUNK = 1 << 16
-_HEADERS = 1 << 16
+_CHUNK_BYTES = 1 << 16
+_MAX_HEADERS_BYTES = 1 << 16
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """Seconds and counts: a vanished server is detected after 30 s, also by an idle watch."""
-_UNACKNOWLEDGED = 20_000
+_UNACKNOWLEDGED_TIMEOUT_MS = 20_000
 """Milliseconds after which unacknowledged bytes end the connection."""
 
 
@@ -37,7 +37,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._host = host
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADERS_BYTES)
         self.version = version
         """Of the credentials that it was opened with."""
         self.used = False
@@ -92,7 +92,7 @@ class Connection:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            data = await self._reader.read(_CHUNK)
+            data = await self._reader.read(_CHUNK_BYTES)
             if not data and self._http.their_state is h11.SEND_RESPONSE:
                 raise ClosedError
             self._http.receive_data(data)
@@ -133,7 +133,7 @@ async def open_connection(
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             raw.setsockopt(socket.IPPROTO_TCP, option, value)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_TIMEOUT_MS)
     return Connection(reader, writer, parts.netloc, version)
 
 

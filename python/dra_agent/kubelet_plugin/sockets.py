@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from dra_agent.errors import RetryableError, UsageError
 
-LONGEST = 107
+MAX_PATH_BYTES = 107
 """Bytes of a socket's path: sun_path has 108 and ends with a zero (unix(7))."""
 _POD_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 
@@ -58,7 +58,7 @@ def socket_paths(kubelet_dir: Path, driver: str, pod_uid: str = "") -> SocketPat
     if registration is None:
         shortest = registry / list(_registrations(driver, pod_uid))[-1]
         raise UsageError(
-            f"no socket fits below it: paths of sockets have at most {LONGEST} bytes, and "
+            f"no socket fits below it: paths of sockets have at most {MAX_PATH_BYTES} bytes, and "
             f"{shortest} has {len(bytes(shortest))}",
             where=f"--kubelet-dir {kubelet_dir}",
             hint="give the kubelet a shorter --root-dir, or reach it through a shorter link",
@@ -102,7 +102,7 @@ def _services(pod_uid: str) -> Iterator[str]:
 
 
 def _first_fitting(directory: Path, names: Iterable[str]) -> Path | None:
-    return next((directory / name for name in names if len(bytes(directory / name)) <= LONGEST), None)
+    return next((directory / name for name in names if len(bytes(directory / name)) <= MAX_PATH_BYTES), None)
 
 
 def _digest(text: str, size: int) -> str:

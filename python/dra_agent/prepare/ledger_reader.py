@@ -11,8 +11,8 @@ from pathlib import Path
 from dra_agent.errors import RetryableError
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry, LedgerReport
 
-TRIES = 5
-PAUSE = 0.05
+MAX_TRIES = 5
+RETRY_INTERVAL_S = 0.05
 """Seconds between tries: a journal that is being replaced by a snapshot is there again at once."""
 
 
@@ -22,16 +22,16 @@ def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
     RetryableError where it cannot be read.
     """
     source = state_dir / "ledger"
-    for attempt in range(TRIES):
+    for attempt in range(MAX_TRIES):
         try:
             if not source.exists():
                 return None
             return _read(source)
         except OSError as error:
             reason = error.strerror or str(error)
-            if isinstance(error, PermissionError) or attempt + 1 == TRIES:
+            if isinstance(error, PermissionError) or attempt + 1 == MAX_TRIES:
                 raise RetryableError(f"cannot be read: {reason}", where=str(source), hint="try as root") from error
-            time.sleep(PAUSE)
+            time.sleep(RETRY_INTERVAL_S)
     raise AssertionError
 
 

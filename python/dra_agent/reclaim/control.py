@@ -19,7 +19,7 @@ from dra_agent.reclaim.status import status_of
 
 SOCKET = "reclaim.sock"
 """Its name in the state directory."""
-LINE_LIMIT = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 """Bytes of one request."""
 
 
@@ -92,7 +92,7 @@ class ReclaimControlServer:
         self._reclaim = reclaim
         self._now = now
         self._about = about
-        self._server = Server(path, self._do, line_limit=LINE_LIMIT)
+        self._server = Server(path, self._do, line_limit=MAX_LINE_BYTES)
 
     async def start(self) -> None:
         """Listen; raises as dra_agent.control_socket's server does."""

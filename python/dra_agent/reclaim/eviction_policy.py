@@ -26,16 +26,16 @@ auto: evict, and delete with the remaining grace period when the deadline is nea
 
 TAINT_EVICTION_DELAY = timedelta(seconds=2)
 """Time for the taint to have a pod deleted; kube-controller-manager takes less."""
-MARGIN_S = timedelta(seconds=2)
+UNPREPARE_MARGIN = timedelta(seconds=2)
 """Before the deadline, in which the kubelet unprepares the claim."""
-NEAR_S = timedelta(seconds=5)
+DELETE_MARGIN = timedelta(seconds=5)
 """In addition to a pod's grace period: how long before the deadline deletion replaces eviction."""
-EARLY = timedelta(seconds=2)
+TOLERATION_MARGIN = timedelta(seconds=2)
 """Before the end of a toleration: how long before the taint's eviction a pod is evicted if its grace period is
 longer than the remaining time. The kubelet does not shorten one that has started."""
 KEEP = "keep"
 """Value of the annotation `<driver>/reclaim` with which a pod stays until the node is terminated."""
-_GRACE = 30
+_DEFAULT_GRACE_S = 30
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -62,7 +62,7 @@ class EvictionContext(msgspec.Struct, frozen=True):
     @property
     def remaining(self) -> timedelta | None:
         """Seconds until the kubelet must have released the claim; None without a deadline."""
-        return None if self.deadline is None else self.deadline - MARGIN_S - self.now
+        return None if self.deadline is None else self.deadline - UNPREPARE_MARGIN - self.now
 
 
 def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionContext) -> Decision:
@@ -81,7 +81,7 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
     delay = timedelta() if overlooked else TAINT_EVICTION_DELAY
     if _exceeds_deadline(pod, context):
         # The taint would delete it with its whole grace period: it needs an eviction with a shorter one before.
-        delay = -EARLY
+        delay = -TOLERATION_MARGIN
     if context.now < until + delay:
         return Decision("wait", "the taint may still move it")
     return _move(pod, context)
@@ -98,7 +98,7 @@ def _move(pod: Mapping[str, Any], context: EvictionContext) -> Decision:
     why = "its grace period is longer than the host has" if late else "the taint did not move it"
     if context.mode == "delete":
         return Decision("delete", why, shortened, evict_first=True)
-    near = remaining is not None and remaining <= timedelta(seconds=own) + NEAR_S
+    near = remaining is not None and remaining <= timedelta(seconds=own) + DELETE_MARGIN
     if context.mode == "auto" and near:
         return Decision("delete", why if late else "the deadline is near", shortened, evict_first=True)
     return Decision("evict", why, shortened if late else None)
@@ -112,7 +112,7 @@ def _being_deleted(pod: Mapping[str, Any], context: EvictionContext) -> Decision
     if deletion_time is None or deletion_time <= context.now + remaining:
         return Decision("wait", "it is being deleted")
     shortened = max(1, int(remaining.total_seconds()))
-    if int(pod["metadata"].get("deletionGracePeriodSeconds") or _GRACE) <= shortened:
+    if int(pod["metadata"].get("deletionGracePeriodSeconds") or _DEFAULT_GRACE_S) <= shortened:
         return Decision("wait", "it is being deleted")
     return Decision("delete", "its grace period is longer than the host has", shortened)
 
@@ -165,7 +165,7 @@ def _end(tolerations: list[Mapping[str, Any]], context: EvictionContext) -> date
 
 def _grace(pod: Mapping[str, Any]) -> int:
     seconds = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return max(1, seconds if isinstance(seconds, int) else _GRACE)
+    return max(1, seconds if isinstance(seconds, int) else _DEFAULT_GRACE_S)
 
 
 def _time(text: object) -> datetime | None:

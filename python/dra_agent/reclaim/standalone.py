@@ -23,7 +23,7 @@ from dra_agent.standalone.service import StandaloneService
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 16
+_MAX_CONCURRENT_HOOKS = 16
 
 
 async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]], timeout_s: float) -> dict[str, str]:
@@ -35,7 +35,7 @@ async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]],
     failures: dict[str, str] = {}
     if not command or not claims:
         return failures
-    slots = asyncio.Semaphore(_MOST_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT_HOOKS)
     end = asyncio.get_running_loop().time() + timeout_s
     # A group that is called off waits for each of them to end, gather only for the first.
     async with asyncio.TaskGroup() as hooks:

@@ -62,7 +62,7 @@ class InFlightClaims:
             self._under_way.discard(uid)
 
 
-MOST = 256
+MAX_CONCURRENT_CLAIMS = 256
 """Maximum concurrent claims. A device that hangs occupies at most three threads (prepare.locks)."""
 STOP_TIMEOUT_S = 15.0
 """Maximum seconds that a running job is waited for at the end."""
@@ -74,7 +74,7 @@ class ClaimWorkers:
     def __init__(self, ended: Callable[[], None]) -> None:
         """`ended` is called on the loop after each job."""
         self._ended = ended
-        self._threads = DaemonExecutor(MOST, "claim")
+        self._threads = DaemonExecutor(MAX_CONCURRENT_CLAIMS, "claim")
         self._jobs: dict[str, Future[None]] = {}
         self._began: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

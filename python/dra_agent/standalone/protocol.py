@@ -13,7 +13,7 @@ from dra_agent.errors import UsageError
 SOCKET = "agent.sock"
 """Its name in the state directory."""
 
-LINE_LIMIT = 8 * 1024 * 1024
+MAX_LINE_BYTES = 8 * 1024 * 1024
 """Bytes of one request."""
 
 
@@ -94,4 +94,4 @@ class Client:
     def call(self, request: Request) -> Any:
         """Send one request and return its result; raises what the agent raised."""
         timeout = RESPONSE_TIMEOUT_S + getattr(request, "wait", 0.0)
-        return self._connection.call(request, timeout=timeout, line_limit=LINE_LIMIT)
+        return self._connection.call(request, timeout=timeout, line_limit=MAX_LINE_BYTES)

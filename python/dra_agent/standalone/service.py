@@ -26,7 +26,7 @@ from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.protocol import (
-    LINE_LIMIT,
+    MAX_LINE_BYTES,
     SOCKET,
     Apply,
     Delete,
@@ -41,8 +41,8 @@ from dra_agent.standalone.store import Store
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT = 3600.0
-START = 5.0
+MAX_WAIT_S = 3600.0
+START_TIMEOUT_S = 5.0
 """Seconds to restore claims before the agent listens; one that hangs continues in the background."""
 STEP_BUDGET_S = 0.2
 """After that a step defers the rest to the next one, so that other work of the queue runs in between."""
@@ -95,7 +95,7 @@ class StandaloneService:
             clock=time.monotonic,
             run=self._crew.run,
         )
-        self._server = Server(self.socket, self._handle, line_limit=LINE_LIMIT)
+        self._server = Server(self.socket, self._handle, line_limit=MAX_LINE_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
         self._stepper = ThreadPoolExecutor(1, thread_name_prefix="allocate")
         self._stuck: list[str] = []
@@ -115,7 +115,7 @@ class StandaloneService:
         """
         self._crew.start()
         await self._step()
-        await self._crew.done(timeout_s=START)
+        await self._crew.done(timeout_s=START_TIMEOUT_S)
         await self._server.start()
         self._loop_task = asyncio.create_task(self._run(), name="claims")
 
@@ -239,7 +239,7 @@ class StandaloneService:
             case Apply():
                 return await self._apply(request)
             case Get(namespace, name, wait):
-                return self._with_health(await self._get(namespace, name, min(wait, LONGEST_WAIT)))
+                return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
             case ListClaims():
                 return [self._with_health(view) for view in await self._work(self.queue.views)]
             case ListClasses():
@@ -292,7 +292,7 @@ class StandaloneService:
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
         await self._wait_settled({uid})
-        deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
+        deadline = asyncio.get_running_loop().time() + min(request.wait, MAX_WAIT_S)
         while True:
             steps_before = self._steps
             if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:

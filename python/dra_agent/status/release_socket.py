@@ -13,7 +13,7 @@ from dra_agent.errors import UsageError
 from dra_agent.status.orphaned_claims import OrphanedClaims
 
 SOCKET = "claims.sock"
-LINE_LIMIT = 4096
+MAX_LINE_BYTES = 4096
 """Bytes of one request."""
 RESPONSE_TIMEOUT_S = 120.0
 """The response follows after vendor set-ups are rolled back."""
@@ -39,7 +39,7 @@ class ReleaseSocket:
 
     def __init__(self, state_dir: Path, claims: OrphanedClaims) -> None:
         self._claims = claims
-        self._server = Server(state_dir / SOCKET, self._do, line_limit=LINE_LIMIT)
+        self._server = Server(state_dir / SOCKET, self._do, line_limit=MAX_LINE_BYTES)
 
     async def start(self) -> None:
         """Listen; raises as dra_agent.control_socket's server does."""

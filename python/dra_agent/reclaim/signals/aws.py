@@ -30,14 +30,14 @@ from dra_agent.reclaim.signal import (
 from dra_agent.reclaim.signals.http import MetadataService, Response
 from dra_agent.reclaim.signals.polling import PollFunction, PollSchedule, poll_forever
 
-TOKEN_SECONDS = 21600
+TOKEN_TTL_S = 21600
 """Requested token lifetime: the maximum of the service."""
-_RENEW_BEFORE = 60.0
+_RENEW_BEFORE_S = 60.0
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 REQUEST_TIMEOUT_S = 2.0
-SPOT_WARNING = timedelta(seconds=120)
-SPOT_MOST = timedelta(hours=1)
-EVENT_MOST = timedelta(days=400)
+SPOT_DEFAULT_LEAD = timedelta(seconds=120)
+SPOT_MAX_LEAD = timedelta(hours=1)
+EVENT_MAX_LEAD = timedelta(days=400)
 _DATA = "/latest/meta-data"
 _GRANTS = "/latest/api/token"
 _TERMINATING_STATES = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
@@ -116,7 +116,7 @@ class Session:
                 _GRANTS,
                 method="PUT",
                 body=b"",
-                headers={"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)},
+                headers={"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)},
                 timeout_s=REQUEST_TIMEOUT_S,
             )
         except SourceError as error:
@@ -129,9 +129,9 @@ class Session:
         if not _TOKEN.fullmatch(token):
             raise SourceError("the response is not a session token")
         granted = response.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
-        seconds = min(int(granted), TOKEN_SECONDS) if re.fullmatch(r"\d{1,6}", granted) else TOKEN_SECONDS
+        seconds = min(int(granted), TOKEN_TTL_S) if re.fullmatch(r"\d{1,6}", granted) else TOKEN_TTL_S
         self._token = token
-        self._until = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE, seconds / 10))
+        self._until = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE_S, seconds / 10))
 
 
 class AwsSource:
@@ -198,7 +198,7 @@ class AwsSource:
             if self._is_over(announced, response):
                 return ()
             deadline, deadline_note = clamp_deadline(
-                announced, ahead=response.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST
+                announced, ahead=response.ahead, now=now, usual=SPOT_DEFAULT_LEAD, most=SPOT_MAX_LEAD
             )
         what = f"spot interruption: {action.action}"
         signal = Signal(
@@ -246,7 +246,7 @@ class AwsSource:
         if self._is_over(announced, response):
             return None
         begins, deadline_note = clamp_deadline(
-            announced, ahead=response.ahead, now=now, usual=self._lead, most=EVENT_MOST
+            announced, ahead=response.ahead, now=now, usual=self._lead, most=EVENT_MAX_LEAD
         )
         near = event.code in _STOPS and not deadline_note.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)

@@ -44,7 +44,7 @@ _ENDS = {"Preempt": timedelta(seconds=30), "Terminate": timedelta(minutes=5)}
 """Events that end the VM, with Azure's shortest warning: a notice as soon as announced."""
 _STOPS = {"Reboot": timedelta(minutes=15), "Redeploy": timedelta(minutes=10)}
 """Events after which the VM continues without its memory: a hint, and a notice shortly before."""
-_MOST = timedelta(days=60)
+_MAX_LEAD = timedelta(days=60)
 
 
 class _Event(msgspec.Struct, rename="pascal"):
@@ -181,7 +181,9 @@ class AzureSource:
             announced, usual = _time(event.not_before), warning or self._lead
             if to_local_clock(announced, response.ahead) < self._booted:
                 return None
-            begins, deadline_note = clamp_deadline(announced, ahead=response.ahead, now=now, usual=usual, most=_MOST)
+            begins, deadline_note = clamp_deadline(
+                announced, ahead=response.ahead, now=now, usual=usual, most=_MAX_LEAD
+            )
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
         near = started or (

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 5.0
 """Timeout of requests to the daemon or logind."""
-_SIGNALS = 64
-_CHUNK = 4096
+_MAX_QUEUED_SIGNALS = 64
+_CHUNK_BYTES = 4096
 _DAEMON = "org.freedesktop.DBus"
 
 
@@ -32,7 +32,7 @@ class Bus:
         self._parser = Parser()
         self._serial = 0
         self._replies: dict[int, asyncio.Future[Message]] = {}
-        self._signals: asyncio.Queue[Message | SourceError] = asyncio.Queue(_SIGNALS)
+        self._signals: asyncio.Queue[Message | SourceError] = asyncio.Queue(_MAX_QUEUED_SIGNALS)
         self._senders = {_DAEMON}
         self._broken: SourceError | None = None
 
@@ -130,7 +130,7 @@ class Bus:
         from jeepney.fds import FileDescriptor, fds_buf_size
 
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK, fds_buf_size())
+            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, fds_buf_size())
         except BlockingIOError:
             return
         except OSError as error:

@@ -18,7 +18,7 @@ Cloud = Literal["aws", "gcp", "azure", "none"]
 
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 """The chassis' asset tag of every Azure VM, by which it differs from any other machine on Hyper-V."""
-_MOST = 256
+_MAX_FIELD_BYTES = 256
 
 
 def cloud_of(host: Host) -> Cloud:
@@ -90,6 +90,6 @@ def _has_bus(settings: ReclaimSettings, host: Host) -> bool:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_MOST).decode("ascii", "replace").strip()
+            return file.read(_MAX_FIELD_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return ""

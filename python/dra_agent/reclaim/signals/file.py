@@ -20,9 +20,9 @@ from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, clamp_dead
 from dra_agent.reclaim.signals.polling import PollSchedule, poll_forever
 
 POLL_INTERVAL_S = 1.0
-_MOST = 4096
-_FURTHEST = timedelta(days=7)
-_USUAL = timedelta(seconds=30)
+_MAX_FILE_BYTES = 4096
+_MAX_LEAD = timedelta(days=7)
+_DEFAULT_LEAD = timedelta(seconds=30)
 
 
 class _FileSignal(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class FileSource:
         if announced is None:
             return (Signal("file", values.kind, printable(values.event), what),)
         deadline, deadline_note = clamp_deadline(
-            announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST
+            announced, ahead=STEADY.offset, now=self._now(), usual=_DEFAULT_LEAD, most=_MAX_LEAD
         )
         return (Signal("file", values.kind, printable(values.event), what, deadline, deadline_note=deadline_note),)
 
@@ -87,9 +87,9 @@ class FileSource:
                 raise SourceError("is not a regular file", where=str(self._path))
             if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise SourceError("can be written by others than root and the agent", where=str(self._path))
-            text = os.read(handle, _MOST + 1)
+            text = os.read(handle, _MAX_FILE_BYTES + 1)
         finally:
             os.close(handle)
-        if len(text) > _MOST:
-            raise SourceError(f"is longer than {_MOST} bytes", where=str(self._path))
+        if len(text) > _MAX_FILE_BYTES:
+            raise SourceError(f"is longer than {_MAX_FILE_BYTES} bytes", where=str(self._path))
         return text

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 LOGIND = "org.freedesktop.login1"
 PATH = "/org/freedesktop/login1"
 MANAGER = "org.freedesktop.login1.Manager"
-CHECK = 30.0
+CHECK_INTERVAL_S = 30.0
 """Seconds between two checks of logind and its state; signals arrive in between."""
 POLL_INTERVAL_S = 1.0
-_LONGEST = timedelta(hours=1)
+_MAX_INHIBIT_DELAY = timedelta(hours=1)
 
 
 class LogindSource:
@@ -95,12 +95,12 @@ class LogindSource:
             # Polled too, so that a lost signal is detected late instead of never.
             await self._report(bus, sink, await _property(bus, "PreparingForShutdown", bool))
             self._pace.after_success()
-            signal = await bus.signal(CHECK)
+            signal = await bus.signal(CHECK_INTERVAL_S)
             while signal is not None:
                 preparing = _meaning(signal, owner)
                 if preparing is not None:
                     await self._report(bus, sink, preparing)
-                signal = await bus.signal(CHECK)
+                signal = await bus.signal(CHECK_INTERVAL_S)
 
     async def _report(self, bus: Bus, sink: SignalSink, preparing: bool) -> None:
         if not preparing:
@@ -111,7 +111,7 @@ class LogindSource:
             return
         if self._shutdown is None:
             delay = timedelta(microseconds=await _property(bus, "InhibitDelayMaxUSec", int))
-            self._shutdown = self._now() + min(delay, _LONGEST)
+            self._shutdown = self._now() + min(delay, _MAX_INHIBIT_DELAY)
         signal = treated(Signal("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment)
         sink.observed("logind", () if signal is None else (signal,))
 
