@@ -34,7 +34,7 @@ A scenario requests the fixtures that it needs:
             device = namespace.results("one")[0]["device"]
             assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == device
             namespace.delete_pod("user")
-            namespace.gone("user")
+            namespace.wait_until_deleted("user")
 
     `request`, `first_available`, `match`, `opaque`, `container` and `pod_spec` of `cluster.kube.workload` build the
     rest. `namespace.ended(pod)` waits until the command of a pod ends and returns its log; `namespace.claim_of(pod)` is

@@ -53,7 +53,7 @@ def test_pods_start_and_stop_while_apiserver_is_down_60s(
     agent.simulate("unplug", "0000:df:00.0")
     while time.monotonic() - away < DOWN_S:
         for one in agents.values():
-            one.process.alive()
+            one.process.check_running()
             assert one.get("/healthz")[0] == 200
         time.sleep(2)
     for one in agents.values():
@@ -65,7 +65,7 @@ def test_pods_start_and_stop_while_apiserver_is_down_60s(
     until(lambda: free not in agent.devices(), "the unplugged device is not published any more")
     print(f"\nslices followed {time.monotonic() - back:.1f} s after the API server was back")
     namespace.running(*staying, *starting)
-    namespace.gone(*leaving)
+    namespace.wait_until_deleted(*leaving)
     print(f"pods in their final state after {time.monotonic() - back:.1f} s")
     assert {pod: namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in staying} == devices
     results = [namespace.results(namespace.claim_of(pod))[0] for pod in staying + starting]

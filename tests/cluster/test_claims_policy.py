@@ -49,7 +49,7 @@ def test_resource_quota_limits_devices_per_class(agents: Agents, namespace: Name
     namespace.running("user")
     assert len(namespace.environment("user")["DRA_AGENT_REQUEST_GPUS"].split(",")) == 2
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.delete_claim("two")
     namespace.api.wait(lambda: quota_status()["used"] == {limit: "0"}, "the quota is free again")
     create_when_allowed(namespace, "third")
@@ -147,7 +147,7 @@ def test_admin_access_is_granted_with_the_namespace_label(agents: Agents, namesp
     assert sorted(devices_in_variable.split(",")) == sorted(result["device"] for result in watched)
     # When the monitor ends, only its claim is unprepared.
     namespace.delete_pod("monitor")
-    namespace.gone("monitor")
+    namespace.wait_until_deleted("monitor")
     uids = {name: namespace.get_claim(name)["metadata"]["uid"] for name in ("every", "watched")}
     files = " ".join(agents["node-b"].node.cdi_files())
     assert uids["every"] in files
@@ -185,7 +185,7 @@ def test_extended_resource_name_replaces_a_device_plugin(agents: Agents, namespa
     for result in results:
         assert environment[f"DRA_AGENT_DEVICE_{result['device'].replace('-', '_').upper()}_UUID"].startswith("GPU-")
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     uid = claim["metadata"]["uid"]
     assert not any(uid in name for agent in agents.values() for name in agent.node.cdi_files())
 

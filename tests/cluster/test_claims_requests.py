@@ -48,7 +48,7 @@ def test_each_pod_gets_a_claim_from_its_template(agents: Agents, namespace: Name
     assert all(has_spec(agents, claim) for claim in claims.values())
     for pod in devices:
         namespace.delete_pod(pod)
-    namespace.gone("first", "second")
+    namespace.wait_until_deleted("first", "second")
     namespace.api.wait(lambda: not namespace.api.list(CLAIMS, namespace.name), "the pods' claims are gone")
     assert not any(has_spec(agents, claim) for claim in claims.values())
 
@@ -63,7 +63,7 @@ def test_a_named_claim_is_used_and_reused(agents: Agents, namespace: Namespace) 
     assert environment["DRA_AGENT_CLAIM"] == f"{namespace.name}/mine"
     assert environment["DRA_AGENT_REQUEST_GPU"] == result["device"]
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: not namespace.results("mine"), "the claim is free again")
     namespace.pod("next", claim="mine")
     namespace.running("next")

@@ -53,7 +53,7 @@ def test_two_pods_share_a_claim(agents: Agents, namespace: Namespace) -> None:
     for pod in ("first", "second"):
         assert namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] == device
     namespace.delete_pod("first")
-    namespace.gone("first")
+    namespace.wait_until_deleted("first")
     # The other pod still holds it: the device stays, and a third pod joins.
     assert has_spec(agents, claim)
     namespace.pod("third", claim="one")
@@ -61,7 +61,7 @@ def test_two_pods_share_a_claim(agents: Agents, namespace: Namespace) -> None:
     assert namespace.environment("third")["DRA_AGENT_REQUEST_GPU"] == device
     for pod in ("second", "third"):
         namespace.delete_pod(pod)
-    namespace.gone("second", "third")
+    namespace.wait_until_deleted("second", "third")
     namespace.api.wait(lambda: not has_spec(agents, claim), "the claim is unprepared after its last pod")
 
 
@@ -104,7 +104,7 @@ def test_claim_that_no_container_uses_is_held(agents: Agents, namespace: Namespa
     assert not [key for key in namespace.environment("user") if key.startswith("DRA_AGENT_")]
     assert nvidia_gpus(namespace, "user") == []
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: not has_spec(agents, claim), "the claim is unprepared")
 
 
@@ -139,7 +139,7 @@ def test_one_claim_has_devices_of_two_drivers(
     owners = sorted(name for name in other.node.cdi_files() if uid in name)
     assert owners == [f"dra-agent.internal-claim_{uid}.json", f"{OTHER}-claim_{uid}.json"]
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: not has_spec(agents, claim), "both drivers have unprepared it")
 
 
@@ -220,7 +220,7 @@ def test_a_new_claim_corrects_a_wrong_configuration(agents: Agents, namespace: N
     namespace.pod("refused", claim="odd", node="node-a")
     wait_for_prepare_failure(namespace, "refused")
     namespace.delete_pod("refused")
-    namespace.gone("refused")
+    namespace.wait_until_deleted("refused")
     namespace.delete_claim("odd")
     namespace.api.wait(lambda: not namespace.api.find(CLAIMS, "odd", namespace.name), "the claim is gone")
     namespace.claim("odd", request("gpu", "gpu"))

@@ -61,13 +61,13 @@ def test_device_taint_repels_claims_without_toleration(
     namespace.pod("mistaken", claim="two")
     namespace.wait_for_scheduling_failure("mistaken", "cannot allocate all claims")
     namespace.delete_pod("mistaken")
-    namespace.gone("mistaken")
+    namespace.wait_until_deleted("mistaken")
     this = {"key": f"{DRIVER}/xid-48", "operator": "Exists", "effect": "NoSchedule"}
     namespace.claim("three", request("gpu", "gpu", tolerations=[this]))
     namespace.pod("brave", claim="three")
     namespace.running("brave")
     assert namespace.results("three")[0]["device"] == gpu
     namespace.delete_pod("brave")
-    namespace.gone("brave")
+    namespace.wait_until_deleted("brave")
     # The taint is removed with its cause, without any action.
     namespace.running("careful")

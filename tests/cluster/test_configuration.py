@@ -76,7 +76,7 @@ def test_claim_configuration_overrides_class_default(agents: Agents, namespace: 
     short, long = (uuid_of(agents, namespace, claim) for claim in ("as-the-class", "as-the-claim"))
     assert time_slices_on_node(agents) == {short: 1, long: 3}
     namespace.delete_pod("as-the-claim")
-    namespace.gone("as-the-claim")
+    namespace.wait_until_deleted("as-the-claim")
     namespace.api.wait(
         lambda: time_slices_on_node(agents) == {short: 1}, "the interval is reset with the claim's last pod"
     )
@@ -91,12 +91,12 @@ def test_interval_lasts_until_the_last_pod_and_over_a_restart(
     namespace.running("first", "second")
     uuid = uuid_of(agents, namespace, "shared")
     namespace.delete_pod("first")
-    namespace.gone("first")
+    namespace.wait_until_deleted("first")
     agents[NODE].kill()
     agents[NODE].start().ready()
     assert time_slices_on_node(agents) == {uuid: 1} and container_time_slices(namespace, "second") == {"Short"}
     namespace.delete_pod("second")
-    namespace.gone("second")
+    namespace.wait_until_deleted("second")
     namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "the restarted agent resets it")
 
 
@@ -117,7 +117,7 @@ def test_agent_killed_during_gpu_setup_leaves_nothing_set(
     agent.simulate("clear")
     namespace.delete_pod("user", grace=0)
     agent.start().ready()
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "no GPU has a time slice")
     namespace.api.wait(lambda: not [*agent.state_dir.glob("timeslice/*.json")], "the incomplete setup is undone")
     # Killed again, after it is set and while it is reset.
@@ -133,7 +133,7 @@ def test_agent_killed_during_gpu_setup_leaves_nothing_set(
     agent.kill()
     agent.simulate("clear")
     agent.start().ready()
-    namespace.gone("other")
+    namespace.wait_until_deleted("other")
     namespace.api.wait(lambda: time_slices_on_node(agents) == {}, "the claim's release is finished")
 
 

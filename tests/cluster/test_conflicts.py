@@ -87,7 +87,7 @@ def test_device_of_another_driver_is_withdrawn_and_its_pod_runs(
         namespace.running("second")
         for name in ("holder", "second"):
             namespace.delete_pod(name)
-        namespace.gone("holder", "second")
+        namespace.wait_until_deleted("holder", "second")
         cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released")
     finally:
         cluster.api.delete(SLICES, "theirs")
@@ -109,6 +109,6 @@ def test_extended_resource_of_dra_is_not_a_device_plugin(
         agent.ready()
         assert gpus(agent.devices()), "its pods do not change the node's capacity"
         namespace.delete_pod("unchanged")
-        namespace.gone("unchanged")
+        namespace.wait_until_deleted("unchanged")
     finally:
         cluster.api.delete(CLASSES, "drop-in")

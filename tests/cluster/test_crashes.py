@@ -99,7 +99,7 @@ def test_agent_killed_during_prepare_and_unprepare(start_agent: StartAgent, name
             assert_consistent(namespace, agent, pods)
             for pod in pods:
                 killer.kill(partial(namespace.delete_pod, pod))
-            namespace.gone(*pods)
+            namespace.wait_until_deleted(*pods)
             until(lambda: prepared(agent) == 0, "no claim is prepared")
             assert uids_of_specs(agent) == set()
     assert len(killer.points) == 2 * PODS * ROUNDS >= 30

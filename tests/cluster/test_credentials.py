@@ -26,7 +26,7 @@ def run_pod_with_gpu(namespace: Namespace, name: str) -> None:
     namespace.pod(name, claim=name, node="node-a")
     namespace.running(name)
     namespace.delete_pod(name)
-    namespace.gone(name)
+    namespace.wait_until_deleted(name)
     namespace.delete_claim(name)
 
 

@@ -160,7 +160,7 @@ def test_a_pod_with_a_claim_runs_with_the_daemonset(
     assert reported["driver"] == DRIVER
     for node in deployed.values:
         namespace.delete_pod(f"user-{node}")
-    namespace.gone(*(f"user-{node}" for node in deployed.values))
+    namespace.wait_until_deleted(*(f"user-{node}" for node in deployed.values))
 
 
 def test_agent_container_is_unprivileged(deployed: Deployment) -> None:
@@ -225,7 +225,7 @@ def test_rolling_update_keeps_slices_and_claims(cluster: Cluster, deployed: Depl
     namespace.running("second")
     for name in ("holder", "second"):
         namespace.delete_pod(name)
-    namespace.gone("holder", "second")
+    namespace.wait_until_deleted("holder", "second")
     cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released")
     sockets = [path.name for path in cluster.node("node-a").kubelet_dir.glob("plugins_registry/*")]
     assert len([name for name in sockets if DRIVER in name]) == 1, f"sockets of agents that are gone: {sockets}"

@@ -56,7 +56,7 @@ def test_container_reads_the_metadata_of_its_devices(start_agent: StartAgent, na
         claim_of_template["metadata"]["uid"],
     }
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     assert list(directory.iterdir()) == []
 
 

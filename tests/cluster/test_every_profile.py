@@ -82,7 +82,7 @@ def released(namespace: Namespace, agent: Agent) -> None:
     uid = namespace.get_claim("devices")["metadata"]["uid"]
     assert any(uid in name for name in agent.node.cdi_files())
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(
         lambda: not any(uid in name for name in agent.node.cdi_files()), "the CDI spec of the claim is removed"
     )

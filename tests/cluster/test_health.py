@@ -111,7 +111,7 @@ def test_fatal_xid_evicts_the_pod_also_over_an_agent_restart(
     devices = {name: namespace.results(name)[0]["device"] for name in ("one", "brave")}
     for device in devices.values():
         agent.simulate("xid", address(device), "79")
-    namespace.gone("one")
+    namespace.wait_until_deleted("one")
     published = {device: taints(agent, device) for device in devices.values()}
     assert {taint["effect"] for found in published.values() for taint in found} == {"NoExecute"}
     agent.restart().ready()

@@ -46,7 +46,7 @@ def use_a_gpu(namespace: Namespace) -> None:
 
 def release(namespace: Namespace) -> None:
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
 
 
 def test_a_token_bound_to_the_node_is_sufficient(cluster: Cluster, as_service: Starter, namespace: Namespace) -> None:

@@ -51,7 +51,7 @@ def pod_start_time(namespace: Namespace, name: str) -> float:
         namespace.running(pod)
         durations.append(time.monotonic() - began)
         namespace.delete_pod(pod)
-        namespace.gone(pod)
+        namespace.wait_until_deleted(pod)
     return statistics.median(durations)
 
 
@@ -125,6 +125,6 @@ def test_hung_unbind_blocks_only_its_claim_also_after_restart(
     group = (machine.root / "sys/bus/pci/devices" / HUNG_GPU / "iommu_group").resolve().name
     assert f"/dev/vfio/{group}" in namespace.execute("machine", "find /dev/vfio").split()
     namespace.delete_pod("machine")
-    namespace.gone("machine")
+    namespace.wait_until_deleted("machine")
     until(lambda: machine.driver == "nvidia" and not vfio_bindings(agent), "the device is back")
     assert "Traceback" not in agent.read_log(current_run=False)

@@ -24,7 +24,7 @@ def test_claim_unknown_to_the_kubelet_is_released(
     agent.node.kubelet.kill()
     (agent.node.kubelet_dir / "dra_manager_state").unlink()
     namespace.delete_pod("first", grace=0)
-    namespace.gone("first")
+    namespace.wait_until_deleted("first")
     agent.node.kubelet.start()
     namespace.pod("second", template="gpu", node="node-a")
     agent.wait_for_log("claim that does not exist was released")

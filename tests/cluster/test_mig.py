@@ -46,7 +46,7 @@ def start(namespace: Namespace, name: str, profile: str | None, address: str = F
 def stop(namespace: Namespace, *names: str) -> None:
     for name in names:
         namespace.delete_pod(name)
-    namespace.gone(*names)
+    namespace.wait_until_deleted(*names)
     for name in names:
         namespace.delete_claim(name)
 

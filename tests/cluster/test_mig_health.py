@@ -120,7 +120,7 @@ def test_xid_of_one_mig_instance_taints_only_that_instance(
     assert namespace.get_pod("hit")["status"]["phase"] == "Running"
 
     namespace.delete_pod("hit")
-    namespace.gone("hit")
+    namespace.wait_until_deleted("hit")
     namespace.delete_claim("hit")
     raise_xid(agent, 94, devices_by_claim["hit"])
     namespace.api.wait(lambda: taints(agent, devices_by_claim["hit"]), "the slice is tainted")
@@ -146,7 +146,7 @@ def test_lost_gpu_taints_all_its_mig_instances_until_it_is_back(
     namespace.running("one", "other")
 
     agent.simulate("fail", "--device", GPU, "--code", "15")
-    namespace.gone("one", "other")
+    namespace.wait_until_deleted("one", "other")
     tainted = {name: [(one["key"], one["effect"]) for one in taints(agent, name)] for name in agent.devices()}
     assert {name: keys for name, keys in tainted.items() if keys} == {
         name: [(LOST, "NoExecute")] for name in slices_of(agent)
@@ -260,7 +260,7 @@ def test_lost_gpu_taints_whole_and_partitions_until_it_is_back(
     # A lost GPU returns after a reset: never with the instances that it had.
     agent.simulate("reset", GPU)
     agent.simulate("clear")
-    namespace.gone(*evicted)
+    namespace.wait_until_deleted(*evicted)
     namespace.api.wait(lambda: not tainted(agent), "the taints are gone")
     namespace.claim("next", request("slice", slices_class))
     namespace.pod("next", claim="next")

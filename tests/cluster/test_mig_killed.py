@@ -90,7 +90,7 @@ def test_agent_killed_while_creating_a_partition(agent: Agent, namespace: Namesp
     assert set(slices(agent)) == {stays, uuid(namespace, "new")}, "each pod has its partition, and no other exists"
     for name in ("stays", "new"):
         namespace.delete_pod(name)
-    namespace.gone("stays", "new")
+    namespace.wait_until_deleted("stays", "new")
     wait_until_nothing_left(agent)
 
 
@@ -102,7 +102,7 @@ def test_agent_killed_while_enabling_mig_mode(agent: Agent, namespace: Namespace
     namespace.running("first")
     assert set(slices(agent)) == {uuid(namespace, "first")}
     namespace.delete_pod("first")
-    namespace.gone("first")
+    namespace.wait_until_deleted("first")
     wait_until_nothing_left(agent)
 
 
@@ -118,12 +118,12 @@ def test_agent_killed_while_destroying_a_partition(
     schedule_kill(agent, function, when)
     namespace.delete_pod("goes")
     restart_after_kill(agent)
-    namespace.gone("goes")
+    namespace.wait_until_deleted("goes")
     until(lambda: set(slices(agent)) == {stays}, "only the partition of the deleted pod is destroyed")
     create_pod(namespace, "next", "1g.10gb")
     namespace.running("next")
     assert set(slices(agent)) == {stays, uuid(namespace, "next")}, "its placement is available again"
     for name in ("stays", "next"):
         namespace.delete_pod(name)
-    namespace.gone("stays", "next")
+    namespace.wait_until_deleted("stays", "next")
     wait_until_nothing_left(agent)

@@ -70,7 +70,7 @@ def test_interface_is_moved_and_renamed(agents: Agents, namespace: Namespace, in
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
     assert mtu.read_text().strip() == "9000"
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: mtu.read_text().strip() != "9000", "the MTU is restored after the claim's last pod")
     assert not list((agents["node-a"].state_dir / "net").iterdir())
 
@@ -162,5 +162,5 @@ def test_mtu_alone_leaves_the_interface_on_the_host(agents: Agents, namespace: N
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
     assert mtu.read_text().strip() == "4200"
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: mtu.read_text().strip() != "4200", "the MTU is restored")

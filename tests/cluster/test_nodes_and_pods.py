@@ -25,7 +25,7 @@ def test_a_pod_runs_completes_and_is_deleted(cluster: Cluster, namespace: Namesp
     assert body["status"]["podIP"].startswith(cluster.node(node).cluster_dir.pod_network(cluster.node(node).index)[:9])
     assert namespace.environment("waits")["KUBERNETES_SERVICE_HOST"] == cluster.cluster_dir.api_address
     namespace.delete_pod("waits")
-    namespace.gone("waits")
+    namespace.wait_until_deleted("waits")
 
 
 def test_pods_continue_while_the_kubelet_is_down(cluster: Cluster, namespace: Namespace) -> None:

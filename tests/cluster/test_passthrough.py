@@ -79,7 +79,7 @@ def test_device_is_bound_for_its_pod_and_restored(start_agent: StartAgent, names
     after = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
     assert after == before
     namespace.delete_pod("machine")
-    namespace.gone("machine")
+    namespace.wait_until_deleted("machine")
     until(lambda: driver(agent, FPGA) == "dfl-pci", "the device is back with its driver")
     until(lambda: vfio_bindings(agent) == [], "no binding is left")
 
@@ -119,7 +119,7 @@ def test_agent_killed_during_bind_or_restore(start_agent: StartAgent, namespace:
     agent.simulate("clear")
     agent.start().wait_for_log("info ready")
     until(lambda: driver(agent, FPGA) == "dfl-pci" and not vfio_bindings(agent), "the device is back")
-    namespace.gone("machine")
+    namespace.wait_until_deleted("machine")
     override = agent.host / "sys/bus/pci/devices" / FPGA / "driver_override"
     assert override.read_text().strip() == "(null)"
 
@@ -144,7 +144,7 @@ def test_claims_partition_an_amd_gpu_in_one_mode_at_a_time(
     namespace.pod("large", claim="half")
     namespace.wait_for_scheduling_failure("large", "cannot allocate all claims")
     namespace.delete_pod("small")
-    namespace.gone("small")
+    namespace.wait_until_deleted("small")
     namespace.delete_claim("eighths")
     namespace.running("large")
     assert current.read_text().strip() == "DPX"

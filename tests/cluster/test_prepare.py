@@ -87,7 +87,7 @@ def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace)
     hidden.rename(device)
     namespace.running("user")
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     wait_until_gpu_is_free(agent)
 
 
@@ -103,7 +103,7 @@ def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespa
     namespace.running("user")
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == namespace.results("gpu")[0]["device"]
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     wait_until_gpu_is_free(agent)
 
 
@@ -123,10 +123,10 @@ def test_kubelet_down_while_a_pod_is_deleted(
     assert len(holders(agent.node)) == 1, "the container still runs and holds its device"
     with assert_single_holder(agent.node):
         agent.node.kubelet.start()
-        namespace.gone("first")
+        namespace.wait_until_deleted("first")
         namespace.running("second")
     namespace.delete_pod("second")
-    namespace.gone("second")
+    namespace.wait_until_deleted("second")
     wait_until_gpu_is_free(agent)
 
 
@@ -143,12 +143,12 @@ def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespa
         time.sleep(1)
     finally:
         os.kill(agent.process.pid, signal.SIGCONT)
-    namespace.gone("first")
+    namespace.wait_until_deleted("first")
     wait_until_gpu_is_free(agent)
     namespace.pod("second", claim="gpu", node="node-a")
     namespace.running("second")
     namespace.delete_pod("second")
-    namespace.gone("second")
+    namespace.wait_until_deleted("second")
     wait_until_gpu_is_free(agent)
 
 
@@ -161,7 +161,7 @@ def test_pod_force_deleted_never_two_holders(start_agent: StartAgent, namespace:
     uid = first["metadata"]["uid"]
     with assert_single_holder(agent.node):
         namespace.delete_pod("first", grace=0)
-        namespace.gone("first")
+        namespace.wait_until_deleted("first")
         namespace.pod("second", template="gpu", node="node-a")
         # The scheduler allocates the device to the second at once; the agent waits until the first has ended.
         until(lambda: namespace.results(namespace.claim_of("second")), "the second claim is allocated")
@@ -169,5 +169,5 @@ def test_pod_force_deleted_never_two_holders(start_agent: StartAgent, namespace:
         namespace.running("second")
     assert not [name for name in agent.node.cdi_files() if uid in name]
     namespace.delete_pod("second")
-    namespace.gone("second")
+    namespace.wait_until_deleted("second")
     wait_until_gpu_is_free(agent)

@@ -133,6 +133,6 @@ def test_a_disconnected_agent_prepares_no_new_claims(
     run_on(namespace, "serve", "node-b", 2)
     assert namespace.get_pod("late")["status"]["phase"] == "Pending"
     namespace.delete_pod("late")
-    namespace.gone("late")
+    namespace.wait_until_deleted("late")
     all_released(reclaimed)
     cancel(reclaimed)

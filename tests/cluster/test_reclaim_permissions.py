@@ -173,7 +173,7 @@ def test_only_pods_of_the_own_node_are_deleted(own: Api, unbound: Api, namespace
     for api, pod in ((own, "on-node-b"), (own, "on-none"), (unbound, "on-node-a"), (unbound, "on-none")):
         assert "an agent may delete pods of its own node only" in delete(api, pod), pod
     assert delete(own, "on-node-a") == ""
-    namespace.gone("on-node-a")
+    namespace.wait_until_deleted("on-node-a")
     assert "cannot deletecollection" in refusal(lambda: own.call("DELETE", PODS.path(namespace.name, None, None), {}))
     assert "cannot list" in refusal(lambda: own.list(PODS, namespace.name))
     assert "deletionTimestamp" not in namespace.get_pod("on-node-b")["metadata"]

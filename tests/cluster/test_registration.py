@@ -31,7 +31,7 @@ def run_pod_with_gpu(namespace: Namespace, name: str, device_class: str = "gpu")
 
 def delete_pod_and_claim(namespace: Namespace, name: str) -> None:
     namespace.delete_pod(name)
-    namespace.gone(name)
+    namespace.wait_until_deleted(name)
     namespace.delete_claim(name)
 
 
@@ -184,7 +184,7 @@ def test_two_drivers_serve_one_node(cluster: Cluster, start_agent: StartAgent, n
     second.start()
     second.ready()
     namespace.delete_pod("both")
-    namespace.gone("both")
+    namespace.wait_until_deleted("both")
 
 
 def variable(namespace: Namespace, claim: str) -> str:

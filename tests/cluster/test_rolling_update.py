@@ -44,7 +44,7 @@ class Load:
                 self.namespace.running(pod)
                 self.slowest = max(self.slowest, time.monotonic() - started)
                 self.namespace.delete_pod(pod)
-                self.namespace.gone(pod)
+                self.namespace.wait_until_deleted(pod)
             except (AssertionError, OSError) as error:
                 self.failures.append(f"{pod}: {error}")
             self.finished += 1

@@ -57,6 +57,6 @@ def test_a_notice_during_a_stalled_rolling_update(
     duration = old.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"]
     slowdown = cluster.api.slowdown()
     assert duration < TAINTED_AFTER_S * slowdown, f"tainted after {duration:.2f} s, slowdown {slowdown:.1f}"
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     for agent in (old, new):
         assert "Traceback" not in agent.read_log()

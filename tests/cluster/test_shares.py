@@ -89,7 +89,7 @@ def test_ten_pods_share_a_gpu_and_the_eleventh_waits(
     assert "capacity memory has 663Mi left, 4Gi are needed" in explanation.stdout
 
     namespace.delete_pod("p9")
-    namespace.gone("p9")
+    namespace.wait_until_deleted("p9")
     namespace.delete_claim("c9")
     namespace.running("p10")
     assert consumed(namespace, "c10")["memory"] == "4Gi"

@@ -90,7 +90,7 @@ def test_container_is_an_mps_client_and_daemon_lives_with_claims(agents: Agents,
     assert first is not None
 
     namespace.delete_pod("small")
-    namespace.gone("small")
+    namespace.wait_until_deleted("small")
     assert daemon_pid(agent) == first
 
     os.kill(first, signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_container_is_an_mps_client_and_daemon_lives_with_claims(agents: Agents,
     namespace.api.wait(lambda: not taints(agent), "the taint is removed when the daemon runs")
 
     namespace.delete_pod("large")
-    namespace.gone("large")
+    namespace.wait_until_deleted("large")
     namespace.api.wait(lambda: daemon_pid(agent) is None and compute_mode(agent) == 0, "the daemon is stopped")
 
 
@@ -113,7 +113,7 @@ def test_mps_daemon_outlives_the_agent(agents: Agents, namespace: Namespace) -> 
     agent.start().ready()
     assert daemon_pid(agent) == first
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: daemon_pid(agent) is None and compute_mode(agent) == 0, "the new agent stops the daemon")
 
 

@@ -165,7 +165,7 @@ def test_claim_status_is_removed_by_deallocation(start_agent: StartAgent, namesp
     namespace.running("user")
     namespace.api.wait(lambda: status_entries(namespace, "mine"), "the claim's status has the device")
     namespace.delete_pod("user")
-    namespace.gone("user")
+    namespace.wait_until_deleted("user")
     namespace.api.wait(lambda: not namespace.results("mine"), "the claim is free again")
     assert status_entries(namespace, "mine") == [], "the API server removes both in one write"
     assert_never(lambda: status_entries(namespace, "mine"), 2.0)

@@ -265,7 +265,7 @@ def test_status_of_the_agent_is_written(coarse_cluster: Cluster, coarse_namespac
         (reported,) = coarse_namespace.get_claim("mine")["status"]["devices"]
         assert reported["driver"] == DRIVER and "L40S" in reported["data"]["productName"]
         coarse_namespace.delete_pod("user")
-        coarse_namespace.gone("user")
+        coarse_namespace.wait_until_deleted("user")
         coarse_namespace.api.wait(lambda: not coarse_namespace.results("mine"), "the claim is free again")
     finally:
         agent.end()

@@ -53,7 +53,7 @@ def test_reading_and_changing_mig_are_granted_by_their_values(render: Render) ->
 
 
 @pytest.mark.parametrize("toolkit", ["legacy", "cdi"])
-def test_the_runtime_starts_the_container_with_what_was_asked_for(render: Render, toolkit: Toolkit) -> None:
+def test_the_runtime_starts_the_container_with_all_options(render: Render, toolkit: Toolkit) -> None:
     for values in ({}, READ, PARTITION, {**PARTITION, "privileged": True}):
         access = started(render, values, toolkit).access()
         assert access is not None, "MIG variables without SYS_ADMIN: the runtime refuses the container"

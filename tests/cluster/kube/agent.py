@@ -71,7 +71,7 @@ class Agent:
         """Wait until it serves, the kubelet has registered it, and its slices are published."""
 
         def published() -> bool:
-            self.process.alive()
+            self.process.check_running()
             listed = self.slices()
             metrics = self.metrics()
             settled = metrics.get("dra_agent_publish_pending_pools") == 0
@@ -103,7 +103,7 @@ class Agent:
         """Wait until the current process has logged the pattern."""
 
         def found() -> re.Match[str] | None:
-            self.process.alive()
+            self.process.check_running()
             return re.search(pattern, self.read_log())
 
         until(found, f"{self.name} logs {pattern!r}", timeout_s)

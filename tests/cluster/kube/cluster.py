@@ -77,7 +77,7 @@ class Cluster:
             for thread in runtimes:
                 thread.join()
         for node in self.nodes:
-            node.containerd.alive()
+            node.containerd.check_running()
             node.kubelet.start()
         for node in self.nodes:
             node.ready()

@@ -62,8 +62,8 @@ class ControlPlane:
         """Wait until the API server is ready."""
 
         def reports_ok() -> bool:
-            self.etcd.alive()
-            self.apiserver.alive()
+            self.etcd.check_running()
+            self.apiserver.check_running()
             return self.api.text("GET", "/readyz") == "ok"
 
         def ready() -> bool:

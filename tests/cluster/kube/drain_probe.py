@@ -185,7 +185,7 @@ class History:
             f"pod {uid} is being deleted",
         )
 
-    def gone(self, uid: str) -> ObjectChange:
+    def wait_until_deleted(self, uid: str) -> ObjectChange:
         """Return the change that removed the pod."""
         return self.first(PODS, lambda change: change.uid == uid and change.type == "DELETED", f"pod {uid} is gone")
 

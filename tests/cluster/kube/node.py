@@ -77,8 +77,8 @@ class Node:
 
     def is_ready(self) -> bool:
         """Return whether its Ready condition is True now."""
-        self.kubelet.alive()
-        self.containerd.alive()
+        self.kubelet.check_running()
+        self.containerd.check_running()
         # The condition outlives a kubelet that was killed; an open port shows that the current kubelet has started.
         with socket.create_connection((self.cluster_dir.node_address(self.index), KUBELET_PORT), timeout=5):
             pass
@@ -110,7 +110,7 @@ class Node:
 
     def _wait_for_containerd(self) -> None:
         def serves() -> bool:
-            self.containerd.alive()
+            self.containerd.check_running()
             return bool(self.containerd_socket.is_socket() and self.ctr("version"))
 
         until(serves, f"{self.name}'s containerd serves")

@@ -96,7 +96,7 @@ class Process:
         """Return the end of its log, for failure messages."""
         return "\n".join(self.read_log(current_run=False).splitlines()[-lines:])
 
-    def alive(self) -> None:
+    def check_running(self) -> None:
         """Fail with the end of the log if the process has ended."""
         assert self.running, f"{self.name} ended with {self.popen and self.popen.returncode}:\n{self.tail()}"
 

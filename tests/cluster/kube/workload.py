@@ -166,7 +166,7 @@ class Namespace:
         assert body["status"]["phase"] == phase, f"{pod} is {body['status']['phase']}: {output}"
         return output
 
-    def gone(self, *pods: str, timeout_s: float = LONG_TIMEOUT_S) -> float:
+    def wait_until_deleted(self, *pods: str, timeout_s: float = LONG_TIMEOUT_S) -> float:
         """Wait until the named pods are deleted; return seconds."""
 
         def remaining() -> list[str]:
@@ -175,7 +175,10 @@ class Namespace:
         return self.api.wait(lambda: not remaining(), f"{', '.join(pods)} gone", timeout_s)
 
     def delete_pod(self, name: str, *, grace: int | None = None) -> None:
-        """Delete; `gone` waits for it. Grace 0 removes it from the API at once, while its containers may still run."""
+        """Delete the pod; `wait_until_deleted` waits for it.
+
+        Grace 0 removes it from the API at once, while its containers may still run.
+        """
         self.api.delete(PODS, name, self.name, grace=grace)
 
     def delete_claim(self, name: str) -> None:
@@ -229,7 +232,7 @@ class Namespace:
                 return not is_scheduled(self.api, name, self.name)
             finally:
                 self.delete_pod(name, grace=1)
-                self.gone(name)
+                self.wait_until_deleted(name)
                 self.delete_claim(name)
                 self.api.wait(lambda: not self.api.find(CLAIMS, name, self.name), f"claim {name} is gone")
 
