@@ -7,6 +7,7 @@ the outputs of tools. It is data from elsewhere: nothing of it is trusted, and e
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,9 @@ def is_recording(path: Path) -> bool:
 def named_recording(name: str) -> Path | None:
     """Return the absolute path of a recording that is named in place of a profile; None for the name of a profile."""
     path = Path(name)
-    return path.absolute() if "/" in name or name in (".", "..") or is_recording(path) else None
+    is_path = "/" in name or name in (".", "..") or is_recording(path)
+    # Without "..": commands compare the path with that of the running agent.
+    return Path(os.path.abspath(name)) if is_path else None  # noqa: PTH100
 
 
 def load_manifest(folder: Path) -> Manifest:

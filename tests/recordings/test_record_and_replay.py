@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from dra_agent import simulate
+from dra_agent.agent.setup_registry import is_recorded, is_simulated
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
-from dra_agent.recording import load_manifest
+from dra_agent.recording import load_manifest, named_recording
 from dra_agent.simulate import inject, nvml, tree
+from dra_agent.simulate.recording import RecordedKernel
 from dra_agent.topology import scan
 
 from .compare import differences
@@ -123,6 +125,19 @@ def test_a_manifest_has_versions_and_what_is_missing(t4: Host, tmp_path: Path) -
     assert "lspci" in {omission.where for omission in manifest.omitted}
 
 
+def test_only_what_the_agent_reads_is_recorded(t4: Host, tmp_path: Path) -> None:
+    for module in ("vxlan", "nvidia_drm"):
+        (t4.sysfs / "module" / module).mkdir()
+        (t4.sysfs / "module" / module / "version").write_text("1\n")
+    folder = t4.sysfs / "bus/pci/devices/0000:00:04.0"
+    for name in ("vpd", "config", "rom", "serial_number", "resource0", "hwmon/hwmon0/uevent"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("private")
+    manifest = record(t4, tmp_path / "recording")
+    assert set(manifest.drivers) <= {"nvidia", "virtio_net", "virtio-pci"}
+    assert "private" not in (tmp_path / "recording/tree.jsonl").read_text()
+
+
 def test_a_suspended_function_is_not_woken(t4: Host, tmp_path: Path) -> None:
     folder = t4.sysfs / "bus/pci/devices/0000:00:04.0"
     assert (folder / "current_link_speed").exists() or (folder / "max_link_speed").exists()
@@ -198,3 +213,21 @@ def test_the_state_of_a_driver_is_recorded(change: Callable[[nvml.NvmlState], nv
     with replay(tmp_path / "recording") as misses:
         assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
     assert not misses
+
+
+def test_a_recorded_host_accepts_no_writes(tmp_path: Path) -> None:
+    record(simulate.build("mi300x", tmp_path / "host"), tmp_path / "recording")
+    host = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert is_recorded(host) and not is_simulated(host)
+    kernel = RecordedKernel(tmp_path / "again")
+    assert kernel.read("bus/pci/devices/0000:05:00.0/class").startswith("0x")
+    with pytest.raises(OSError, match="the host is a recording, which cannot be changed"):
+        kernel.write("bus/pci/devices/0000:05:00.0/driver_override", "vfio-pci")
+
+
+def test_a_recording_is_the_same_however_its_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(simulate.build("cpu-only", tmp_path / "host"), tmp_path / "recording")
+    monkeypatch.chdir(tmp_path)
+    for name in ("recording", "./recording", "host/../recording", str(tmp_path / "recording")):
+        assert named_recording(name) == tmp_path / "recording"
+    assert named_recording("cpu-only") is None

@@ -72,7 +72,7 @@ SYSFS = (
     *(f"{_NEURON}/*/{name}" for name in ("", "device@", "core_count", *_NODES)),
     *(f"class/kfd/kfd/topology/{name}" for name in ("generation_id", "nodes/*/gpu_id", "nodes/*/name")),
     *(f"class/kfd/kfd/topology/nodes/*/{name}" for name in ("properties", "mem_banks/*/properties")),
-    *("module/*/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
+    *("module/nvidia/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
 )
 """Patterns below /sys: `@` at the end records a link without following it, `/` a folder, `+uevent` the file next to it
 too, but only if both exist."""
@@ -141,7 +141,7 @@ class TreeReader:
             elif link:
                 self._link(path)
             elif both:
-                if self._real(f"{folder}/uevent").exists():
+                if self._real(path).exists() and self._real(f"{folder}/uevent").exists():
                     self._leaf(path)
                     self._leaf(f"{folder}/uevent")
             else:
@@ -245,6 +245,12 @@ class TreeReader:
                 folders.update(dict.fromkeys("/".join(parts[:length]) for length in range(3, len(parts) + 1)))
                 self._match("/".join(parts[:3]), ["pci_bus", "*", "cpulistaffinity"])
                 self._match("/".join(parts[:4]), ["pci_bus", "*", "cpulistaffinity"])
+        # A module has the name of its driver where the agent reads its version.
+        drivers = {
+            (entry.link or "").rpartition("/")[2] for path, entry in self.entries.items() if path.endswith("/driver")
+        }
+        for driver in sorted(drivers):
+            self._leaf(f"sys/module/{driver}/version")
         for folder in folders:
             for name in ("power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
                 self._leaf(f"{folder}/{name}")
