@@ -43,7 +43,7 @@ pub(crate) fn is_free(layout: &PartitionLayout, start: u32, size: u32) -> bool {
 }
 
 /// The number of further instances of a profile that fit.
-pub(crate) fn remaining(layout: &PartitionLayout, profile: &MigProfile) -> u32 {
+pub(crate) fn remaining(gpu: &Gpu, layout: &PartitionLayout, profile: &MigProfile) -> u32 {
     let existing = layout
         .gpu_instances
         .iter()
@@ -55,7 +55,36 @@ pub(crate) fn remaining(layout: &PartitionLayout, profile: &MigProfile) -> u32 {
         .iter()
         .filter(|&&(start, size)| is_free(layout, start, size))
         .count() as u32;
-    places.min(profile.most.saturating_sub(existing))
+    places
+        .min(profile.most.saturating_sub(existing))
+        .min(engines_left(gpu, layout, profile))
+}
+
+/// The number of instances of a profile for which media engines are left. nvml.h: an instance of an ALL_ME profile
+/// "prevents allocation of all but _NO_ME profiles".
+fn engines_left(gpu: &Gpu, layout: &PartitionLayout, profile: &MigProfile) -> u32 {
+    let engines: [fn(&MigProfile) -> u32; 4] = [
+        |profile| profile.decoders,
+        |profile| profile.encoders,
+        |profile| profile.jpeg,
+        |profile| profile.ofa,
+    ];
+    let existing = || {
+        layout
+            .gpu_instances
+            .iter()
+            .filter_map(|instance| gpu.mig.iter().find(|other| other.id == instance.profile))
+    };
+    engines
+        .into_iter()
+        .filter(|count| count(profile) > 0)
+        .map(|count| {
+            let all = gpu.mig.iter().map(count).max().unwrap_or(0);
+            let used: u32 = existing().map(count).sum();
+            all.saturating_sub(used) / count(profile)
+        })
+        .min()
+        .unwrap_or(u32::MAX)
 }
 
 /// The slices of a compute instance profile in a GPU instance.

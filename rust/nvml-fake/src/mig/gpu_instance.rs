@@ -28,7 +28,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
             require_config(state)?;
             let layout = enabled_layout(gpu)?;
             // SAFETY: the caller provides one unsigned int.
-            unsafe { write_value(count, remaining(&layout, with_id(gpu, profile)?)) }
+            unsafe { write_value(count, remaining(gpu, &layout, with_id(gpu, profile)?)) }
         },
     )
 }
@@ -97,7 +97,7 @@ fn create(
             None => profile.placements.iter().copied().rev().find(free),
         };
         let (start, size) = place
-            .filter(|_| remaining(layout, profile) > 0)
+            .filter(|_| remaining(gpu, layout, profile) > 0)
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         let id = gpu_instance_id(gpu, state.id_seed(), start, size);
         layout.gpu_instances.push(GpuInstance {

@@ -1,0 +1,63 @@
+"""For every product, the counters allow two partitions together exactly where the driver creates both."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError, acquire
+from dra_agent.inventory.nvidia.partitions import GpuInstance, PartitionLayout
+from dra_agent.inventory.nvidia.profiles import Placement, read_profiles
+from dra_agent.simulate import build_machine
+from dra_agent.simulate.models import GpuModel
+from eventually import DEADLINE_S
+from inventory.mig_families import ADDRESS, FAMILIES, machine_of, switch_on
+
+Place = tuple[int, int, int]
+"""Profile id, first slice, slices."""
+
+
+def create(library: NvmlClient, place: Place) -> object | None:
+    """Create an instance; None if the driver has no room for it."""
+    profile, start, size = place
+    device = library.call("nvmlDeviceGetHandleByPciBusId", ADDRESS.encode(), about=ADDRESS)
+    place_of = ctypes.byref(library.module.c_nvmlGpuInstancePlacement_t(start, size))
+    try:
+        made: object = library.call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement", device, profile, place_of, about=ADDRESS
+        )
+    except NvmlError as error:
+        assert error.code == library.module.NVML_ERROR_INSUFFICIENT_RESOURCES
+        return None
+    return made
+
+
+@pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
+def test_what_fits_together_is_what_the_driver_creates_together(tmp_path: Path, model: GpuModel) -> None:
+    machine = machine_of(model)
+    host = build_machine(machine, tmp_path / "host")
+    switch_on(tmp_path / "host", machine)
+    with ExitStack() as stack:
+        library = acquire(host.nvml_library, DEADLINE_S)
+        stack.callback(library.close)
+        library.start()
+        device = library.call("nvmlDeviceGetHandleByPciBusId", ADDRESS.encode(), about=ADDRESS)
+        profiles = read_profiles(library, device, ADDRESS)
+        places = [(profile.id, place.start, place.size) for profile in profiles for place in profile.placements]
+        different: list[tuple[Place, Place]] = []
+        for first in places:
+            made = create(library, first)
+            assert made is not None
+            layout = PartitionLayout(profiles, [GpuInstance(0, first[0], Placement(*first[1:]))])
+            for partition in layout.partitions:
+                second = (partition.profile.id, partition.placement.start, partition.placement.size)
+                other = create(library, second)
+                if (other is not None) != layout.fits(partition):
+                    different.append((first, second))
+                if other is not None:
+                    library.call("nvmlGpuInstanceDestroy", other, about=ADDRESS)
+            library.call("nvmlGpuInstanceDestroy", made, about=ADDRESS)
+    assert different == []
