@@ -6,6 +6,7 @@ A call that failed on the host fails in the simulation with the same code. What 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -145,8 +146,8 @@ def _handles(calls: Sequence[RecordedCall], codec: Codec) -> dict[str, set[int]]
 
 
 def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
-    path = _path(address, tree)
-    own = f"sys/devices/{'/'.join(path)}" if path else f"sys/bus/pci/devices/{address}"
+    place = _place(address, tree)
+    own = f"sys/devices/{'/'.join(place)}" if place else f"sys/bus/pci/devices/{address}"
     memory = recorded.value("nvmlDeviceGetMemoryInfo")
     detailed = recorded.value("nvmlDeviceGetMemoryInfo", 0x2000028)
     ecc = recorded.value("nvmlDeviceGetEccMode")
@@ -180,7 +181,7 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
         ),
         numa_node=_number(tree, f"{own}/numa_node", -1),
         cpus=(),
-        path=path,
+        path=_below_root(place),
         nvlinks=(),
         nvlink_slots=0,
         fabric=_fabric(fabric),
@@ -292,7 +293,13 @@ def _compute_instances(
     return {gpu_instance: list(inside.values()) for gpu_instance, inside in found.items()}
 
 
-def _path(address: str, tree: dict[str, Entry]) -> tuple[str, ...]:
+def _below_root(place: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the folders above the root bus, such as those of a virtual bus (VMBUS) that has one for each GPU."""
+    root = next((number for number, part in enumerate(place) if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", part)), 0)
+    return place[root:]
+
+
+def _place(address: str, tree: dict[str, Entry]) -> tuple[str, ...]:
     entry = tree.get(f"sys/bus/pci/devices/{address}")
     parts = [part for part in (entry.link or "").split("/") if part != ".."] if entry is not None else []
     return tuple(parts[1:]) if parts[:1] == ["devices"] else ()
