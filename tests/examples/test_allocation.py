@@ -103,6 +103,29 @@ def test_devices_with_a_locality_constraint_are_close(tmp_path: Path) -> None:
     assert value(nic, "rdma") is True
 
 
+@pytest.mark.parametrize(
+    ("claim", "memory", "fits"),
+    [
+        pytest.param("high-memory", "22731Mi", True, id="A10 under driver 470"),
+        pytest.param("high-memory", "23028Mi", True, id="A10 under driver 535"),
+        pytest.param("high-memory", "20475Mi", False, id="20 GB are less than 24 GB"),
+        pytest.param("research", "45634Mi", True, id="RTX A6000 under driver 470"),
+        pytest.param("research", "40960Mi", False, id="40 GB are less than 48 GB"),
+        pytest.param("inference", "15109Mi", True, id="T4 under driver 470"),
+        pytest.param("inference", "15360Mi", True, id="T4 under driver 535"),
+        pytest.param("inference", "12288Mi", False, id="12 GB are less than 16 GB"),
+        pytest.param("development", "7611Mi", True, id="P4 under driver 440"),
+    ],
+)
+def test_a_claim_by_memory_fits_a_board_under_every_driver(claim: str, memory: str, fits: bool, tmp_path: Path) -> None:
+    slices = published("l40s", tmp_path)
+    for slice_ in slices:
+        for device in slice_["spec"].get("devices") or []:
+            if "memory" in device.get("capacity", {}):
+                device["capacity"]["memory"]["value"] = memory
+    assert bool(allocated_devices(objects("claims")[claim], slices)) is fits
+
+
 def test_latency_from_the_configuration_makes_a_nic_claimable(tmp_path: Path) -> None:
     claim = objects("claims")["low-latency-smartnic"]
     assert allocated_devices(claim, published("dgx-h100", tmp_path)) == {}
