@@ -30,7 +30,12 @@ mode = "sriov"
 when = 'device.attributes["dra-agent.internal"].vendor == "intel"'
 """
 WHOLE_ONLY = {
+    "a100-40gb",
+    "a30",
     "alveo-v80",
+    "aws-p4d",
+    "dgx-2",
+    "dgx-spark",
     "gaudi3",
     "l40s",
     "mi210",
@@ -41,7 +46,7 @@ WHOLE_ONLY = {
     "trn2",
     "vm-1gpu",
 }
-"""Machines without a GPU that a claim can divide. The A100 of `mixed` needs a reset first."""
+"""Machines without a GPU that a claim can divide. GPUs of the Ampere generation need a reset first."""
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 MACHINES = [profile for profile in profiles() if profile != "cpu-only"]
 

@@ -49,7 +49,7 @@ def apply(cluster: Cluster, namespace: Namespace) -> Iterator[Apply]:
 
     yield run
     for text in applied:
-        cluster.kubectl("delete", "-n", namespace.name, "--wait=false", "-f", "-", input=text)
+        cluster.kubectl("delete", "-n", namespace.name, "--wait=false", "--ignore-not-found", "-f", "-", input=text)
 
 
 def with_local_image(value: Object) -> Object:
