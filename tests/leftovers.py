@@ -94,7 +94,14 @@ def _process_settings() -> dict[str, object]:
         "handlers of signals": {
             number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         },
+        "users of NVML libraries": _nvml_users(),
     }
+
+
+def _nvml_users() -> dict[str, int]:
+    """Return the users of each NVML library that is open; another test that opens it could not close it."""
+    module = sys.modules.get("dra_agent.inventory.nvidia.nvml_client")
+    return {str(path): client._users for path, client in module._SHARED.items()} if module else {}
 
 
 def _descriptors() -> int:

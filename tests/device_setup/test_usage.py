@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,8 @@ from fake_apiserver.fake import FakeApi
 GPU = "gpu-0000-1b-00-0"
 MIB = 1 << 20
 REGION = "drm/0000:1b:00.0/vram0"
+
+Meter = Callable[..., UsageReader]
 
 
 POD, OTHER_POD = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
@@ -77,16 +79,26 @@ def charged(tree: Path, cgroup: str, amount: int) -> None:
     (folder / "dmem.current").write_text(f"drm/0000:99:00.0/vram0 7\n{REGION} {amount}\n")
 
 
-def meter(tree: Path, *everything: HeldShare, standalone: bool = False) -> UsageReader:
-    host = Host(tree / "sys", tree / "dev", tree / "proc")
-    return UsageReader(host, tree / "state", 1.0, everything or (held(),), standalone=standalone)
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    """Read the usage of shares on the host of a tree."""
+    readers: list[UsageReader] = []
+
+    def read(tree: Path, *everything: HeldShare, standalone: bool = False) -> UsageReader:
+        host = Host(tree / "sys", tree / "dev", tree / "proc")
+        readers.append(UsageReader(host, tree / "state", 1.0, everything or (held(),), standalone=standalone))
+        return readers[-1]
+
+    yield read
+    for reader in readers:
+        reader.close()
 
 
 def amd() -> Device:
     return gpu("dmem", "amd", dmem=REGION)
 
 
-def test_the_kernel_counts_by_the_cgroups_of_a_claims_pods(tree: Path) -> None:
+def test_the_kernel_counts_by_the_cgroups_of_a_claims_pods(tree: Path, meter: Meter) -> None:
     for pid, (pod, container, amount) in enumerate(((POD, "a", 100), (POD, "b", 20), (OTHER_POD, "a", 3)), start=1):
         charged(tree, slice_of(pod, container), amount)
         process(tree, pid, slice_of(pod, container))
@@ -95,7 +107,7 @@ def test_the_kernel_counts_by_the_cgroups_of_a_claims_pods(tree: Path) -> None:
     assert meter(tree).read(held(), amd()) == Usage(4 << 30, 120, "kernel, per cgroup", limit_for="container")
 
 
-def test_an_environment_makes_no_process_a_claims(tree: Path) -> None:
+def test_an_environment_makes_no_process_a_claims(tree: Path, meter: Meter) -> None:
     """Each has the variable that the claim's CDI spec gives its containers."""
     charged(tree, slice_of(OTHER_POD), 3)
     process(tree, 1, slice_of(OTHER_POD), "default/train")
@@ -104,7 +116,7 @@ def test_an_environment_makes_no_process_a_claims(tree: Path) -> None:
     assert [reader.read(one, amd()).used for one in (held(), other)] == [0, 3]
 
 
-def test_a_pod_with_two_shares_of_one_gpu_is_counted_for_neither(tree: Path) -> None:
+def test_a_pod_with_two_shares_of_one_gpu_is_counted_for_neither(tree: Path, meter: Meter) -> None:
     """A cgroup names the pod and the container, and not which of the pod's claims the container has."""
     charged(tree, slice_of(POD), 100)
     process(tree, 1, slice_of(POD))
@@ -115,7 +127,7 @@ def test_a_pod_with_two_shares_of_one_gpu_is_counted_for_neither(tree: Path) -> 
             assert usage.used is None and "several claims or requests" in (usage.note or "")
 
 
-def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: Path) -> None:
+def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: Path, meter: Meter) -> None:
     charged(tree, slice_of(POD), 100)
     process(tree, 1, slice_of(POD))
     unknown = held("default/other", share="share-2", why="not asked")
@@ -126,7 +138,7 @@ def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: 
     )
 
 
-def test_without_kubernetes_the_only_claim_of_a_device_has_what_containers_use_of_it(tree: Path) -> None:
+def test_without_kubernetes_the_only_claim_of_a_device_has_what_containers_use_of_it(tree: Path, meter: Meter) -> None:
     charged(tree, PODMAN, 100)
     process(tree, 1, PODMAN + "/container")
     process(tree, 2, "user.slice/user-1000.slice/session-1.scope")
@@ -139,7 +151,7 @@ def test_without_kubernetes_the_only_claim_of_a_device_has_what_containers_use_o
     assert usage.used is None and "names no pod" in (usage.note or "")
 
 
-def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Path) -> None:
+def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Path, meter: Meter) -> None:
     (tree / "dev").mkdir()
     (tree / "dev/card0").touch()
     function = tree / "sys/bus/pci/devices/0000:1b:00.0/drm/card0"
@@ -154,19 +166,19 @@ def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Pa
     assert usage.used is None and "process 1" in (usage.note or "") and "user.slice" in (usage.note or "")
 
 
-def test_who_does_not_see_the_hosts_processes_counts_nothing(tree: Path) -> None:
+def test_who_does_not_see_the_hosts_processes_counts_nothing(tree: Path, meter: Meter) -> None:
     (tree / "proc/self/ns").mkdir(parents=True)
     (tree / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
     usage = meter(tree).read(held(), amd())
     assert usage.used is None and "process namespace" in (usage.note or "")
 
 
-def test_what_several_processes_have_each_is_told(tree: Path) -> None:
+def test_what_several_processes_have_each_is_told(tree: Path, meter: Meter) -> None:
     usage = meter(tree).read(held(), gpu("mps"))
     assert (usage.limit, usage.limit_for) == (4 << 30, "process")
 
 
-def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
+def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path, meter: Meter) -> None:
     for name in ("a", "b"):
         (tree / f"sys/fs/cgroup/{name}").mkdir()
     share = {held().key: ShareLimit(GPU, "0000:1b:00.0", 4 << 30, "GPU-1", ("a", "gone", "b"))}
@@ -183,7 +195,7 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
     )
 
 
-def test_where_nobody_counts_it_is_unknown(tree: Path) -> None:
+def test_where_nobody_counts_it_is_unknown(tree: Path, meter: Meter) -> None:
     usage = meter(tree).read(held(), gpu("none", "amd"))
     assert (usage.limit, usage.used, usage.counted_by) == (None, None, None)
     assert meter(tree).read(held(), None).note == "the device is not on this host"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -92,15 +92,20 @@ class MigLibrary:
 
 
 @pytest.fixture
-def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary], NvidiaBackend]:
+def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MigLibrary], NvidiaBackend]]:
+    acquired: list[NvmlClient] = []
+
     def make(library: MigLibrary) -> NvidiaBackend:
         made = NvidiaBackend(host, 1.0)
+        acquired.append(made._nvml)
         monkeypatch.setattr(made, "_nvml", library)
         monkeypatch.setattr(made, "_starts", GpuStart(cast(NvmlClient, library), 1.0))
         monkeypatch.setattr(made, "_events", Events(cast(NvmlClient, library)))
         return made
 
-    return make
+    yield make
+    for library in acquired:
+        library.close()
 
 
 @pytest.fixture
