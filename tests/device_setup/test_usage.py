@@ -10,7 +10,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.claim import ClaimDevice
 from dra_agent.cli.main import main
-from dra_agent.device_setup.shares.limiter import CgroupMemory, ShareLimit, ShareLimitStore
+from dra_agent.device_setup.shares.limiter import CgroupMemory, DriverLimit, ShareLimit, ShareLimitStore
 from dra_agent.device_setup.shares.usage import HeldShare, Usage, UsageReader
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -184,12 +184,12 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path, meter: Mete
     share = {held().key: ShareLimit(GPU, "0000:1b:00.0", 4 << 30, "GPU-1", ("a", "gone", "b"))}
     ShareLimitStore(tree / "state/limits").write(held().uid, share)
 
-    class Driver:
+    class Driver(DriverLimit):
         def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
             return CgroupMemory(4 << 30, {"a": 1, "b": 40}[cgroup.name])
 
     reader = meter(tree)
-    reader._driver = Driver()  # type: ignore[assignment]
+    reader._driver = Driver(None, 1.0)
     assert reader.read(held(), gpu("nvml-cgroup", uuid="GPU-1")) == Usage(
         4 << 30, 41, "driver, per cgroup", limit_for="container"
     )
