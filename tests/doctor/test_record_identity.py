@@ -11,7 +11,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.cli.main import main
 from dra_agent.doctor.record import record
-from dra_agent.doctor.record_identity import Replacements
+from dra_agent.doctor.record.identity import Replacements
 from dra_agent.host import Host
 from dra_agent.recording import Entry, parse_tree
 from recordings.conclusions import PARTITIONED, anonymous, conclusions

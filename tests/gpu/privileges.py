@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent.deadline import Deadline
-from dra_agent.doctor.nvml_survey import survey
+from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.nvml_client import acquire

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.doctor.record_tools import find_tool
+from dra_agent.doctor.record.tools import find_tool
 from dra_agent.host import Host
 
 _VENDOR, _DISPLAY = "0x10de", "0x03"

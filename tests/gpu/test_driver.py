@@ -12,7 +12,7 @@ import pytest
 
 from dra_agent.cdi.edits.nvidia import NvidiaGpu
 from dra_agent.cdi.edits.toolkit import ToolkitCommand
-from dra_agent.doctor.record_tools import find_tool
+from dra_agent.doctor.record.tools import find_tool
 from dra_agent.host import Host
 from dra_agent.inventory import Capacity, Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient

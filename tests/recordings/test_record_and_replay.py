@@ -41,7 +41,7 @@ def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: Inv
     host, recording = recorded
     expected = conclusions(host, settings)
     again = simulate.build(str(recording), tmp_path / "again")
-    assert conclusions(again, settings) == expected, "doctor/record_tree.py has to name each attribute that is read"
+    assert conclusions(again, settings) == expected, "doctor/record/tree.py has to name each attribute that is read"
     if (recording / "nvml.jsonl").exists():
         with replay(recording) as misses:
             assert conclusions(again, settings) == expected, "strict replay"

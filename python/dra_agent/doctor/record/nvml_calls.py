@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from dra_agent.deadline import Deadline
-from dra_agent.doctor.nvml_survey import survey
-from dra_agent.doctor.record_identity import Replacements
+from dra_agent.doctor.record.identity import Replacements
+from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector

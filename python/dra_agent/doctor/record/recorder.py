@@ -21,10 +21,10 @@ import msgspec
 
 from dra_agent import atomic_file
 from dra_agent.deadline import Deadline
-from dra_agent.doctor import record_nvml
-from dra_agent.doctor.record_identity import Replacements
-from dra_agent.doctor.record_tools import installed, run_tools
-from dra_agent.doctor.record_tree import TreeReader, tree_entries
+from dra_agent.doctor.record import nvml_calls
+from dra_agent.doctor.record.identity import Replacements
+from dra_agent.doctor.record.tools import installed, run_tools
+from dra_agent.doctor.record.tree import TreeReader, tree_entries
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.settings import InventorySettings
@@ -117,8 +117,8 @@ def _record_nvml(host: Host, settings: InventorySettings, partial: Path, content
 
     def work() -> None:
         topology: Topology = scan(host)
-        if record_nvml.has_gpus(topology):
-            content.omitted += record_nvml.record_calls(host, topology, settings, log, Deadline.of(NVML_TIMEOUT_S))
+        if nvml_calls.has_gpus(topology):
+            content.omitted += nvml_calls.record_calls(host, topology, settings, log, Deadline.of(NVML_TIMEOUT_S))
 
     _step("NVML", NVML_TIMEOUT_S, content.omitted, work)
     with suppress(FileNotFoundError):
@@ -145,13 +145,13 @@ def _replace_identity(content: _Content, hostname: str) -> None:
         _learn(entry, replacements)
     for output in content.outputs.values():
         replacements.learn_from(output)
-    record_nvml.learn(content.calls, replacements)
+    nvml_calls.learn(content.calls, replacements)
     content.entries = [_without_identity(entry, replacements) for entry in content.entries]
     content.outputs = {path: replacements.tool_output(text) for path, text in content.outputs.items()}
     if content.calls:
         import pynvml
 
-        content.calls = record_nvml.without_identity(content.calls, pynvml, replacements)
+        content.calls = nvml_calls.without_identity(content.calls, pynvml, replacements)
     content.omitted = [Omission(replacements.text(one.where), replacements.text(one.reason)) for one in content.omitted]
 
 
