@@ -47,14 +47,14 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
 def test_a_gpu_that_is_lost_on_a_single_look_evicts_nothing(clock: Clock) -> None:
     watched = monitor(clock)
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
-    assert not watched.look_due()
+    assert not watched.observation_due()
     clock.now += 4.9
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")], "too soon after it"
     clock.now += 0.1
-    assert watched.look_due(), "nobody waits for the next ordinary look"
+    assert watched.observation_due(), "nobody waits for the next ordinary look"
     assert taints(watched.observe(WELL)) == [("gpu-lost", "NoSchedule")]
     clock.now += 60
-    assert not watched.look_due()
+    assert not watched.observation_due()
     assert watched.observe(WELL) == WELL
     # What has been away is to be confirmed again.
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
@@ -68,7 +68,7 @@ def test_a_lost_gpu_evicts_once_a_second_look_shows_it(clock: Clock, tmp_path: P
     assert taints(watched.observe(inventory(gpu(health="unmonitored"))))[0] == ("gpu-lost", "NoSchedule")
     lost = watched.observe(inventory(gpu(0, "gpu-lost")))
     assert taints(lost)[0] == ("gpu-lost", "NoExecute") and times(lost)[:1] == began
-    assert not watched.look_due()
+    assert not watched.observation_due()
     restarted = Monitor(SETTINGS, DRIVER, HealthStateFile(tmp_path, "boot"), clock)
     assert taints(restarted.observe(inventory(gpu(0, "gpu-lost"))))[0] == ("gpu-lost", "NoExecute")
 

@@ -58,7 +58,7 @@ def test_an_xid_is_told_once_and_of_the_right_gpu(dgx: Host, root: Path, collect
     inject.xid(root, "0000:1b:00.0", 63)  # before anybody looked
     assert collector.faults() == []
     collector.collect(scan(dgx))
-    assert collector.tells_faults and collector.faults() == []
+    assert collector.reports_events and collector.faults() == []
     inject.xid(root, "0000:1b:00.0", 79)
     inject.xid(root, "0000:43:00.0", 13)
     told = collector.faults()

@@ -14,7 +14,7 @@ from dra_agent.agent.device_state import DeviceState
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
-from dra_agent.inventory.nvidia.recovery import judge_recovery
+from dra_agent.inventory.nvidia.recovery import evaluate_recovery
 from dra_agent.simulate import inject, nvml
 from eventually import DEADLINE_S
 
@@ -157,5 +157,5 @@ def test_drivers_before_565_have_neither_the_field_nor_the_events(tmp_path: Path
     ],
 )
 def test_meanings_depend_on_the_driver(action: int | None, driver: str | None, reason: str) -> None:
-    found, _ = judge_recovery(action, driver, "gpu")
+    found, _ = evaluate_recovery(action, driver, "gpu")
     assert reason in found and bool(found) == bool(reason)

@@ -114,11 +114,11 @@ class DeviceState:
 
     def poll_events(self) -> InventoryDiff:
         """Poll device events, rescan affected devices, and drop expired events."""
-        faults = self._watch.faults() if self._watch.tells_faults else []
+        faults = self._watch.faults() if self._watch.reports_events else []
         if not faults and self._watch.lost_event_stream():
             # Events between the end of a vendor library and its restart are lost, so it is restarted at once.
             return self.refresh([], rescan=False)
-        if self.monitor.look_due():
+        if self.monitor.observation_due():
             self.monitor.record_events(faults, self._watch.inventory)
             return self.refresh([], rescan=False)
         if not faults and not self.monitor.due():

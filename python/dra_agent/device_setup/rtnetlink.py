@@ -139,8 +139,12 @@ def move(request: MoveRequest) -> NetResult:
         setns(request.network)  # open sockets stay in the namespace in which they were created
         with IPRoute() as inside:
             there = _links(inside).get(name)
-            ours = _links(host).get(request.present.name) if request.present is not None else None
-            if ours is None or request.present is None or not _is(ours, request, request.present.hardware_address):
+            present = _links(host).get(request.present.name) if request.present is not None else None
+            if (
+                present is None
+                or request.present is None
+                or not _is(present, request, request.present.hardware_address)
+            ):
                 known = request.state != "unknown"
                 if there is None or not (known or _is(there, request, request.hardware_address)):
                     return NetResult("away")
@@ -151,7 +155,7 @@ def move(request: MoveRequest) -> NetResult:
                 return NetResult("taken")
             try:
                 # One request, so it never has another name there.
-                host.link("set", index=ours["index"], net_ns_fd=request.network, ifname=name)
+                host.link("set", index=present["index"], net_ns_fd=request.network, ifname=name)
             except NetlinkError as error:
                 return NetResult("away", f"the interface cannot be moved: {os.strerror(error.code)}")
             # Its index changes if the old one is in use.
@@ -226,7 +230,7 @@ class _Cleaning:
                 continue
             off = {"attrs": [("IFLA_XDP_FD", -1), ("IFLA_XDP_FLAGS", _XDP_MODES[mode])]}
             if why := self._set(IFLA_XDP=off):
-                return _stays("an XDP program", program, why)
+                return _program_remains("an XDP program", program, why)
             self.changed.append(f"XDP program {program} removed")
         programs = bpf.tcx_programs(self._index)
         if programs is None or (programs and self._before.tcx is None):
@@ -236,7 +240,7 @@ class _Cleaning:
             if program in (self._before.tcx or ()):
                 continue
             if why := bpf.detach_tcx(self._index, program):
-                return _stays("a tcx program", program, why)
+                return _program_remains("a tcx program", program, why)
             self.changed.append(f"tcx program {program} removed")
         return ""
 
@@ -300,7 +304,7 @@ class _Cleaning:
         return ""
 
 
-def _stays(what: str, program: int, why: str) -> str:
+def _program_remains(what: str, program: int, why: str) -> str:
     return f"{what} (id {program}) cannot be removed: {why}; a process holds it by a link, see `bpftool link`"
 
 

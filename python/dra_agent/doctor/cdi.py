@@ -23,8 +23,8 @@ def check_cdi(context: CheckContext) -> Iterator[Finding]:
     for file in registry.files:
         for reason in file.refused:
             yield problem(f"runtimes refuse it: {reason}", str(file.path), "fix or remove the file")
-        for said in warnings(file.spec) if file.spec else ():
-            yield warning(said, str(file.path), "fix the file: a later runtime may refuse it")
+        for message in warnings(file.spec) if file.spec else ():
+            yield warning(message, str(file.path), "fix the file: a later runtime may refuse it")
     for conflict in registry.conflicts:
         yield problem(
             f"{conflict.name} is defined twice, so runtimes know it no more",

@@ -62,7 +62,7 @@ def _found_by_the_agent(context: CheckContext) -> Iterator[Finding]:
 
 
 def _other_agents(context: CheckContext) -> Iterator[Finding]:
-    ours = _withheld(context.state_dir)
+    own = _withheld(context.state_dir)
     for other in context.other_agents:
         where = (
             f"driver {context.driver} (state directory {context.state_dir}) and "
@@ -75,8 +75,8 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
             )
             yield warning(what, where, "run `dra-agent doctor` as root")
         elif other.devices:
-            theirs = _withheld(other.state_dir)
-            both = [name for name in other.devices if name not in ours and name not in theirs]
+            withheld = _withheld(other.state_dir)
+            both = [name for name in other.devices if name not in own and name not in withheld]
             what = f"two agents of this host manage {', '.join(other.devices)}"
             if both:
                 named = ", ".join(both) if len(both) < len(other.devices) else "them"

@@ -87,22 +87,22 @@ def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
 def _configured(context: CheckContext, runtime: Runtime, version: Version, text: str) -> Finding:
     if runtime.program == "containerd" and version < _CONTAINERD_DEFAULT:
         path = context.containerd_config
-        if not _says(_toml(path), "enable_cdi"):
+        if not _is_enabled(_toml(path), "enable_cdi"):
             hint = f'set enable_cdi = true under plugins."io.containerd.grpc.v1.cri" in {path}, and restart containerd'
             return warning(f"{text} does not inject CDI devices into pods", runtime.name, hint)
     if runtime.program == "dockerd" and version < _DOCKER_DEFAULT:
         path = context.docker_config
-        if not _says(_json(path).get("features", {}), "cdi"):
+        if not _is_enabled(_json(path).get("features", {}), "cdi"):
             hint = f'set "features": {{"cdi": true}} in {path}, and restart docker'
             return warning(f"{text} does not inject CDI devices", runtime.name, hint)
     return ok(f"{text} injects CDI devices", runtime.name)
 
 
-def _says(values: Any, key: str) -> bool:
+def _is_enabled(values: Any, key: str) -> bool:
     """Whether a key is true anywhere in a tree: containerd's tables are named differently from version to version."""
     if not isinstance(values, dict):
         return False
-    return values.get(key) is True or any(_says(value, key) for value in values.values())
+    return values.get(key) is True or any(_is_enabled(value, key) for value in values.values())
 
 
 def _toml(path: Any) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def _ledger(context: CheckContext) -> Iterator[Finding]:
     if ledger.failure is not None:
         yield problem(f"cannot be read: {ledger.failure}", where, "run the doctor as root, or check the directory")
         return
-    for said in ledger.problems:
-        yield problem(said, where, "the agent sets damaged files aside and goes on; compare its claims with reality")
+    for message in ledger.problems:
+        yield problem(message, where, "the agent sets damaged files aside and goes on; compare its claims with reality")
     directory = context.state_dir / "ledger"
     if directory.is_dir():
         for path in sorted(directory.glob("*.corrupt-*")):
@@ -156,12 +156,12 @@ def _verdict(store: Path) -> Finding:
                 if path.exists():
                     shutil.copyfile(path, Path(directory) / path.name)
             with closing(sqlite3.connect(Path(directory) / store.name)) as connection:
-                (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                (message,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
         return problem(f"cannot be read: {error.strerror}", str(store), "run the doctor as root")
-    if said == "ok":
+    if message == "ok":
         return ok("the stored claims are whole", str(store))
     hint = "start the agent: it keeps what is sound and sets the file aside; then apply missing claims again"
-    return problem(f"the stored claims are damaged: {said}", str(store), hint)
+    return problem(f"the stored claims are damaged: {message}", str(store), hint)

@@ -86,7 +86,7 @@ class Monitor:
         self._grace = Grace(settings)
         self._uncorrected, self._corrected = ErrorCounters(), ErrorCounters()
         self._known: set[str] = {spell.device for spell in known}
-        self._looked = False
+        self._observed_once = False
         self._happened: Counter[str] = Counter()
         self._summary = Summary()
 
@@ -107,7 +107,7 @@ class Monitor:
             counting = [spell.cause for spell in spells]
             started = self._grace.without_starting(device.name, issues.of_device(device), before, now, blind=blind)
             shown = self._confirmation.weigh(device.name, started, counting, now, blind=blind)
-            if self._spells.observe(device.name, shown, now, first=not self._looked, blind=blind):
+            if self._spells.observe(device.name, shown, now, first=not self._observed_once, blind=blind):
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
             changed |= self._count_errors(device, now)
@@ -116,7 +116,7 @@ class Monitor:
             self._spells.observe(gone, [], now)
             self._confirmation.forget([gone])
             self._grace.forget([gone])
-        self._looked = True
+        self._observed_once = True
         return self._kept(inventory, now, changed=changed)
 
     def record_events(self, faults: Iterable[DeviceEvent], inventory: Inventory) -> Inventory:
@@ -130,9 +130,9 @@ class Monitor:
             if cause is None:
                 log.info("a fault that programs cause", extra={"device": fault.pci_address, "fault": fault.message})
                 continue
-            told = [] if issues.concerns_whole_gpu(cause.name, self._settings) else fault.devices
+            named = [] if issues.concerns_whole_gpu(cause.name, self._settings) else fault.devices
             for device in inventory.devices:
-                if device.name in told or (not told and device.pci_address == fault.pci_address):
+                if device.name in named or (not named and device.pci_address == fault.pci_address):
                     changed |= self._happen(device.name, cause, now)
         return self._kept(inventory, now, changed=changed)
 
@@ -140,7 +140,7 @@ class Monitor:
         """Return whether an issue was absent for long enough to end."""
         return self._spells.due(self._clock())
 
-    def look_due(self) -> bool:
+    def observation_due(self) -> bool:
         """Return whether an observation is needed now to confirm a fatal issue."""
         return self._confirmation.due(self._clock())
 

@@ -18,7 +18,7 @@ STALE_AFTER_S = 60.0
 """Seconds after which an observation is stale: the refresh loop hangs."""
 
 Subscriber = Literal["healthy", "unhealthy", "unknown"]
-_TOLD: dict[str, Subscriber] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
+_KUBELET_HEALTH: dict[str, Subscriber] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
 
 
 class DeviceHealth(msgspec.Struct, frozen=True):
@@ -48,11 +48,11 @@ class DeviceHealthStore:
 
         `looked`: the devices were observed just now; otherwise only events are new.
         """
-        before = _said(self._inventory)
+        before = _published(self._inventory)
         self._inventory = inventory
         if looked:
             self._seen = self._clock()
-        if _said(inventory) == before:
+        if _published(inventory) == before:
             return
         with self._lock:
             watchers = list(self._watchers)
@@ -76,7 +76,7 @@ class DeviceHealthStore:
             DeviceHealth(
                 self._pool(device.family),
                 device.name,
-                _TOLD[device.health],
+                _KUBELET_HEALTH[device.health],
                 seen,
                 "" if device.health == "healthy" else device.health_reason or "",
             )
@@ -98,7 +98,7 @@ class DeviceHealthStore:
         return pool_name(self._node, family)  # type: ignore[arg-type]
 
 
-def _said(inventory: Inventory) -> list[tuple[str, str, str | None]]:
+def _published(inventory: Inventory) -> list[tuple[str, str, str | None]]:
     return [(device.name, device.health, device.health_reason) for device in inventory.devices]
 
 

@@ -29,7 +29,7 @@ def apply_health(
     `spells` are a device's, the most severe first.
     """
     known = spells or _shown
-    devices = tuple(_judged(device, settings, driver, known(device)) for device in inventory.devices)
+    devices = tuple(_with_taints(device, settings, driver, known(device)) for device in inventory.devices)
     return msgspec.structs.replace(inventory, devices=devices)
 
 
@@ -54,7 +54,7 @@ def _shown(device: Device) -> list[ActiveIssue]:
     return sorted(found, key=lambda spell: (-spell.cause.severity, spell.cause.name))
 
 
-def _judged(device: Device, settings: HealthSettings, driver: str, spells: Sequence[ActiveIssue]) -> Device:
+def _with_taints(device: Device, settings: HealthSettings, driver: str, spells: Sequence[ActiveIssue]) -> Device:
     if not spells:
         return device
     taints = [_taint(spell, effect, driver) for spell in spells if (effect := _effect(spell, settings)) != "none"]

@@ -9,7 +9,7 @@ import ipaddress
 import socket
 import struct
 
-from dra_agent.inventory.uplink import is_ours
+from dra_agent.inventory.uplink import is_of_device
 
 _NETLINK_ROUTE = 0
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
@@ -33,7 +33,7 @@ def addresses(interface: str, hardware_address: str, *, permanent: bool = False)
 
     None either where the agent has a network namespace of its own: an interface of that name is another one there.
     """
-    if not is_ours(interface, hardware_address):
+    if not is_of_device(interface, hardware_address):
         return ()
     try:
         index = socket.if_nametoindex(interface)

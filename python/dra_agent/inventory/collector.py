@@ -114,7 +114,7 @@ class Collector:
         )
 
     @property
-    def tells_faults(self) -> bool:
+    def reports_events(self) -> bool:
         """Whether any active back end reports events."""
         return any(isinstance(backend, EventSource) for backend in self._backends.values())
 

@@ -64,9 +64,9 @@ class InventoryTracker:
             return self._collector.lost_event_stream()
 
     @property
-    def tells_faults(self) -> bool:
+    def reports_events(self) -> bool:
         """Whether any back end reports events."""
-        return self._collector.tells_faults
+        return self._collector.reports_events
 
     def close(self) -> None:
         """Close the vendor libraries."""

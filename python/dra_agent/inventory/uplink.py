@@ -28,7 +28,7 @@ class Uplinks:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc") and host.net is None
-        self._asked_for: tuple[list[str], str | None, str | None] | None = None
+        self._cached_state: tuple[list[str], str | None, str | None] | None = None
         self._facts = net_links.LinkFacts()
 
     def interfaces(self, problems: list[Diagnostic]) -> frozenset[str]:
@@ -69,11 +69,11 @@ class Uplinks:
         return lower_devices({*_ipv4(ipv4), *_ipv6(ipv6), *self._facts.default_routes}, lower)
 
     def _refresh(self, state: tuple[list[str], str | None, str | None], problems: list[Diagnostic]) -> None:
-        if state == self._asked_for:
+        if state == self._cached_state:
             return
         try:
             self._facts = net_links.ask()
-            self._asked_for = state
+            self._cached_state = state
         except RetryableError as error:
             problems.append(Diagnostic(error.where or "rtnetlink", error.message, error.hint, severity="warning"))
 
@@ -85,10 +85,10 @@ def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
     """
     hardware = [name for name in names if (net.folder / name / "device").exists()]
     addresses = {name: net.subdir(name).text("address") for name in hardware}
-    return [name for name, address in addresses.items() if address is not None and not is_ours(name, address)]
+    return [name for name, address in addresses.items() if address is not None and not is_of_device(name, address)]
 
 
-def is_ours(name: str, address: str) -> bool:
+def is_of_device(name: str, address: str) -> bool:
     """Return whether the agent's own network namespace has an interface with this name and hardware address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:

@@ -106,15 +106,15 @@ class NvmlWorker:
         self._last = 0
         self._ended = ""
         self._up = threading.Event()
-        ours, theirs = socket.socketpair()
-        self._socket = ours
+        parent_end, child_end = socket.socketpair()
+        self._socket = parent_end
         library = str(path.absolute()) if path is not None else ""
-        with theirs:
+        with child_end:
             self._process = subprocess.Popen(
-                child.command(_program[0], str(theirs.fileno()), str(generation), library, *_program[1:]),
+                child.command(_program[0], str(child_end.fileno()), str(generation), library, *_program[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 env=child.environment(),
                 cwd=child.WORKING_DIRECTORY,
             )
@@ -160,12 +160,12 @@ class NvmlWorker:
         encoded = [self._codec.encode(argument) for argument in arguments]
         with self._lock:
             turn = self._lanes.setdefault(lane, threading.Lock())
-        self._refuse_stuck(lane)
+        self._reject_stuck(lane)
         if not turn.acquire(timeout=timeout):
-            self._refuse_stuck(lane)
+            self._reject_stuck(lane)
             raise BusyError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
         try:
-            self._refuse_stuck(lane)
+            self._reject_stuck(lane)
             call = self._send(lane, name, encoded)
             if not call.done.wait(timeout) and not self._came_late(call):
                 raise CallTimeoutError(f"NVML did not respond within {timeout:g} s ({name})")
@@ -180,7 +180,7 @@ class NvmlWorker:
         # The reader ends it. One that waits in the kernel goes when the kernel lets it.
         self._reader.join(_END)
 
-    def _refuse_stuck(self, lane: str) -> None:
+    def _reject_stuck(self, lane: str) -> None:
         if self.is_stuck(lane):
             raise CallTimeoutError(f"an earlier call to NVML about {lane} has not returned yet")
 

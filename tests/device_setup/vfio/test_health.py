@@ -86,7 +86,7 @@ def test_one_bad_look_before_a_claim_gets_a_gpu_evicts_nobody_and_ends_once_the_
     inject.clear(root)
     outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     # The GPU cannot be asked now: neither is the one look confirmed by itself, nor is it over.
-    assert taints(10) == suspected and not monitor.look_due()
+    assert taints(10) == suspected and not monitor.observation_due()
     assert taints(1000) == suspected
     bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert taints(1) == []

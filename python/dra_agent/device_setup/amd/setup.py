@@ -166,8 +166,8 @@ class AmdPartitionSetup:
     def _hold(self, uid: str, item: SetupDevice, mode: str) -> None:
         gpu = _gpu_of(item.key)
         held = self._holders.read(gpu)
-        mine = f"{uid} {item.key}"
-        others = tuple(holder for holder in (held.holders if held is not None else ()) if holder != mine)
+        own = f"{uid} {item.key}"
+        others = tuple(holder for holder in (held.holders if held is not None else ()) if holder != own)
         if held is not None and others and held.mode != mode:
             claims = ", ".join(sorted({holder.partition(" ")[0] for holder in others}))
             raise RetryableError(
@@ -175,7 +175,7 @@ class AmdPartitionSetup:
                 where=f"device {item.device.name}",
                 hint="the agent retries until that claim is released",
             )
-        desired = GpuModeHolders(mode, (*others, mine))
+        desired = GpuModeHolders(mode, (*others, own))
         if desired != held:
             self._holders.write(gpu, desired)
 

@@ -26,7 +26,7 @@ from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.moved import INTERFACE_ATTRIBUTES
 from dra_agent.inventory.process_visibility import hidden_processes_reason
-from dra_agent.inventory.uplink import is_ours
+from dra_agent.inventory.uplink import is_of_device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 
@@ -162,7 +162,7 @@ class NicSetup:
 
     def _describe(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
         """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys."""
-        if not is_ours(ifname, hardware):
+        if not is_of_device(ifname, hardware):
             return None
         return rtnetlink.ask(rtnetlink.Describe(ifname, hardware)).link
 

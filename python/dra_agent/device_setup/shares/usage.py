@@ -110,30 +110,30 @@ class UsageReader:
         root = cgroup_root(self._host.sysfs)
         region = device.identity.get("dmem", "")
         self._check_visibility()
-        mine: set[str] = set()
-        doubts: dict[str, str] = {}
+        own: set[str] = set()
+        problems: dict[str, str] = {}
         user_pids: set[int] | None = None
         for pid, place in self._all_places().items():
-            doubt = self._owner_doubt(held, place)
-            if doubt is None:
+            problem = self._ownership_problem(held, place)
+            if problem is None:
                 continue
-            if not doubt:
+            if not problem:
                 if not place.cgroup:
                     raise _UnknownOwnerError(f"process {pid} of the claim is in no cgroup of version 2")
-                mine.add(place.cgroup)
+                own.add(place.cgroup)
             elif place.cgroup:
-                doubts[place.cgroup] = doubt
+                problems[place.cgroup] = problem
             else:
                 if user_pids is None:
                     nodes = nodes_of(self._host, device.pci_address)
                     user_pids = {holder.pid for holder in processes_holding(self._host, nodes)}
                 if pid in user_pids:
-                    raise _UnknownOwnerError(f"the owner of process {pid} is not known: {doubt}")
-        for name, doubt in sorted(doubts.items()):
+                    raise _UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")
+        for name, problem in sorted(problems.items()):
             file = root / name / "dmem.current"
             if file.exists() and _amount(file, region):
-                raise _UnknownOwnerError(f"the owner of cgroup {name} is not known: {doubt}")
-        return sum(_amount(root / name / "dmem.current", region) for name in mine)
+                raise _UnknownOwnerError(f"the owner of cgroup {name} is not known: {problem}")
+        return sum(_amount(root / name / "dmem.current", region) for name in own)
 
     def _by_process(self, held: HeldShare, device: Device) -> int | None:
         self._check_visibility()
@@ -146,10 +146,10 @@ class UsageReader:
         amounts = []
         for pid, used in self._computing[uuid].items():
             place = place_of(self._host.proc, pid)
-            if place is None or (doubt := self._owner_doubt(held, place)) is None:
+            if place is None or (problem := self._ownership_problem(held, place)) is None:
                 continue  # it has exited, or belongs to another claim
-            if doubt:
-                raise _UnknownOwnerError(f"the owner of process {pid} is not known: {doubt}")
+            if problem:
+                raise _UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")
             amounts.append(used)
         known = [amount for amount in amounts if amount is not None]
         return sum(known) if len(known) == len(amounts) else None
@@ -164,7 +164,7 @@ class UsageReader:
             self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
         return self._places
 
-    def _owner_doubt(self, held: HeldShare, place: Place) -> str | None:
+    def _ownership_problem(self, held: HeldShare, place: Place) -> str | None:
         """Return "" if a user of the device belongs to this claim, None if not, otherwise why that is ambiguous."""
         if place.kind == "host":
             return None

@@ -108,11 +108,11 @@ def _is_above(entry: str) -> bool:
 
 
 def check_group(
-    functions: PciFunctions, address: str, mine: Collection[str], others: Mapping[str, str], where: str
+    functions: PciFunctions, address: str, claimed: Collection[str], others: Mapping[str, str], where: str
 ) -> int:
     """Return the IOMMU group of the function, after checking all of it.
 
-    `mine` are the functions of the claim, `others` those of other claims, with their UIDs. PermanentError names the
+    `claimed` are the functions of the claim, `others` those of other claims, with their UIDs. PermanentError names the
     group members that the host uses, RetryableError those of other claims.
     """
     group = functions.group(address)
@@ -122,7 +122,7 @@ def check_group(
             where=where,
             hint="enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
-    peers = [one for one in functions.group_peers(address, group) if one.address not in mine]
+    peers = [one for one in functions.group_peers(address, group) if one.address not in claimed]
     in_use = [one for one in peers if not one.is_out_of_use]
     if in_use:
         named = ", ".join(f"{one.address} ({one.driver})" for one in in_use)

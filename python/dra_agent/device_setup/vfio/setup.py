@@ -168,15 +168,15 @@ class VfioSetup:
         self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
         """Bind every device, after checking all groups; a repeat binds those that were bound elsewhere."""
-        mine = {item.device.pci_address: item for item in devices}
-        with self._hold(mine, uid, deadline):
-            groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
-            for address, item in mine.items():
+        claimed = {item.device.pci_address: item for item in devices}
+        with self._hold(claimed, uid, deadline):
+            groups = {address: self._checked(uid, item, claimed) for address, item in claimed.items()}
+            for address, item in claimed.items():
                 deadline.check(f"device {item.device.name}")
                 self._bind(uid, item, address)
         edits = {
             item.key: setup.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
-            for address, item in mine.items()
+            for address, item in claimed.items()
         }
         return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
 
@@ -198,7 +198,7 @@ class VfioSetup:
         """Return the keys of the devices that the claim has, or is about to have."""
         return [one.key for one in self._bindings.all().values() if one.uid == uid]
 
-    def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
+    def _checked(self, uid: str, item: SetupDevice, claimed: dict[str, SetupDevice]) -> int:
         """Check whether a device may be bound, before any is; return its group."""
         address, where = item.device.pci_address, f"device {item.device.name}"
         self._accesses.check(address)
@@ -206,7 +206,7 @@ class VfioSetup:
             raise RetryableError("it is not on the bus", where=where, hint="reinsert it")
         bindings = self._bindings.all()
         others = {other: one.uid for other, one in bindings.items() if one.uid != uid}
-        return check_group(self._functions, address, mine, others, where)
+        return check_group(self._functions, address, claimed, others, where)
 
     def _bind(self, uid: str, item: SetupDevice, address: str) -> None:
         where = f"device {item.device.name}"

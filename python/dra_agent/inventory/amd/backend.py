@@ -44,7 +44,7 @@ class AmdBackend:
         self._topology = KfdReader(host)
         self._half_since: dict[str, float] = {}
         """By address, of GPUs that are withheld because their nodes are not those of their mode: since when."""
-        self._look_again = False
+        self._rescan = False
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs can be divided by claims."""
@@ -64,15 +64,15 @@ class AmdBackend:
 
     def lost_event_stream(self) -> bool:
         """Return once that a GPU appeared incomplete."""
-        look_again, self._look_again = self._look_again, False
-        return (self._divisible is not None and self._divisible.look_again()) or look_again
+        needs_rescan, self._rescan = self._rescan, False
+        return (self._divisible is not None and self._divisible.needs_rescan()) or needs_rescan
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU, or each of its partitions."""
         if self._divisible is None and self._rules is not None and self._rules.has_mode("amd"):
             self._divisible = PartitionableGpus(self._host, self._rules, self._changes, self._topology)
         divisible = self._divisible
-        self._look_again = False
+        self._rescan = False
         half_since, self._half_since = self._half_since, {}
         nodes = divisible.begin(functions, problems) if divisible is not None else self._topology.nodes(problems)
         modules = SysfsDir(self._host.sysfs / "module", problems)
@@ -100,7 +100,7 @@ class AmdBackend:
     def _withhold(self, address: str, half_since: dict[str, float]) -> None:
         now = time.monotonic()
         self._half_since[address] = since = half_since.get(address, now)
-        self._look_again = self._look_again or now - since < SETTLE_TIMEOUT_S
+        self._rescan = self._rescan or now - since < SETTLE_TIMEOUT_S
 
     def _is_divided(self, function: Function, nodes: list[KfdNode]) -> bool:
         """Whether a GPU is more than one device; a guest's virtual function is one, in every mode of its host."""

@@ -39,7 +39,7 @@ class ModeTransition:
         self._changes = changes
         self._described: dict[str, LastDescription] = {}
         self._half_since: dict[str, float] = {}
-        self._look_again = False
+        self._rescan = False
 
     def begin(self, functions: Iterable[Function]) -> None:
         """Drop GPUs that were removed or replaced; called before each scan."""
@@ -48,7 +48,7 @@ class ModeTransition:
             address: one for address, one in self._described.items() if here.get(address) == one.device_id
         }
         self._half_since = {address: since for address, since in self._half_since.items() if address in here}
-        self._look_again = False
+        self._rescan = False
 
     def described(self, address: str) -> LastDescription | None:
         """Return the last complete description of a GPU; None if there was none."""
@@ -66,13 +66,13 @@ class ModeTransition:
             return True
         now = time.monotonic()
         kept = now - self._half_since.setdefault(address, now) < SETTLE_TIMEOUT_S
-        self._look_again = self._look_again or kept
+        self._rescan = self._rescan or kept
         return kept
 
-    def look_again(self) -> bool:
+    def needs_rescan(self) -> bool:
         """Return once that a GPU kept its description, so another scan is needed soon."""
-        told, self._look_again = self._look_again, False
-        return told
+        needed, self._rescan = self._rescan, False
+        return needed
 
     def most_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
         """Return the dies by device id of GPUs that KFD shows completely; `complete`: their nodes."""

@@ -156,9 +156,9 @@ class PartitionableGpus:
         self._most = self._settling.most_dies(functions, self._complete)
         return self._nodes
 
-    def look_again(self) -> bool:
+    def needs_rescan(self) -> bool:
         """Return once that an incomplete GPU kept its description."""
-        return self._settling.look_again()
+        return self._settling.needs_rescan()
 
     def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.

@@ -32,7 +32,7 @@ from dra_agent.inventory.nvidia.nvml_client import (
     acquire,
 )
 from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
-from dra_agent.inventory.nvidia.recovery import judge_recovery
+from dra_agent.inventory.nvidia.recovery import evaluate_recovery
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import PciFunction as Function
@@ -52,7 +52,7 @@ class NvidiaBackend:
         self._starts = GpuStart(self._nvml, timeout * SLOW_FACTOR)
         self._affected = EventTargets(self._nvml)
         self._events = Events(self._nvml, self._affected.names)
-        self._untold = ""
+        self._events_failure = ""
         """Why events do not come; "" where they do."""
         self._handles: dict[str, Any] = {}
         self._generation = 0
@@ -125,7 +125,7 @@ class NvidiaBackend:
             self._heard = time.monotonic()
             return faults
         except RetryableError as error:
-            self._untold = error.message
+            self._events_failure = error.message
             return []
 
     def lost_event_stream(self) -> bool:
@@ -149,20 +149,22 @@ class NvidiaBackend:
 
     def _follow(self, problems: list[Diagnostic]) -> None:
         if not self._events.hangs:
-            self._untold = ""
+            self._events_failure = ""
         fresh = not self._events.follows
         try:
             self._events.follow(self._handles)
         except RetryableError as error:
-            self._untold = error.message
+            self._events_failure = error.message
         if fresh and self._events.follows:
             if self._generation > 1:
                 # NVML queues events for existing sets only: events in between are lost.
                 deaf = f"{time.monotonic() - self._heard:.1f}"
                 log.warning("XIDs of the time before NVML was started again are not known", extra={"seconds": deaf})
             self._heard = time.monotonic()
-        if self._untold:
-            problems.append(Diagnostic("NVML", f"it does not report GPU events: {self._untold}", "run `nvidia-smi`"))
+        if self._events_failure:
+            problems.append(
+                Diagnostic("NVML", f"it does not report GPU events: {self._events_failure}", "run `nvidia-smi`")
+            )
 
     def _start(self, problems: list[Diagnostic]) -> bool | None:
         """Return whether the library responds; None while it starts."""
@@ -173,7 +175,7 @@ class NvidiaBackend:
                 self._handles.clear()
                 self._starts.forget()
                 self._events.forget()
-                self._untold = ""
+                self._events_failure = ""
             self._driver = self._driver or read_driver(self._nvml)
         except StartingError:
             problems.append(_STARTING_PROBLEM)
@@ -206,14 +208,14 @@ class NvidiaBackend:
             if isinstance(error, GpuLostError) or not has_driver:
                 self._handles.pop(address, None)
             if has_driver:
-                _judge_error(draft, error)
+                _classify_error(draft, error)
             else:
                 draft.health, draft.health_reason = "unmonitored", "its driver was just taken away"
             return None, False
         self._known[address] = facts
         _judge(draft, facts, self._driver)
-        if self._untold and draft.health == "healthy":
-            draft.health, draft.health_reason = "unmonitored", f"NVML reports no events: {self._untold}"
+        if self._events_failure and draft.health == "healthy":
+            draft.health, draft.health_reason = "unmonitored", f"NVML reports no events: {self._events_failure}"
         if facts.persistence is False:
             draft.problems.append(
                 Diagnostic(
@@ -318,7 +320,7 @@ def _has_driver(draft: DeviceBuilder) -> bool:
     return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
 
 
-def _judge_error(draft: DeviceBuilder, error: NvmlError) -> None:
+def _classify_error(draft: DeviceBuilder, error: NvmlError) -> None:
     """Return the issues of a GPU for which NVML returns an error."""
     if isinstance(error, GpuLostError):
         draft.add_issue("gpu-lost", f"NVML: {error.message}")
@@ -334,7 +336,7 @@ def _judge(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> N
     draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
     if facts.remap_failed:
         draft.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
-    reason, problem = judge_recovery(facts.recovery, driver.version if driver else None, draft.name)
+    reason, problem = evaluate_recovery(facts.recovery, driver.version if driver else None, draft.name)
     if problem is not None:
         draft.problems.append(problem)
     if reason:

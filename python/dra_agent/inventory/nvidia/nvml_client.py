@@ -111,7 +111,7 @@ class NvmlClient:
         self._timeout = timeout
         self._life = threading.RLock()
         self._process: NvmlWorker | None = None
-        self._patience = RestartPolicy()
+        self._restart_policy = RestartPolicy()
         self._generation = 0
         self._started = False
         self._users = 1
@@ -148,7 +148,7 @@ class NvmlClient:
             return False
         try:
             process = self._process
-            return bool(process.ended) if process is not None else self._patience.remaining(time.monotonic()) <= 0
+            return bool(process.ended) if process is not None else self._restart_policy.remaining(time.monotonic()) <= 0
         finally:
             self._life.release()
 
@@ -177,7 +177,7 @@ class NvmlClient:
         try:
             self._let_go_of_failed()
             if self._process is None:
-                if (wait := self._patience.remaining(time.monotonic())) > 0:
+                if (wait := self._restart_policy.remaining(time.monotonic())) > 0:
                     raise WorkerExitedError(f"it failed repeatedly; it is started again in {wait:.0f} s", where="NVML")
                 self._process = self._made()
             if not self._started:
@@ -276,7 +276,7 @@ class NvmlClient:
         try:
             return NvmlWorker(self.module, self._path, self._generation)
         except OSError as error:
-            self._patience.failed(time.monotonic())
+            self._restart_policy.failed(time.monotonic())
             raise WorkerExitedError(
                 f"no process can be started for it: {error.strerror or error}", where="NVML"
             ) from error
@@ -289,12 +289,12 @@ class NvmlClient:
         reason = process.ended
         if not reason:
             stuck = process.stuck_for()
-            if self._patience.tolerates(stuck, now) or process.busy:
+            if self._restart_policy.tolerates(stuck, now) or process.busy:
                 return
             reason = f"a call has not returned for {stuck:.0f} s"
             process.close()
         self._process = None
-        self._patience.failed(now)
+        self._restart_policy.failed(now)
         log.error("NVML has failed and is started again", extra={"reason": reason})
 
     def _call(self, about: str, timeout: float, name: str, *arguments: Any) -> Any:

@@ -45,7 +45,7 @@ class PartitionableGpus:
         self._undivided: dict[str, GpuInfo] = {}
         """As the GPU was with MIG mode off: what is published of it must not change with the mode."""
         self._existing: dict[str, list[GpuInstance]] = {}
-        self._theirs: dict[str, list[GpuInstance]] = {}
+        self._foreign_instances: dict[str, list[GpuInstance]] = {}
         """Instances that the agent has not made."""
         self._live: dict[str, list[MigInstance]] = {}
         self.counter_sets: list[CounterSet] = []
@@ -54,7 +54,7 @@ class PartitionableGpus:
     def begin(self, present: set[str]) -> None:
         """Start a scan of the GPUs with these addresses."""
         self.counter_sets, self.withheld = [], []
-        for known in (self._profiles, self._undivided, self._existing, self._theirs, self._live):
+        for known in (self._profiles, self._undivided, self._existing, self._foreign_instances, self._live):
             for gone in known.keys() - present:
                 del known[gone]
 
@@ -119,7 +119,7 @@ class PartitionableGpus:
         notes.append(self._note(address, whole))
         self._existing[address], self._live[address] = found, live
         # The owner is known only of instances at that time. Without the record, none is considered foreign.
-        self._theirs[address] = [
+        self._foreign_instances[address] = [
             instance
             for instance in found
             if not any(note is None or note.owns(instance.profile, instance.placement.start) for note in notes)
@@ -147,7 +147,7 @@ class PartitionableGpus:
             return None
 
     def _foreign(self, address: str, rule: PartitionRule) -> list[GpuInstance]:
-        return [] if rule.foreign == "destroy" else self._theirs.get(address, [])
+        return [] if rule.foreign == "destroy" else self._foreign_instances.get(address, [])
 
     def _devices(
         self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, rule: PartitionRule, division: PartitionLayout

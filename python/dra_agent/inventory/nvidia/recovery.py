@@ -21,7 +21,7 @@ _IMEX_SINCE_BRANCH = 595
 """5 is RECOVER_IMEX_DOMAIN since driver 595 (change log of NVML). An older nvidia-ml-py names it GPU_RESET_BUS."""
 
 
-def judge_recovery(action: int | None, driver: str | None, name: str) -> tuple[str, Diagnostic | None]:
+def evaluate_recovery(action: int | None, driver: str | None, name: str) -> tuple[str, Diagnostic | None]:
     """Return why the GPU cannot be used, "" if nothing is known against it, and what to report.
 
     `driver` is its version ("615.71.05"), `name` the device's.
