@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.cli.main import COMMANDS
+from dra_agent.cli.parser import COMMANDS
 
 AGENT = Path(sys.executable).with_name("dra-agent")
 

@@ -18,8 +18,9 @@ import yaml
 
 from dra_agent.agent import signals
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
-from dra_agent.cli.main import COMMANDS, main
+from dra_agent.cli.main import main
 from dra_agent.cli.output import emit, progress, table
+from dra_agent.cli.parser import COMMANDS
 from dra_agent.errors import AgentError, PermanentError, UsageError
 from dra_agent.printable import printable
 

@@ -9,12 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag, emit, progress, table
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.cdi.registry import Conflict, LoadedFile, Registry
 
 _REBUILD = "restart the agent: it writes the specs of held claims again"
+
+_LIST_EXAMPLES = (("cdi list", "which claims have a spec, and its ids"),)
+_SHOW_EXAMPLES = (
+    ("cdi show train", "device nodes, mounts and variables of a claim, by its name"),
+    ("cdi show team-a/train -o json", "the edits of a claim of another namespace, for programs"),
+)
+_TRY_EXAMPLES = (("cdi try train", "does a container of this host get the devices of the claim"),)
+_VALIDATE_EXAMPLES = (
+    ("cdi validate", "the directories that container runtimes read"),
+    ("cdi validate /etc/cdi /var/run/cdi", "these, lowest priority first"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +56,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.agent.config import add_flags
 
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="show the claims that have a spec, with their CDI ids")
-    show = actions.add_parser("show", help="show what a container gets of claims or CDI ids, and how to start one")
-    attempt = actions.add_parser("try", help="start a temporary container with claims or CDI ids, and show its devices")
+    listing = actions.add_parser(
+        "list", help="show the claims that have a spec, with their CDI ids", epilog=examples(*_LIST_EXAMPLES)
+    )
+    show = actions.add_parser(
+        "show",
+        help="show what a container gets of claims or CDI ids, and how to start one",
+        epilog=examples(*_SHOW_EXAMPLES),
+    )
+    attempt = actions.add_parser(
+        "try",
+        help="start a temporary container with claims or CDI ids, and show its devices",
+        epilog=examples(*_TRY_EXAMPLES),
+    )
     for action in (show, attempt):
         action.add_argument(
             "name", nargs="+", help="a claim, as NAMESPACE/NAME, NAME or uid, or a CDI id (vendor/class=name)"
         )
-    validate = actions.add_parser("validate", help="list the files that a container runtime refuses, and why")
+    validate = actions.add_parser(
+        "validate",
+        help="list the files that a container runtime refuses, and why",
+        epilog=examples(*_VALIDATE_EXAMPLES),
+    )
     validate.add_argument(
         "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
     )

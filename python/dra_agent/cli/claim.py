@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
 
 if TYPE_CHECKING:
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
 WAIT_TIMEOUT_S = 30.0
 WAIT_FOR_AGENT_S = 10.0
 
+_EXAMPLES = {
+    "apply": (
+        ("-f claim.yaml", "create its classes and claims, or change them"),
+        ("-f -", "what a pipe brings"),
+    ),
+    "list": (("", "every claim, and why it waits"), ("--classes", "the DeviceClasses")),
+    "get": (("train", "a claim with its CDI ids"), ("train -n team-a -o yaml", "everything about it")),
+    "wait": (("train --timeout 60", "wait a minute until its devices are ready"),),
+    "delete": (("train", "release a claim"), ("-f claim.yaml", "what a file describes")),
+}
+"""Arguments and effect, by verb."""
+
+
+def _examples(verb: str) -> str:
+    return examples(*((f"claim {verb} {arguments}".strip(), what) for arguments, what in _EXAMPLES[verb]))
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the verbs."""
@@ -21,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    apply = verbs.add_parser("apply", help="create DeviceClasses and ResourceClaims")
+    apply = verbs.add_parser("apply", help="create DeviceClasses and ResourceClaims", epilog=_examples("apply"))
     apply.add_argument(
         "-f", "--filename", action="append", required=True, help="YAML or JSON file; - reads standard input"
     )
@@ -34,12 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long to wait for an agent that is starting (default {WAIT_FOR_AGENT_S:.0f})",
     )
 
-    listing = verbs.add_parser("list", help="show every claim")
+    listing = verbs.add_parser("list", help="show every claim", epilog=_examples("list"))
     listing.add_argument("--classes", action="store_true", help="show the DeviceClasses instead")
 
-    get = verbs.add_parser("get", help="show one claim and its CDI ids")
-    wait = verbs.add_parser("wait", help="wait until a claim is prepared; exit 1 if that does not happen in time")
-    delete = verbs.add_parser("delete", help="release claims")
+    get = verbs.add_parser("get", help="show one claim and its CDI ids", epilog=_examples("get"))
+    wait = verbs.add_parser(
+        "wait", help="wait until a claim is prepared; exit 1 if that does not happen in time", epilog=_examples("wait")
+    )
+    delete = verbs.add_parser("delete", help="release claims", epilog=_examples("delete"))
     for verb in (get, wait):
         verb.add_argument("name")
     delete.add_argument("name", nargs="*")

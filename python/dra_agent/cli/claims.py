@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.kube_client import ApiClient, Object
@@ -15,19 +16,27 @@ Undo what the agent of this node prepared for a claim, and free its devices. Ref
 server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
 releases it all the same. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
 RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
-EPILOG = """\
+EPILOG = """
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
 asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
 --usage reads, as root on the node, what the driver or the kernel counts for each claim.
 """
+_EXAMPLES = (
+    ("claims", "the devices that claims hold on this host"),
+    ("claims --usage", "how much memory of them each claim has now"),
+    ("claims --all-nodes -n team-a", "those of a namespace of the whole cluster"),
+)
+_RELEASE_EXAMPLES = (
+    ("claims release team-a/train", "free the devices of a claim that was deleted"),
+    ("claims release 5478b5d9-ddeb-4099-94aa-a5aa610ff27d --force", "by uid, even if a process uses them"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the flags."""
     from dra_agent.cli.connection import add_connection_flags
 
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = examples(*_EXAMPLES) + EPILOG
     parser.add_argument("--all-nodes", action="store_true", help="the claims of the whole cluster, from the API server")
     parser.add_argument("--usage", action="store_true", help="how much memory of its devices each claim has now")
     parser.add_argument("--simulate", metavar="PROFILE", help="with --usage: the simulated host that the agent runs on")
@@ -36,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_flag(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
     release = verbs.add_parser(
-        "release", help="release a prepared claim that no longer exists", description=RELEASE, epilog=RELEASE_CODES
+        "release",
+        help="release a prepared claim that no longer exists",
+        description=RELEASE,
+        epilog=f"{examples(*_RELEASE_EXAMPLES)}\n{RELEASE_CODES}",
     )
     release.add_argument("claim", metavar="UID|NAMESPACE/NAME", help="as the command without a verb lists it")
     release.add_argument("--force", action="store_true", help="even if the claim exists, or a process uses its devices")

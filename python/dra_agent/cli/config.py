@@ -6,30 +6,33 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
 
-EPILOG = """\
-examples:
-  dra-agent config validate claim.yaml classes/*.yaml     what is wrong with the configuration in them, line by line
-  kubectl get deviceclasses -o yaml | dra-agent config validate -
-  dra-agent config schema                                 the JSON schema of every kind
-"""
+_VALIDATE_EXAMPLES = examples(
+    ("config validate claim.yaml classes.yaml", "what is wrong with the configuration in them, line by line"),
+    ("config validate -", "what a pipe brings: kubectl get deviceclasses -o yaml | dra-agent config validate -"),
+)
+_SCHEMA_EXAMPLES = examples(("config schema > schema.json", "the JSON schema of every kind, for editors"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the verbs."""
     from dra_agent.agent.config import add_flags
 
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _VALIDATE_EXAMPLES
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    validate = verbs.add_parser("validate", help="check files; exit 1 if one is invalid, 2 if one is unreadable")
+    validate = verbs.add_parser(
+        "validate", help="check files; exit 1 if one is invalid, 2 if one is unreadable", epilog=_VALIDATE_EXAMPLES
+    )
     validate.add_argument("file", nargs="+", help="claims, templates, classes or bare parameters; - reads from a pipe")
     add_flags(validate, ("driver_name",))
     add_output_flag(validate)
-    schema = verbs.add_parser("schema", help="print the JSON schema of every kind of configuration")
+    schema = verbs.add_parser(
+        "schema", help="print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
+    )
     schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="how to print it")
 
 

@@ -6,18 +6,18 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag, rounded
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
     from dra_agent.inventory import Device, Inventory, Taint
 
-EPILOG = """\
-examples:
-  dra-agent devices                           every device of this host
-  dra-agent devices gpu-0000-3b-00-0          everything about one device
-  dra-agent devices --family gpu -o json      the GPUs, for programs
-  dra-agent devices --simulate dgx-h100       devices of a simulated DGX H100
-"""
+EPILOG = examples(
+    ("devices", "every device of this host"),
+    ("devices gpu-0000-3b-00-0", "everything about one device"),
+    ("devices --family gpu -o json", "the GPUs, for programs"),
+    ("devices --simulate dgx-h100", "devices of a simulated DGX H100"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.inventory.model import FAMILIES
 
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this device only, with all that is known of it")
     parser.add_argument("--family", choices=FAMILIES, help="show the devices of one family only")
     add_flags(parser, HOST_FLAGS)

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
     from dra_agent.inventory import Inventory
     from dra_agent.topology import Topology
 
-EPILOG = """\
-examples:
-  dra-agent doctor                    what is wrong here
-  dra-agent doctor --all              also what is as it should be
-  dra-agent doctor -o json            for programs; the exit code is 1 where something does not work
-  dra-agent doctor --record ./host    what this host is, in files; run the agent on it elsewhere with --simulate ./host
-"""
+EPILOG = examples(
+    ("doctor", "what is wrong here"),
+    ("doctor --all", "also what is as it should be"),
+    ("doctor -o json", "for programs; the exit code is 1 where something does not work"),
+    ("doctor --record ./host", "what this host is, in files; --simulate ./host runs an agent on it elsewhere"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.agent.config import HOST_FLAGS, add_flags
 
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-a", "--all", action="store_true", help="show also what is as it should be")
     parser.add_argument(
         "--record", metavar="DIR", help="write what this host is to a new directory instead, without what identifies it"

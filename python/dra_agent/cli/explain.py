@@ -7,19 +7,20 @@ import sys
 from typing import Any
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 
-EPILOG = """\
-examples:
-  dra-agent explain pod NAME -n NAMESPACE              why a pod of the cluster waits for its claims
-  dra-agent explain claim NAME -n NAMESPACE            why a claim of the cluster is not allocated
-  dra-agent explain -f claim.yaml                      ask the agent that runs here in standalone mode
-  kubectl get resourceslices -o yaml > slices.yaml
-  kubectl get deviceclasses -o yaml > classes.yaml
-  kubectl get resourceclaims -A -o yaml > claims.yaml
-  dra-agent explain -f claim.yaml --slices slices.yaml --classes classes.yaml --allocated claims.yaml --node NAME
-
+EPILOG = (
+    examples(
+        ("explain pod train -n team-a", "why a pod of the cluster waits for its claims"),
+        ("explain claim train -n team-a", "why a claim is not allocated, on a cluster or on this host"),
+        ("explain -f claim.yaml", "ask the agent that runs here in standalone mode"),
+        ("explain -f claim.yaml --slices slices.yaml --classes classes.yaml --node n1", "without an agent"),
+    )
+    + """
+Files as kubectl prints them: kubectl get resourceslices -o yaml > slices.yaml
 exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
+)
 
 NO_SLICES = (
     "does not fit: no ResourceSlices are published, so there are no devices to allocate; check that a DRA driver runs "
@@ -32,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.cli.connection import add_connection_flags
 
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("kind", nargs="?", choices=("claim", "pod"), help="what of a cluster to explain")
     parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the kubeconfig's context)")

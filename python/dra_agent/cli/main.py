@@ -6,32 +6,16 @@ is imported, so that `dra-agent --help` costs nothing.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from dra_agent import __version__
 from dra_agent.cli.output import guarded
+from dra_agent.cli.parser import build_parser
 from dra_agent.errors import AgentError
 
-COMMANDS = {
-    "run": "start the agent",
-    "topology": "show the PCIe and NUMA tree, or draw it",
-    "devices": "show what can be claimed on this host, and who holds it",
-    "slices": "show the ResourceSlices that describe this host",
-    "claims": "show the claims that hold devices here",
-    "claim": "apply, get, list, delete and await claims without Kubernetes",
-    "explain": "explain why a claim does not fit, device by device",
-    "config": "check the configuration that claims and classes carry",
-    "webhook": "refuse mistaken configuration when it is applied (optional)",
-    "reclaim": "start, cancel or show the reclaim of this node",
-    "cdi": "show and check CDI specs",
-    "doctor": "find problems of this host and how to fix them",
-    "simulate": "build a simulated host and change it while an agent runs on it",
-}
 SERVICES = ("run", "webhook")
 DEBUG = "DRA_AGENT_DEBUG"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -78,29 +62,18 @@ def _internal(error: Exception) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="dra-agent", description="Makes the accelerators of this host claimable, with Kubernetes or without."
-    )
-    parser.add_argument("--version", action="version", version=f"dra-agent {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     if chosen in SERVICES:
         # Before what takes time: the first process of a container cannot be stopped until it handles signals.
         from dra_agent.agent import signals
 
         signals.install()
-    module = None
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == chosen:
-            module = importlib.import_module(f"dra_agent.cli.{name}")
-            module.add_arguments(subparser)
+    parser = build_parser(chosen or "")
     try:
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has printed the reason; 2 for wrong use, 0 for --help and --version
         return stop.code if isinstance(stop.code, int) else 2
-    assert module is not None
-    code: int = module.run(args)
+    code: int = importlib.import_module(f"dra_agent.cli.{args.command}").run(args)
     return code
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dra_agent.cli import output
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 from dra_agent.printable import printable
 
 WATCH_INTERVAL_S = 0.5
@@ -17,23 +18,40 @@ WATCH_INTERVAL_S = 0.5
 MAX_NAMED_PODS = 3
 """Pods that are named in one line."""
 
+_START_EXAMPLES = (
+    ("reclaim start --in 120 --why maintenance", "release every claim within two minutes"),
+    ("reclaim start --hint", "prevent new claims only"),
+)
+_CANCEL_EXAMPLES = (
+    ("reclaim cancel", "withdraw what `reclaim start` began"),
+    ("reclaim cancel --all", "also dismiss the signals of clouds"),
+)
+_STATUS_EXAMPLES = (
+    ("reclaim status", "is this node being reclaimed, and why"),
+    ("reclaim status --watch", "wait until every claim is released; exit 1 if the time ran out"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the verbs."""
     from dra_agent.cli.connection import add_connection_flags
 
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    start = verbs.add_parser("start", help="release every claim of this host")
+    start = verbs.add_parser("start", help="release every claim of this host", epilog=examples(*_START_EXAMPLES))
     start.add_argument(
         "--in", dest="seconds", type=_seconds, metavar="SECONDS", help="time until the host is terminated"
     )
     start.add_argument("--hint", action="store_true", help="only prevent new claims")
     start.add_argument("--why", default="", metavar="TEXT", help="reason that is shown in events and status")
-    cancel = verbs.add_parser("cancel", help="cancel it")
+    cancel = verbs.add_parser("cancel", help="cancel it", epilog=examples(*_CANCEL_EXAMPLES))
     cancel.add_argument(
         "--all", action="store_true", dest="everything", help="also dismiss the signals of clouds and other sources"
     )
-    status = verbs.add_parser("status", help="show the active signals, their sources and the health of each source")
+    status = verbs.add_parser(
+        "status",
+        help="show the active signals, their sources and the health of each source",
+        epilog=examples(*_STATUS_EXAMPLES),
+    )
     status.add_argument(
         "--watch", action="store_true", help="wait until every claim is released, or the host is terminated"
     )

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 
+from dra_agent.cli.parser import examples
+
+EPILOG = examples(
+    ("run --standalone", "keep claims without Kubernetes"),
+    ("run --standalone --simulate dgx-h100 --state-dir ./state", "on a simulated DGX H100, without root"),
+    ("run --kubeconfig /etc/kubernetes/kubelet.conf", "serve the kubelet of this node"),
+    ("run --config ./config.toml", "with another file than /etc/dra-agent/config.toml"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     from dra_agent.agent.config import add_flags
 
+    parser.epilog = EPILOG
     add_flags(parser)
 
 

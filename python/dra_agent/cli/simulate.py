@@ -7,15 +7,46 @@ from pathlib import Path
 from typing import Literal
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
+
+_EXAMPLES = {
+    "profiles": (("-o wide", "with what each machine is made from"),),
+    "build": (("dgx-h100 ./host", "a DGX H100 below ./host"),),
+    "unplug": (("./host 0000:1b:00.0", "pull a GPU out while an agent runs on the host"),),
+    "replug": (("./host 0000:1b:00.0", "put it back"),),
+    "xid": (("./host 0 79", "the first NVIDIA GPU fell off the bus"),),
+    "recovery": (("./host 0 reset", "the driver requests a reset of the first GPU"),),
+    "fabric": (("./host 0 in-progress", "the first GPU is not registered with its fabric yet"),),
+    "reset": (("./host 0", "reset the first GPU"),),
+    "process": (
+        ("./host 4711 --device 0 --memory 2048", "process 4711 takes 2 GiB of the first GPU"),
+        ("./host 4711", "it ends"),
+    ),
+    "hang": (("./host nvmlDeviceGetMemoryInfo --device 0", "calls of this function for one GPU hang"),),
+    "latency": (("./host --init 500 --call nvmlDeviceGetName=100", "a slow library"),),
+    "fail": (("./host nvmlDeviceGetUUID --code 15 --times 3", "three calls fail with GPU is lost"),),
+    "kernel": (("./host 0000:1b:00.0 driver_override --errno 16", "writes to the attribute fail with EBUSY"),),
+    "kill": (("./host nvmlDeviceCreateGpuInstance --after", "end the process after the call has had its effect"),),
+    "clear": (("./host", "end every hang, delay, failure and kill"),),
+}
+"""Arguments and effect, by action."""
+
+
+def _examples(action: str) -> str:
+    return examples(*((f"simulate {action} {arguments}", what) for arguments, what in _EXAMPLES[action]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    profiles = actions.add_parser("profiles", help="list the machines that can be simulated")
+    profiles = actions.add_parser(
+        "profiles", help="list the machines that can be simulated", epilog=_examples("profiles")
+    )
     add_output_flag(profiles)
 
-    build = actions.add_parser("build", help="make a directory a simulated host; repairs an existing one")
+    build = actions.add_parser(
+        "build", help="make a directory a simulated host; repairs an existing one", epilog=_examples("build")
+    )
     build.add_argument(
         "profile",
         metavar="PROFILE",
@@ -223,7 +254,7 @@ _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface
 def _on_host(
     actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
 ) -> argparse.ArgumentParser:
-    action = actions.add_parser(name, help=what)
+    action = actions.add_parser(name, help=what, epilog=_examples(name))
     action.add_argument("root", metavar="ROOT", type=Path, help="the simulated host's directory")
     return action
 

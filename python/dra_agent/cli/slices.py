@@ -7,16 +7,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag, emit, progress, table
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.slices import DesiredSlices
 
-EPILOG = """\
-examples:
-  dra-agent slices                               pools and slices of this host
-  dra-agent slices --simulate dgx-h100 -o yaml   the objects, as `kubectl get resourceslices -o yaml` prints them
-  dra-agent slices -o json > slices.json         for `dra-agent explain --slices slices.json`
-"""
+EPILOG = examples(
+    ("slices", "pools and slices of this host"),
+    ("slices --simulate dgx-h100 -o yaml", "the objects, as `kubectl get resourceslices -o yaml` prints them"),
+    ("slices -o json > slices.json", "for `dra-agent explain --slices slices.json`"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_output_flag(parser)
     add_flags(parser, HOST_FLAGS)
 

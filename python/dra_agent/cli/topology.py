@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
     from dra_agent.topology.display_tree import Holders
     from dra_agent.topology.pci_ids import PciIds
 
-EPILOG = """\
-examples:
-  dra-agent topology                          the tree of this host
-  dra-agent topology --simulate dgx-h100      the tree of a simulated DGX H100
-  dra-agent topology -o json                  everything that was found, for programs
-  dra-agent topology --svg host.svg           a picture
-"""
+EPILOG = examples(
+    ("topology", "the tree of this host"),
+    ("topology --simulate dgx-h100", "the tree of a simulated DGX H100"),
+    ("topology -o json", "everything that was found, for programs"),
+    ("topology --svg host.svg", "a picture"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.agent.config import HOST_FLAGS, add_flags
 
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--svg",
         metavar="FILE",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-EPILOG = """\
+from dra_agent.cli.parser import examples
+
+EPILOG = """
 The API server asks it about ResourceClaims, ResourceClaimTemplates and DeviceClasses (docs/webhook.md); the Helm chart
 installs it with webhook.enabled. The files of certificates and keys are read again whenever they are replaced.
 """
@@ -15,8 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     from dra_agent.agent.config import add_flags
 
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = examples(("webhook --tls-cert tls.crt --tls-key tls.key", "serve on port 8443")) + EPILOG
     parser.add_argument("--listen", default=":8443", metavar="HOST:PORT", help="where to listen (default: :8443)")
     parser.add_argument("--tls-cert", type=Path, required=True, metavar="FILE", help="the certificate, PEM")
     parser.add_argument("--tls-key", type=Path, required=True, metavar="FILE", help="its key, PEM")

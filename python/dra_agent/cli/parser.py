@@ -1,0 +1,108 @@
+"""The argument parser of every command: one function builds the whole tree, from which completion and pages come too.
+
+Wrong use prints the usage of the command that was meant, and the nearest correct spelling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from dra_agent import __version__
+
+COMMANDS = {
+    "run": "start the agent",
+    "topology": "show the PCIe and NUMA tree, or draw it",
+    "devices": "show what can be claimed on this host, and who holds it",
+    "slices": "show the ResourceSlices that describe this host",
+    "claim": "apply, get, list, await and delete claims, and show what they hold",
+    "claims": "show the claims that hold devices here",
+    "explain": "explain why a claim does not fit, device by device",
+    "config": "check the configuration that claims and classes carry",
+    "webhook": "refuse mistaken configuration when it is applied (optional)",
+    "reclaim": "start, cancel or show the reclaim of this node",
+    "cdi": "show and check CDI specs",
+    "doctor": "find problems of this host and how to fix them",
+    "simulate": "build a simulated host and change it while an agent runs on it",
+}
+EPILOG = """\
+exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.
+`dra-agent COMMAND --help` shows the flags and examples of a command.
+"""
+_CHOICE = re.compile(r"(?:argument (?P<argument>.+?): )?invalid choice: '(?P<given>[^']*)'")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that names the nearest flag or command where it refuses one."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **keywords)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; flags that are unknown are refused by the command that they were given to."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            if not flag.startswith("-"):
+                self.error(f"unexpected argument: {flag}")
+            self.error(f"unknown flag: {flag}{_did_you_mean(flag, self._option_string_actions)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage, the message and the nearest choice, and exit with 2."""
+        if (found := _CHOICE.match(message)) is not None:
+            choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+            message += _did_you_mean(found["given"], choices)
+        super().error(message)
+
+
+def _did_you_mean(given: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(given, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def build_parser(only: str | None = None) -> Parser:
+    """Build the parser of every command; with `only`, the flags of that command alone, which imports one module."""
+    parser = Parser(
+        prog="dra-agent",
+        description="Makes the accelerators of this host claimable, with Kubernetes or without.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"dra-agent {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if only in (None, name):
+            importlib.import_module(f"dra_agent.cli.{name}").add_arguments(subparser)
+    return parser
+
+
+def examples(*lines: tuple[str, str], program: str = "dra-agent") -> str:
+    """Return the epilog with these commands, each without its program, and what it does."""
+    commands = [f"  {program} {command}" for command, _ in lines]
+    width = min(max(map(len, commands)), 60)
+    rows = [f"{command.ljust(width)}  # {what}" for command, (_, what) in zip(commands, lines, strict=True)]
+    return "\n".join(["examples:", *rows, ""])
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands below a parser by name, in the order of its help; empty for one without."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def leaves(parser: argparse.ArgumentParser, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command that has no further ones below it: its words and its parser."""
+    below = subcommands(parser)
+    if not below:
+        yield tuple(path), parser
+    for name, child in below.items():
+        yield from leaves(child, (*path, name))
