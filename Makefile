@@ -111,7 +111,7 @@ audit: $(SYNC) ## check crates and Python packages for known vulnerabilities; qu
 cluster-programs: build ## build the programs of the two-node cluster if they are missing
 	@PYTHONPATH=tests $(PY) -m cluster.kube.build
 
-test-cluster: build ## run scenarios on a real two-node cluster; requires root, Go and the packages in docs/test-cluster.md
+test-cluster: build ## run scenarios on a real two-node cluster; requires root, Go and the packages in docs/tutorials/test-cluster.md
 	@# On a disk, because container images and etcd data can exceed the available memory.
 	TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
@@ -179,7 +179,7 @@ bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a rea
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
 
 PREFIX  ?= /usr/local
-install: build ## install the command, unit, tmpfiles and example configuration under DESTDIR (docs/systemd.md)
+install: build ## install the command, unit, tmpfiles and example configuration under DESTDIR (docs/how-to/install/systemd.md)
 	$(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
 
 HELM ?= helm

@@ -8,7 +8,7 @@ no disruption, and additional plain pods on the node. Prints results with ratios
 Every completed round is stored on disk. An interrupted run continues where it stopped when it is restarted with the
 same settings, and --show prints the stored results.
 
-It needs the test cluster (docs/test-cluster.md), and tests/ in PYTHONPATH: `make bench-reclaim`.
+It needs the test cluster (docs/tutorials/test-cluster.md), and tests/ in PYTHONPATH: `make bench-reclaim`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class LedgerUsageError(LedgerError):
     """The call is invalid: no such claim, not an entry, or another process or a newer version uses the ledger."""
 
 class Ledger:
-    """The prepared claims. Entries are JSON objects as docs/ledger.md describes them; every method is thread-safe."""
+    """The prepared claims. Entries are JSON objects of docs/explanation/ledger.md; every method is thread-safe."""
 
     @staticmethod
     def open(state_dir: str, boot_id: str) -> Ledger: ...

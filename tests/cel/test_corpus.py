@@ -86,7 +86,7 @@ def test_random_expressions_match_kubernetes(evaluate_with_kubernetes: Evaluate,
 
 
 def test_mutated_expressions_match_kubernetes(evaluate_with_kubernetes: Evaluate, devices: Devices) -> None:
-    # Documented differences (docs/cel.md), outcomes that depend on map order, and expressions that take minutes.
+    # Documented differences (docs/reference/cel.md), results that depend on map order, and slow expressions.
     excluded = re.compile(
         r"lists\.range|google|\\\\B|get[A-Z]|\bv\b|device\.(attributes|capacity)\b[^.]*\.(map|all|exists|filter)"
     )

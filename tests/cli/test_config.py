@@ -19,7 +19,7 @@ from dra_agent.prepare.setup import API_VERSION
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(str(path) for path in (ROOT / "examples/configuration").glob("*.yaml"))
-PUBLISHED = ROOT / "docs/configuration-kinds.schema.json"
+PUBLISHED = ROOT / "docs/reference/configuration-kinds.schema.json"
 
 CLASS = """\
 apiVersion: resource.k8s.io/v1
@@ -156,7 +156,7 @@ def test_published_schema_is_up_to_date() -> None:
     printed = subprocess.run(
         [Path(sys.executable).with_name("dra-agent"), "config", "schema"], check=True, capture_output=True
     ).stdout
-    assert printed == PUBLISHED.read_bytes(), "run `dra-agent config schema > docs/configuration-kinds.schema.json`"
+    assert printed == PUBLISHED.read_bytes(), f"run `dra-agent config schema > {PUBLISHED}`"
 
 
 def parameters(**more: Any) -> dict[str, Any]:

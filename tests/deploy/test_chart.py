@@ -41,7 +41,7 @@ def test_daemonset_has_probes_priority_and_update_strategy(render: Render) -> No
     policy = only_object(render(), "NetworkPolicy")["spec"]["ingress"]
     assert [port["port"] for rule in policy for port in rule["ports"]] == ["metrics"], "probes bypass policies"
     assert agent["resources"]["requests"]["memory"]
-    # With 20m on a busy node the kubelet's GetInfo timed out after its second: docs/numbers.md.
+    # With 20m on a busy node the kubelet's GetInfo timed out after its second: docs/explanation/numbers.md.
     share = agent["resources"]["requests"]["cpu"]
     assert share.endswith("m") and int(share.removesuffix("m")) >= 100
     assert "cpu" not in agent["resources"]["limits"], "a quota would throttle it during a kubelet call"

@@ -15,7 +15,7 @@ from dra_agent.inventory import Device, Inventory, collect
 from dra_agent.inventory.rules import BUILT_IN
 from dra_agent.topology import scan
 
-DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "attributes.md"
+DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "reference" / "attributes.md"
 
 EVERY_DEVICE = {
     "type",

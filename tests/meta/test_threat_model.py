@@ -11,7 +11,7 @@ ROW = re.compile(r"^\| ([ABCDN]) \| .+ \| `(tests/\S+\.py)::(\w+)` \|$")
 
 
 def test_each_row_names_an_existing_test() -> None:
-    page = (ROOT / "docs/threat-model.md").read_text()
+    page = (ROOT / "docs/explanation/threat-model.md").read_text()
     table = page.partition("## Prevented attacks")[2].partition("## Not protected")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     found = [ROW.match(row) for row in rows]

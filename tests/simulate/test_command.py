@@ -12,7 +12,7 @@ from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, collect
 from dra_agent.topology import scan
 
-PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operate" / "simulate.md"
 
 
 def test_the_commands_of_the_page_work_in_order(

@@ -25,7 +25,7 @@ from logged import logged_by
 from status.conftest import DRIVER
 
 CLAIM = ObjectReference.claim("team-a", "training", "uid-1")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "events.md"
 
 
 @asynccontextmanager

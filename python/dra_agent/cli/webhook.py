@@ -8,8 +8,9 @@ from pathlib import Path
 from dra_agent.cli.parser import examples
 
 EPILOG = """
-The API server asks it about ResourceClaims, ResourceClaimTemplates and DeviceClasses (docs/webhook.md); the Helm chart
-installs it with webhook.enabled. The files of certificates and keys are read again whenever they are replaced.
+The API server asks it about ResourceClaims, ResourceClaimTemplates and DeviceClasses; the Helm chart installs it
+with webhook.enabled (docs/how-to/install/webhook.md). The files of certificates and keys are read
+again whenever they are replaced.
 """
 
 

@@ -57,7 +57,7 @@ def _found_by_the_agent(context: CheckContext) -> Iterator[Finding]:
             yield warning(
                 f"advertises {count} too, so they are not published: {', '.join(devices)}",
                 manager,
-                "keep the two apart by node labels, or exclude the devices there or here (docs/conflicts.md)",
+                "separate the two by node labels, or exclude the devices in one (docs/how-to/devices/conflicts.md)",
             )
 
 
@@ -68,7 +68,7 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
             f"driver {context.driver} (state directory {context.state_dir}) and "
             f"driver {other.driver} (state directory {other.state_dir}, pid {other.pid})"
         )
-        hint = "stop one of them, or give each its own devices with inventory.exclude (docs/conflicts.md)"
+        hint = "stop one, or give each its own devices with inventory.exclude (docs/how-to/devices/conflicts.md)"
         if other.devices is None:
             what = (
                 "whether these two agents of this host manage the same devices is not known: the other did not answer"

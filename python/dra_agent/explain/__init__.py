@@ -26,7 +26,7 @@ def explain(
     *,
     deadline: float = 10.0,
 ) -> dict[str, Any]:
-    """Explain the result that `allocate` has for the same query; docs/explain.md describes the members.
+    """Explain the result that `allocate` has for the same query; docs/how-to/operate/explain.md describes the members.
 
     Raises PermanentError where an object is not one of resource.k8s.io/v1.
     """

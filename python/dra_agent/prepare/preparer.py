@@ -6,8 +6,8 @@ So a spec exists only for a claim that is completed in the ledger. `recovery` re
 
 Locks, in the order of acquisition: the claim's, its devices' (across processes if several agents share the ledger), the
 set-ups' own, and last the lease of the ledger, which is short and held for nothing else. The holder of a
-device's lock knows that no work is in progress on the claims that hold it: docs/ledger.md, "Agents that share a
-ledger".
+device's lock knows that no work is in progress on the claims that hold it: docs/explanation/ledger.md,
+"Agents that share a ledger".
 """
 
 from __future__ import annotations

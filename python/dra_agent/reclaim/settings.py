@@ -104,7 +104,7 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hook_seconds: _Seconds = 10.0
     """How long it may take, at most."""
     evict: Literal["taint", "auto", "evict", "delete"] = "taint"
-    """In a cluster: handling of pods that the taint does not evict. See docs/reclaim.md."""
+    """In a cluster: handling of pods that the taint does not evict. See docs/how-to/operate/reclaim.md."""
     cordon: Literal["auto"] | bool = "auto"
     """In a cluster: keep new pods off the node while a notice holds. auto: where a claim of the node is one that pods
     name, so that the next pod of the same claim would come here again."""

@@ -1,7 +1,7 @@
 """Kubernetes Events (events.k8s.io/v1) on claims and the Node.
 
 Recording never waits and never fails. What repeats is counted in the Event that is there; what comes too fast, or
-cannot be written is dropped and logged. Reasons are listed in docs/events.md.
+cannot be written is dropped and logged. Reasons are listed in docs/reference/events.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 //! Kubernetes' structured allocator: allocates devices of a node to ResourceClaims, and explains why a claim does not fit.
 //!
-//! The results equal those of kube-scheduler v1.37 with its default feature gates, device for device. docs/allocator.md
+//! The results equal those of kube-scheduler v1.37 with its default feature gates, device for device. docs/reference/allocator.md
 //! describes the tests. The crate has no state: existing allocations are an input, new allocations are the output.
 
 mod capacity;

@@ -83,7 +83,7 @@ fn check(data: &[u8]) {
             continue;
         };
         let text = capacity.value.to_string();
-        // An invalid constant quantity is a compile error (docs/cel.md), and a canonical form may be invalid.
+        // An invalid constant quantity is a compile error (docs/reference/cel.md), and a canonical form may be invalid.
         let Ok(program) =
             Program::compile_value(&format!("{place}.compareTo(quantity({}))", json!(text)))
         else {

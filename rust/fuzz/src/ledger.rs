@@ -203,7 +203,7 @@ fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Ite
     }
 }
 
-/// A record with a valid checksum, in the format of docs/ledger.md.
+/// A record with a valid checksum, in the format of docs/explanation/ledger.md.
 struct Record {
     seq: u64,
     kind: String,

@@ -1,6 +1,6 @@
 //! Fuzz targets: one for each kind of external input, with the properties that any bytes must satisfy.
 //!
-//! A target panics if a property is violated. `fuzz/` drives the targets with libFuzzer (docs/testing.md);
+//! A target panics if a property is violated. `fuzz/` drives the targets with libFuzzer (docs/contributing/testing.md);
 //! `tests/corpus.rs` replays the committed corpus. No part of the agent depends on this crate.
 
 pub mod allocation;

@@ -20,7 +20,7 @@ pub const TARGET: Target = Target {
     cpu: Duration::from_secs(1),
 };
 
-/// Objects and arrays within a member's value (docs/shares.md).
+/// Objects and arrays within a member's value (docs/how-to/devices/shares.md).
 const MAX_DEPTH: usize = 32;
 
 fn check(data: &[u8]) {

@@ -24,7 +24,7 @@ struct Timeouts {
     restart: Duration,
 }
 
-/// At most 25 s in total: an exchange that starts at the end of `restart` (docs/shares.md).
+/// At most 25 s in total: an exchange that starts at the end of `restart` (docs/how-to/devices/shares.md).
 const TIMEOUTS: Timeouts = Timeouts {
     exchange: Duration::from_secs(20),
     restart: Duration::from_secs(5),

@@ -2,7 +2,7 @@
 //!
 //! The ledger refuses a device that another claim holds, regardless of the API server, and returns only when its result
 //! survives a power cut. It does not know what a device is, how it is prepared, or what `payload` means.
-//! The format on disk is documented in docs/ledger.md.
+//! The format on disk is documented in docs/explanation/ledger.md.
 #![forbid(unsafe_code)]
 
 mod disk;

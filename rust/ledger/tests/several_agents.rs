@@ -1,6 +1,6 @@
 //! A model of several agents that prepare claims from one ledger, checked in every order of steps and crashes.
 //!
-//! The model covers the protocol of docs/ledger.md, "Agents that share a ledger": device locks across processes, leases
+//! The model covers the protocol of docs/explanation/ledger.md, "Agents that share a ledger": device locks across processes, leases
 //! of the ledger, the two phases of a claim, and the rollback of what a crashed agent started. Two claims are allocated
 //! the same device, which the API server should have prevented. The kubelet calls either agent, gives up on calls, and
 //! retries.

@@ -12,7 +12,7 @@ from prepare.life_cycle.allocation import Allocation
 
 
 def ledger(state_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return claims by uid, from the files of docs/ledger.md: a snapshot, then journals with numbered records."""
+    """Return claims by uid, from the files of docs/explanation/ledger.md: a snapshot, then journals of records."""
     entries: dict[str, dict[str, Any]] = {}
     last = -1
     for file in [state_dir / "ledger" / "snapshot", *sorted((state_dir / "ledger").glob("journal-????????"))]:
