@@ -47,7 +47,12 @@ $(HOOK): $(HOOK_SOURCES)
 	@$(CARGO) rustc --locked --quiet --release --package dra-agent-hook --bin dra-agent-hook -- -C target-feature=+crt-static
 	@mkdir -p $(@D) && cp $(or $(CARGO_TARGET_DIR),target)/release/dra-agent-hook $@
 
-build: $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+# Written only if it changes. Sources without git keep the file of their archive.
+.PHONY: revision
+revision:
+	@python3 deploy/revision.py
+
+build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
 demo: build ## show all steps on this machine, in a minute: topology, claims, a container, a SIGKILL, release
 	@$(PY) demo/demo.py

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent import __version__, revision
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import eventually
 
@@ -107,7 +108,7 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
         "prepare",
         "unprepare",
     }
-    assert families["dra_agent_build_info"].samples[0].labels["version"]
+    assert families["dra_agent_build_info"].samples[0].labels == {"version": __version__, "revision": revision.read()}
     assert families["process_resident_memory_bytes"].samples[0].value > 0
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from doctor.conftest import Findings, Scanned
+from dra_agent import revision
 from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
@@ -194,6 +195,12 @@ def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, finding
 def test_a_host_that_cannot_be_scanned_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
     healthy_host.failure = "/nowhere: no such directory"
     assert [finding.what for finding in findings(healthy_host)] == ["/nowhere: no such directory"]
+
+
+def test_version_and_revision_are_among_the_findings(healthy_host: CheckContext) -> None:
+    (found,) = [finding for finding in run_checks(healthy_host) if finding.check == "agent"]
+    assert found.severity is Severity.OK
+    assert found.what == f"dra-agent {revision.describe()}"
 
 
 def test_a_check_that_fails_is_a_finding_and_hides_no_other(healthy_host: CheckContext) -> None:

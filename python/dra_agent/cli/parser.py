@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from dra_agent import __version__
+from dra_agent import revision
 
 COMMANDS = {
     "run": "start the agent",
@@ -74,7 +74,7 @@ def build_parser(only: str | None = None) -> Parser:
         description="Makes the accelerators of this host claimable, with Kubernetes or without.",
         epilog=EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"dra-agent {__version__}")
+    parser.add_argument("--version", action="version", version=f"dra-agent {revision.describe()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from dra_agent import revision
 from dra_agent.doctor.cdi import check_cdi
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
@@ -15,6 +16,12 @@ from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
 from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
+
+
+def check_agent(context: CheckContext) -> Iterator[Finding]:
+    """Name the version and revision that runs these checks."""
+    del context
+    yield ok(f"dra-agent {revision.describe()}")
 
 
 def check_kernel(context: CheckContext) -> Iterator[Finding]:
@@ -46,6 +53,7 @@ def _text(path: Path) -> str | None:
 Check = Callable[[CheckContext], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
+    "agent": check_agent,
     "permissions": check_permissions,
     "hardware": check_devices,
     "device nodes": check_device_nodes,

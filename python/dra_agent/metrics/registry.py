@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dra_agent import __version__
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.health import Summary
 from dra_agent.health.issues import KNOWN_CAUSES
+from dra_agent.metrics.build import build_info
 from dra_agent.metrics.reclaim import families
 from dra_agent.metrics.snapshot import STATES, MetricsSnapshot
 from dra_agent.prepare import ClaimPreparer
@@ -129,6 +129,7 @@ class _Gauges:
 
     def __init__(self, read: Callable[[], MetricsSnapshot]) -> None:
         self._read = read
+        self._build = build_info()
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics: nothing is read before the first scrape."""
@@ -136,10 +137,10 @@ class _Gauges:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
-        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
         snapshot = self._read()
-        yield InfoMetricFamily(f"{PREFIX}_build", "The agent's version.", {"version": __version__})
+        yield self._build
         yield GaugeMetricFamily(
             f"{PREFIX}_prepared_claims", "Claims that hold devices.", value=snapshot.prepared_claims
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dra_agent import __version__
+from dra_agent.metrics.build import build_info
 from dra_agent.webhook.certificate import ReloadingCertificate
 from dra_agent.webhook.server import ReviewObserver, Webhook
 
@@ -25,6 +25,7 @@ class WebhookMetrics(ReviewObserver):
 
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and the start time is exported anyway
         self._certificate = certificate
+        self._build = build_info()
         self._webhook: Webhook | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -58,9 +59,9 @@ class WebhookMetrics(ReviewObserver):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        yield InfoMetricFamily("dra_agent_build", "The agent's version.", {"version": __version__})
+        yield self._build
         yield GaugeMetricFamily(
             f"{PREFIX}_certificate_unusable",
             "1 while the files hold a newer certificate that cannot be used.",
