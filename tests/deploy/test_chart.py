@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.rendering import CHART, ROOT, Objects, RefusedError, Render, container, objects_by_name, only_object
+from deploy.rendering import CHART, Objects, RefusedError, Render, container, objects_by_name, only_object
 from dra_agent.agent.config import HELP, Config
 from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.reclaim.settings import ReclaimSettings
@@ -25,7 +24,6 @@ def variables(objects: Objects) -> dict[str, dict[str, Any]]:
 def test_daemonset_has_probes_priority_and_update_strategy(render: Render) -> None:
     daemonset = only_object(render(), "DaemonSet")["spec"]
     pod = daemonset["template"]["spec"]
-    assert daemonset["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"] == [{"operator": "Exists"}]
     # During a reclaim a terminating agent still releases claims. The longest notice is AWS's.
@@ -114,21 +112,6 @@ def test_paths_and_driver_name_come_from_the_values(render: Render) -> None:
     text = yaml.safe_dump_all(objects)
     assert re.findall(rf"{re.escape(DEFAULT_DRIVER)}(?!/manager|/config-sha256)", text) == []
     assert "/var/lib/kubelet" not in text
-
-
-def test_device_classes_are_those_of_the_examples(render: Render) -> None:
-    rendered = {found["metadata"]["name"]: found["spec"] for found in render() if found["kind"] == "DeviceClass"}
-    examples = [
-        found for path in (ROOT / "examples/classes").glob("*.yaml") for found in yaml.safe_load_all(path.read_text())
-    ]
-    assert len(examples) >= 8
-    assert rendered == {found["metadata"]["name"]: found["spec"] for found in examples}
-    objects = render({"deviceClasses": {"extendedResourceNames": {"gpu": "nvidia.com/gpu"}}})
-    named = {
-        o["metadata"]["name"]: o["spec"].get("extendedResourceName") for o in objects if o["kind"] == "DeviceClass"
-    }
-    assert named.pop("gpu") == "nvidia.com/gpu" and set(named.values()) == {None}
-    assert not [o for o in render({"deviceClasses": {"create": False}}) if o["kind"] == "DeviceClass"]
 
 
 @pytest.mark.parametrize(
@@ -290,12 +273,8 @@ def test_node_condition_uses_the_driver_name(render: Render) -> None:
     assert condition_type("gpu.example.com") in text and condition_type("dra-agent.internal") not in text
 
 
-def test_host_network_updates_do_not_wait_for_a_port(render: Render) -> None:
+def test_host_network_has_no_network_policy_and_local_probes(render: Render) -> None:
     objects = render({"hostNetwork": True})
-    assert only_object(objects, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {
-        "maxSurge": 0,
-        "maxUnavailable": 1,
-    }
     assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would have no effect"
     # Without a policy the probes are still unreachable for other hosts.
     assert variables(objects)["DRA_AGENT_HEALTH_ADDRESS"]["value"] == "127.0.0.1:9418"
@@ -334,6 +313,22 @@ def test_network_policy_allows_the_configured_apiserver_port(render: Render) -> 
     assert ingress == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}
 
 
+def test_network_policy_allows_name_resolution_only_for_a_named_apiserver(render: Render) -> None:
+    def dns(host: str, **values: object) -> list[dict[str, Any]]:
+        values = {"apiServer": {"host": host}, "networkPolicy": {"metadataService": False, **values}}
+        _, *rules = only_object(render(values), "NetworkPolicy")["spec"]["egress"]
+        return list(rules)
+
+    for address in ("", "192.0.2.1", "2001:db8::a", "fd00::1"):
+        assert dns(address) == [], address
+    for name in ("api.example.com", "bad.cafe", "k8s"):
+        (rule,) = dns(name)
+        assert rule == {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}]
+    (rule,) = dns("api.example.com", dns={"ports": [5353], "to": peers})
+    assert rule == {"ports": [{"protocol": "UDP", "port": 5353}, {"protocol": "TCP", "port": 5353}], "to": peers}
+
+
 def test_network_policy_allows_known_apiserver_addresses(render: Render) -> None:
     def rule(**values: object) -> dict[str, Any]:
         first: dict[str, Any] = only_object(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
@@ -348,25 +343,6 @@ def test_network_policy_allows_known_apiserver_addresses(render: Render) -> None
     for wrong in ("192.0.2.10", "192.0.2.10/33", "kubernetes.default/32", "2001:db8::/129", ""):
         with pytest.raises(RefusedError, match="apiServerCidrs"):
             rule(apiServerCidrs=[wrong])
-
-
-def test_a_configuration_change_restarts_the_agent(render: Render) -> None:
-    config = '[inventory]\nexclude = [\'device.attributes["dra-agent.internal"].type == "nic"\']\n'
-    objects = render({"config": config})
-    text = only_object(objects, "ConfigMap")["data"]["config.toml"]
-    assert tomllib.loads(text) == tomllib.loads(config)
-    sums = [
-        only_object(found, "DaemonSet")["spec"]["template"]["metadata"]["annotations"][
-            "dra-agent.internal/config-sha256"
-        ]
-        for found in (objects, render())
-    ]
-    assert sums[0] != sums[1]
-
-
-def test_a_chart_version_alone_restarts_no_agent(render: Render) -> None:
-    labels = only_object(render(), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    assert set(labels) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 
 
 def test_images_are_referenced_by_tag_or_digest(render: Render) -> None:
@@ -420,8 +396,6 @@ def test_all_optional_values_together(render: Render) -> None:
         ({"claimStatus": "yes"}, "'/claimStatus'"),
         ({"apiServer": {"port": "https"}}, "'/apiServer/port'"),
         ({"logLevel": "loud"}, "'/logLevel'"),
-        ({"deviceClasses": {"extendedResourceNames": {"gpu": "gpu"}}}, "extendedResourceNames/gpu'"),
-        ({"deviceClasses": {"extendedResourceNames": {"gpus": "nvidia.com/gpu"}}}, 'unknown class "gpus"'),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
         ({"hostPID": True}, "hostPID: requires privileged"),
     ],

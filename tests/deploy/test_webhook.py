@@ -66,6 +66,24 @@ def test_webhook_pods_are_separate_and_have_no_permissions(render: Render) -> No
     assert "egress" not in policy and policy["policyTypes"] == ["Ingress", "Egress"]
 
 
+def test_webhook_pods_are_spread_and_survive_a_drain(render: Render) -> None:
+    objects = render(webhook(replicas=3))
+    selector = only_object(objects, "Deployment")["spec"]["selector"]
+    pod = only_object(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "system-cluster-critical"
+    keys = [constraint["topologyKey"] for constraint in pod["topologySpreadConstraints"]]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for constraint in pod["topologySpreadConstraints"]:
+        assert constraint["labelSelector"] == selector and constraint["matchLabelKeys"] == ["pod-template-hash"]
+    budget = only_object(objects, "PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]) == (1, selector)
+    assert not [found for found in render(webhook()) if found["kind"] == "PodDisruptionBudget"], (
+        "it would protect nothing"
+    )
+    plain = only_object(render(webhook(priorityClassName="", topologySpreadConstraints=[])), "Deployment")
+    assert not {"priorityClassName", "topologySpreadConstraints"} & set(plain["spec"]["template"]["spec"])
+
+
 def test_webhook_covers_all_versions_and_only_creations(render: Render) -> None:
     (hook,) = only_object(render(webhook()), "ValidatingWebhookConfiguration")["webhooks"]
     rules = {resource: rule for rule in hook["rules"] for resource in rule["resources"]}
@@ -118,6 +136,7 @@ def test_client_ca_requires_client_certificates(render: Render) -> None:
         ({"caBundle": "-----BEGIN CERTIFICATE-----"}, "caBundle"),
         ({"failurePolicy": "Open"}, "failurePolicy"),
         ({"timeoutSeconds": 60}, "timeoutSeconds"),
+        ({"topologySpreadConstraints": [{"topologyKey": "zone"}]}, "topologySpreadConstraints/0"),
         ({"port": 9417}, "webhook.port: must differ from metrics.port"),
     ],
 )

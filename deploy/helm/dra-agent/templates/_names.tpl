@@ -53,23 +53,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* The affinity from the values. Each of its terms also excludes nodes with the labels in avoidNodeLabels. */}}
-{{- define "dra-agent.affinity" -}}
-{{- $avoid := list }}
-{{- range $key, $value := .Values.avoidNodeLabels }}
-{{- $avoid = append $avoid (dict "key" $key "operator" "NotIn" "values" (list $value)) }}
+{{/* The labels of all agents, of every pool. */}}
+{{- define "dra-agent.allAgents" -}}
+{{- if .Values.pools -}}
+matchLabels:
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+- key: app.kubernetes.io/name
+  operator: In
+  values: [{{ include "dra-agent.name" . }}, {{ include "dra-agent.poolLabel" . }}]
+{{- else -}}
+matchLabels:
+  {{- include "dra-agent.selectorLabels" . | nindent 2 }}
 {{- end }}
-{{- $affinity := deepCopy .Values.affinity }}
-{{- if $avoid }}
-{{- $node := dig "nodeAffinity" (dict) $affinity }}
-{{- $required := dig "requiredDuringSchedulingIgnoredDuringExecution" (dict) $node }}
-{{- $terms := list }}
-{{- range $term := dig "nodeSelectorTerms" (list (dict)) $required }}
-{{- $expressions := concat (dig "matchExpressions" (list) $term) $avoid }}
-{{- $terms = append $terms (merge (dict "matchExpressions" $expressions) $term) }}
-{{- end }}
-{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) }}
-{{- $_ := set $affinity "nodeAffinity" $node }}
-{{- end }}
-{{- if $affinity }}{{ toYaml $affinity }}{{ end }}
 {{- end }}
