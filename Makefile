@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -186,6 +186,9 @@ bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a rea
 PREFIX  ?= /usr/local
 install: build ## install the command, unit, tmpfiles and example configuration under DESTDIR (docs/how-to/install/systemd.md)
 	$(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
+
+docs-reference: build ## generate docs/reference/cli.md, configuration-keys.md and man/ from the program
+	@$(PY) -m deploy.pages
 
 HELM ?= helm
 manifests: $(SYNC) ## generate the kustomize base from the Helm chart

@@ -17,29 +17,31 @@ class VersionValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version as the value of an operator's attribute: { version = "28.39.1002" }."""
 
     version: str
+    """A semantic version."""
 
 
 class AttributeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Attributes of the operator's own, for the devices that an expression chooses."""
+    """Additional attributes for the devices that match an expression."""
 
     when: str
     """CEL over `device`, like the selectors of a claim."""
     set: dict[str, bool | int | str | VersionValue]
+    """Names and values; a name without a domain belongs to the driver's."""
 
 
 class PartitionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whole devices that are offered in partitions, too; of several rules of a mode the first that matches counts."""
+    """Whole devices that are also published in partitions. Of the rules of one mode, the first that matches applies."""
 
     when: str
     """CEL over the whole device, like the selectors of a claim."""
     mode: Literal["mig", "amd", "sriov"]
-    """NVIDIA's MIG instances, AMD's compute partition modes, or the virtual functions that there are."""
+    """NVIDIA's MIG instances, AMD's compute partition modes, or the existing virtual functions."""
     foreign: Literal["keep", "destroy"] = "keep"
-    """mig: handling of foreign instances."""
+    """mig: whether instances that the agent did not create are kept or destroyed."""
 
 
 class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Devices that claims are given for a virtual machine or a driver in user space, by vfio-pci."""
+    """Devices that are bound to vfio-pci for a virtual machine or a driver in user space."""
 
     when: str
     """CEL over the device as it would be published without the rule."""
@@ -51,17 +53,18 @@ nothing."""
 
 
 class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Devices that are offered in shares; of several rules that match a device the first one counts."""
+    """Devices that are published in shares. Of several rules that match a device, the first one applies."""
 
     when: str
     """CEL over `device`, like the selectors of a claim."""
     enforcement: Enforcement
+    """What limits a container to its share: the MPS server, the driver or the kernel per cgroup, or nothing."""
     minimum: str = "1Gi"
-    """Least memory of a share."""
+    """Smallest amount of memory of a share."""
     step: str = "1Gi"
     """Requests beyond the minimum are rounded up to whole steps."""
     default: str | None = None
-    """Memory of a share without a requested amount; None: all of the device's."""
+    """Memory of a share without a requested amount; none: all of the device's."""
     multiprocessors: bool = False
     """Whether claims may request multiprocessors too; needs "mps"."""
 
@@ -70,9 +73,9 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The section `[inventory]`."""
 
     include: tuple[str, ...] = ()
-    """CEL; a device is published if any of them is true. None given: all devices."""
+    """CEL; a device is published if one of them is true, or if the list is empty."""
     exclude: tuple[str, ...] = ()
-    """CEL; a device is not published if any of them is true."""
+    """CEL; a device is not published if one of them is true."""
     attributes: tuple[AttributeRule, ...] = ()
     partition: tuple[PartitionRule, ...] = ()
     """Devices that are published in partitions too."""
@@ -84,6 +87,7 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     host_uplink: Literal["exclude", "include"] = "exclude"
     """Whether the NIC that carries the host's default route can be claimed."""
     nvml_timeout: float = 5.0
-    """Seconds that one call of the NVIDIA library may take.
+    """Seconds that one call of NVIDIA's library may take.
 
-    Calls while MIG instances change may take four times as long; its start, too, or twice as long for each GPU."""
+    Calls while MIG instances change, and the start of the library, may take four times as long; the start also twice as
+    long for each GPU."""

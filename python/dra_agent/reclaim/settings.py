@@ -20,11 +20,13 @@ class NodeTaint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A taint of the Node object that announces the removal of the node."""
 
     key: str
+    """The taint's key."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """Empty: any."""
+    """The taint's effect. Empty: any."""
     kind: Literal["hint", "notice"] = "hint"
+    """A hint keeps new claims off the node; a notice releases its claims."""
     seconds: _Seconds | None = None
-    """From the taint to the node's end; not given: not known."""
+    """Seconds from the taint to the node's end; none: unknown."""
 
 
 AUTOSCALERS = (
@@ -48,27 +50,37 @@ class AwsSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[reclaim.aws]`."""
 
     spot: Treatment = "notice"
+    """A spot interruption."""
     autoscaling: Treatment = "notice"
+    """The Auto Scaling group terminates the instance."""
     rebalance: Treatment = "ignore"
     """A recommendation reports a risk without a time; AWS's termination handler ignores it by default too."""
     maintenance: Treatment = "notice"
+    """A scheduled event that stops, reboots or retires the instance."""
 
 
 class GcpSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[reclaim.gcp]`."""
 
     preempted: Treatment = "notice"
+    """A spot or preemptible VM is preempted."""
     maintenance: Treatment = "notice"
+    """Maintenance of the host that terminates the VM."""
 
 
 class AzureSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[reclaim.azure]`, by the type of a scheduled event."""
 
     preempt: Treatment = "notice"
+    """A spot VM is evicted."""
     terminate: Treatment = "notice"
+    """The VM is deleted."""
     reboot: Treatment = "notice"
+    """The VM is restarted; memory is lost."""
     redeploy: Treatment = "notice"
+    """The VM moves to another host; its local disks are lost."""
     freeze: Treatment = "hint"
+    """The VM is paused for some seconds."""
     other: Treatment = "hint"
     """Types that this version does not know."""
 
@@ -79,10 +91,11 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cloud: Literal["auto", "aws", "gcp", "azure", "none"] = "auto"
     """auto: detected from the host's firmware; the metadata service of an unknown cloud is never contacted."""
     endpoint: str = CLOUD_ENDPOINT
-    """Of the metadata service; for a proxy of your own, or a test."""
+    """URL of the metadata service; change it for a proxy or a test."""
     logind: Literal["auto", "on", "off"] = "auto"
-    """Whether an orderly shutdown is a notice. auto: where the system's D-Bus is there."""
+    """Whether an orderly shutdown is a notice. auto: if the system's D-Bus is available."""
     dbus_address: str = "unix:path=/run/dbus/system_bus_socket"
+    """Address of the system's D-Bus."""
     file: Path | None = None
     """A file; its existence is a notice."""
     shutdown: Treatment = "notice"
@@ -92,17 +105,17 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     azure: AzureSignals = AzureSignals()
     node_taints: tuple[NodeTaint, ...] = AUTOSCALERS
     lead_seconds: _Seconds = 300.0
-    """Scheduled maintenance is a hint until this long before its start, and then a notice."""
+    """Scheduled maintenance is a hint until this many seconds before its start, and then a notice."""
     gcp_preemption_seconds: _Seconds = 30.0
-    """From GCP's notice to the end: 30, or the instance's own preemptionNoticeDuration."""
+    """Seconds from GCP's notice to the end: 30, or the instance's own preemptionNoticeDuration."""
     gcp_maintenance_seconds: _Seconds = 60.0
-    """From GCP's announcement that maintenance terminates the instance to the end; 3600 on instances with GPUs."""
+    """Seconds from GCP's announcement of maintenance to the instance's end; 3600 on instances with GPUs."""
     azure_vm_name: str = ""
     """The name of this VM in Azure's events; empty: read from the metadata service."""
     hook: tuple[str, ...] = ()
     """Without Kubernetes: a program and its arguments, run for each claim before it is released."""
     hook_seconds: _Seconds = 10.0
-    """How long it may take, at most."""
+    """Seconds that the hook may take."""
     evict: Literal["taint", "auto", "evict", "delete"] = "taint"
     """In a cluster: handling of pods that the taint does not evict. See docs/how-to/operate/reclaim.md."""
     cordon: Literal["auto"] | bool = "auto"

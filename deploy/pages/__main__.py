@@ -1,0 +1,39 @@
+"""Write the generated pages below the repository, or report which of them are stale (`--check`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from deploy.pages import commands, man, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    """Write or compare; return 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; name the files that differ")
+    args = parser.parse_args()
+    files = {
+        ROOT / "docs/reference/cli.md": commands.page(),
+        ROOT / "docs/reference/configuration-keys.md": settings.page(),
+        **{ROOT / "man" / name: text for name, text in man.pages().items()},
+    }
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    orphans = [path for path in (ROOT / "man").glob("*") if path not in files]
+    for path in stale + orphans:
+        print(f"{'stale' if args.check else 'write'} {path.relative_to(ROOT)}", file=sys.stderr)
+    if args.check:
+        return 1 if stale or orphans else 0
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(files[path])
+    for path in orphans:
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
