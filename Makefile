@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -184,8 +184,12 @@ bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a rea
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
 
 PREFIX  ?= /usr/local
-install: build ## install the command, unit, tmpfiles and example configuration under DESTDIR (docs/how-to/install/systemd.md)
-	$(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
+INSTALL = $(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
+install: build ## install command, unit, tmpfiles and example configuration under DESTDIR (PYTHON=/usr/bin/python3: run by it)
+	$(INSTALL) $(if $(PYTHON),--python '$(PYTHON)')
+
+uninstall: build ## remove what `make install` installed; keeps configuration and state (PURGE=1: removes them, unless claims are held)
+	$(INSTALL) --uninstall $(if $(PURGE),--purge)
 
 docs-reference: build ## generate docs/reference/cli.md, configuration-keys.md and man/ from the program
 	@$(PY) -m deploy.pages
