@@ -31,6 +31,10 @@ class PermanentError(AgentError):
     """The same request can never succeed: it must be changed first."""
 
 
+class NoSuchObjectError(PermanentError):
+    """What a command or request names does not exist."""
+
+
 class UsageError(PermanentError):
     """Wrong use of a command, or an invalid file."""
 

@@ -38,7 +38,7 @@ def test_a_claim_without_its_object_is_released_by_the_agent(
             fake_api.remove("resourceclaims", "forgotten", "default")
             other = allocate(fake_api, "next")
             refused = (await prepare(driver, other)).error
-            assert f"dra-agent claims release {claim[2]}" in refused
+            assert f"dra-agent claim release {claim[2]}" in refused
             await asyncio.to_thread(agent.wait_for, "claim that does not exist was released")
             assert not (await prepare(driver, other)).error
 

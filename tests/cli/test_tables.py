@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from dra_agent.cli import output
+from dra_agent.cli.age import duration
 from dra_agent.cli.output import add_output_flag, rounded, table
 
 ID = "dra-agent.internal/claim=5478b5d9-ddeb-4099-94aa-a5aa610ff27d-gpu-0000-43-00-0"
@@ -67,3 +68,30 @@ def test_output_of_names_only(capsys: pytest.CaptureFixture[str]) -> None:
 def test_byte_quantities_are_shown_as_capacities(quantity: str, expected: str) -> None:
     assert rounded(quantity) == expected
     assert output.FORMATS[0] == "table"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (599, "9m59s"),
+        (10799, "179m"),
+        (3 * 3600 + 60, "3h1m"),
+        (47 * 3600, "47h"),
+        (49 * 3600, "2d1h"),
+        (100 * 86400, "100d"),
+        (800 * 86400, "2y70d"),
+    ],
+)
+def test_ages_are_as_short_as_those_of_kubectl(seconds: int, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+def test_prose_is_wrapped_on_a_terminal_and_ids_are_not(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+    rows = [["gpu-0000-43-00-0", "waits for devices that other claims hold and for " + ID]]
+    table(("device", "why"), rows, prose=("why",))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.strip() == ID for line in lines)
+    assert all(len(line) <= 80 or ID in line for line in lines)

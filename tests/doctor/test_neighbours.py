@@ -38,7 +38,7 @@ def test_a_file_that_the_store_set_aside_is_told(healthy_host: CheckContext, fin
     (healthy_host.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
     (finding,) = findings(healthy_host)
     assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
-    assert "dra-agent claims" in finding.hint
+    assert "dra-agent claim holders" in finding.hint
 
 
 def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(

@@ -501,8 +501,8 @@ def test_permission_for_one_pod_is_sufficient(cluster: FakeApi, explain: Explain
     [
         (("claim", "nothing"), "there is no claim nothing in namespace default; choose the namespace with -n"),
         (("pod", "nothing", "-n", "x"), "there is no pod nothing in namespace x"),
-        (("claim",), "which claim?; write explain claim NAME"),
-        ((), "nothing to explain; give -f FILE, or claim NAME, or pod NAME"),
+        (("claim",), "which claim?; write claim/NAME"),
+        ((), "nothing to explain; give -f FILE, or claim/NAME, or pod/NAME"),
         (("claim", "x", "--slices", "y"), "--slices is for files"),
         (("claim", "x", "-f", "y"), "files and an object of a cluster at once"),
     ],

@@ -205,7 +205,7 @@ def test_a_blocking_holder_is_checked_and_the_error_names_a_command(
         result = {"driver": "d", "pool": POOL, "device": "gpu-0", "request": "r"}
         claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [result]}}}}
         fake_api.remove("resourceclaims", "gone", "default")
-        with pytest.raises(DeviceHeldError, match="dra-agent claims release g"):
+        with pytest.raises(DeviceHeldError, match="dra-agent claim release g"):
             await asyncio.to_thread(HolderCheckingPreparer(HeldDevicePreparer(), gone).prepare, claim, Deadline.of(60))
         await wait_until(lambda: "g" in gone._deleted_since)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.cli.output import add_output_flag, emit, progress, table
+from dra_agent.cli.output import CDI, add_output_flag, emit, progress, table
 from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.cdi.registry import Conflict, LoadedFile, Registry
+    from dra_agent.cli.object_names import ObjectName
 
 _REBUILD = "restart the agent: it writes the specs of held claims again"
 
@@ -71,7 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for action in (show, attempt):
         action.add_argument(
-            "name", nargs="+", help="a claim, as NAMESPACE/NAME, NAME or uid, or a CDI id (vendor/class=name)"
+            "name",
+            nargs="+",
+            metavar="CLAIM",
+            help="a claim, as NAME, NAMESPACE/NAME or uid, or a CDI id (vendor/class=name)",
         )
     validate = actions.add_parser(
         "validate",
@@ -84,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (listing, show, attempt, validate):
         add_flags(action, ("cdi_dir", "driver_name"))
     for action in (listing, show, validate):
-        add_output_flag(action)
+        add_output_flag(action, cdi=action is not validate)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,11 +123,14 @@ def _list(args: argparse.Namespace) -> int:
         devices = loaded.spec.devices if loaded.spec else ()
         ids = tuple(f"{loaded.spec.kind}={device.name}" for device in devices) if loaded.spec else ()
         claims.append(ListedClaim(uid, _claim_of(loaded), str(path), ids, loaded.refused))
-    if args.output != "table":
+    if args.output == CDI:
+        for name in (name for item in claims for name in item.cdi_device_ids):
+            print(name)
+    elif args.output != "table":
         emit(claims, args.output)
     elif claims:
         rows = ((item.claim, item.uid, "\n".join(item.cdi_device_ids or item.refused)) for item in claims)
-        table(["claim", "uid", "CDI ids"], rows, optional=("uid",))
+        table(["claim", "uid", "CDI ids"], rows, optional=("uid", "CDI ids"))
     else:
         print(f"no claim of {specs.driver} has a CDI spec in {specs.path}")
     return 1 if any(item.refused for item in claims) else 0
@@ -135,6 +142,9 @@ def _show(args: argparse.Namespace) -> int:
 
     registry, ids = _resolve(args, _specs(args))
     edits = applied_edits(registry, ids)
+    if args.output == CDI:
+        print("\n".join(ids))
+        return 0
     if args.output != "table":
         emit({"cdi_device_ids": ids, "container_edits": edits}, args.output)
         return 0
@@ -216,20 +226,27 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
 def _spec_of(name_or_id: str, specs: SpecDirectory) -> Path | None:
     """Find the file of a claim by its uid, namespace and name, or name."""
     from dra_agent.cdi.registry import load_file
+    from dra_agent.cli.object_names import CLAIM, parse
     from dra_agent.errors import UsageError
 
+    named = parse(name_or_id, kinds=(CLAIM,))
     found: dict[str, Path] = {}
     for uid, path in specs.claims().items():
-        if uid == name_or_id:
+        if uid == named.name and named.namespace is None:
             return path
         name = _claim_of(load_file(path))
-        if name is not None and name_or_id in (name, name.partition("/")[2]):
+        if name is not None and _matches(named, name):
             found[name] = path
     if len(found) > 1:
         raise UsageError(
             "claims of several namespaces have this name", where=name_or_id, hint=" or ".join(sorted(found))
         )
     return next(iter(found.values()), None)
+
+
+def _matches(named: ObjectName, claim: str) -> bool:
+    namespace, _, name = claim.partition("/")
+    return named.name == name and named.namespace in (None, namespace)
 
 
 def _claim_of(loaded: LoadedFile) -> str | None:

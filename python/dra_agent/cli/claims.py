@@ -1,15 +1,25 @@
-"""`dra-agent claims`: who holds which device, of this host or of a whole cluster."""
+"""`dra-agent claim holders|usage|release`: who holds which device, of this host or of a whole cluster.
+
+`dra-agent claims`, `claims --usage` and `claims release` are earlier spellings of the same.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace
+from dra_agent.cli.output import CDI, add_output_flag
 from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dra_agent.cli.output import Rows
     from dra_agent.kube_client import ApiClient, Object
+
+Item = dict[str, Any]
 
 RELEASE = """\
 Undo what the agent of this node prepared for a claim, and free its devices. Refused while the claim exists in the API
@@ -19,55 +29,99 @@ RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the messa
 EPILOG = """
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
 asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
---usage reads, as root on the node, what the driver or the kernel counts for each claim.
 """
-_EXAMPLES = (
-    ("claims", "the devices that claims hold on this host"),
-    ("claims --usage", "how much memory of them each claim has now"),
-    ("claims --all-nodes -n team-a", "those of a namespace of the whole cluster"),
+USAGE_EPILOG = """
+Reads, as root on the node, what the driver or the kernel counts for each claim.
+"""
+_HOLDERS_EXAMPLES = (
+    ("claim holders", "the devices that claims hold on this host"),
+    ("claim holders -n team-a -o cdi", "the CDI ids of a namespace, for scripts"),
+    ("claim holders --all-nodes", "those of the whole cluster"),
+)
+_USAGE_EXAMPLES = (("claim usage", "how much memory of its devices each claim has now"),)
+_OLD_EXAMPLES = (
+    ("claims", "as `dra-agent claim holders`"),
+    ("claims --usage", "as `dra-agent claim usage`"),
 )
 _RELEASE_EXAMPLES = (
-    ("claims release team-a/train", "free the devices of a claim that was deleted"),
-    ("claims release 5478b5d9-ddeb-4099-94aa-a5aa610ff27d --force", "by uid, even if a process uses them"),
+    ("claim release team-a/train", "free the devices of a claim that was deleted"),
+    ("claim release 5478b5d9-ddeb-4099-94aa-a5aa610ff27d --force", "by uid, even if a process uses them"),
 )
+_OLD_RELEASE_EXAMPLES = (("claims release team-a/train", "as `dra-agent claim release`"),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the flags."""
-    from dra_agent.cli.connection import add_connection_flags
-
-    parser.epilog = examples(*_EXAMPLES) + EPILOG
-    parser.add_argument("--all-nodes", action="store_true", help="the claims of the whole cluster, from the API server")
+    """Define the flags of the earlier spelling."""
+    parser.epilog = examples(*_OLD_EXAMPLES) + EPILOG
     parser.add_argument("--usage", action="store_true", help="how much memory of its devices each claim has now")
     parser.add_argument("--simulate", metavar="PROFILE", help="with --usage: the simulated host that the agent runs on")
-    parser.add_argument("-n", "--namespace", help="only claims of this namespace")
-    add_connection_flags(parser, cluster=True)
-    add_output_flag(parser)
+    _add_holder_flags(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
-    release = verbs.add_parser(
-        "release",
-        help="release a prepared claim that no longer exists",
-        description=RELEASE,
-        epilog=f"{examples(*_RELEASE_EXAMPLES)}\n{RELEASE_CODES}",
-    )
-    release.add_argument("claim", metavar="UID|NAMESPACE/NAME", help="as the command without a verb lists it")
-    release.add_argument("--force", action="store_true", help="even if the claim exists, or a process uses its devices")
-    add_connection_flags(release)
-    add_output_flag(release)
+    release = _add_release(verbs, _OLD_RELEASE_EXAMPLES)
     for action in release._actions:
         if action.option_strings and action.dest not in ("help", "force"):
             action.default = argparse.SUPPRESS
 
 
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the verbs of `dra-agent claim` about devices that claims hold."""
+    from dra_agent.cli.connection import add_connection_flags
+
+    holders = verbs.add_parser(
+        "holders",
+        help="show each device that a claim holds, of this host or of a cluster",
+        epilog=examples(*_HOLDERS_EXAMPLES) + EPILOG,
+    )
+    _add_holder_flags(holders)
+    usage = verbs.add_parser(
+        "usage",
+        help="show how much memory of its devices each claim has now",
+        epilog=examples(*_USAGE_EXAMPLES) + USAGE_EPILOG,
+    )
+    usage.add_argument("--simulate", metavar="PROFILE", help="the simulated host that the agent runs on")
+    add_namespace_flags(usage, default="every namespace", every=True)
+    add_connection_flags(usage, cluster=True)
+    add_output_flag(usage)
+    _add_release(verbs, _RELEASE_EXAMPLES)
+
+
+def _add_holder_flags(parser: argparse.ArgumentParser) -> None:
+    from dra_agent.cli.connection import add_connection_flags
+
+    parser.add_argument("--all-nodes", action="store_true", help="the claims of the whole cluster, from the API server")
+    add_namespace_flags(parser, default="every namespace", every=True)
+    add_watch_flag(parser)
+    add_connection_flags(parser, cluster=True)
+    add_output_flag(parser, cdi=True)
+
+
+def _add_release(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], shown: tuple[tuple[str, str], ...]
+) -> argparse.ArgumentParser:
+    from dra_agent.cli.connection import add_connection_flags
+
+    release = verbs.add_parser(
+        "release",
+        help="release a prepared claim that no longer exists",
+        description=RELEASE,
+        epilog=f"{examples(*shown)}\n{RELEASE_CODES}",
+    )
+    release.add_argument("claim", metavar="CLAIM", help="NAME, NAMESPACE/NAME or uid, as they are listed here")
+    release.add_argument("--force", action="store_true", help="even if the claim exists, or a process uses its devices")
+    add_connection_flags(release)
+    add_output_flag(release)
+    return release
+
+
 def run(args: argparse.Namespace) -> int:
-    """Print one row for each device that a claim holds."""
+    """Print one row for each device that a claim holds, or release a claim."""
     from dra_agent.agent.config import load_config
     from dra_agent.errors import UsageError
     from dra_agent.standalone.protocol import SOCKET
 
     if args.verb == "release":
         return _release(args)
-    if args.usage:
+    if args.verb == "usage" or getattr(args, "usage", False):
         from dra_agent.cli.usage import print_usage
 
         return print_usage(args)
@@ -82,7 +136,38 @@ def run(args: argparse.Namespace) -> int:
         )
     if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
         return _print_standalone(args)
-    return _print_node(args)
+    return print_node(args)
+
+
+def _show(
+    args: argparse.Namespace, fetch: Callable[[], list[Item]], table: Rows, cells: Callable[[Item], list[object]]
+) -> int:
+    """Print devices that claims hold in the chosen format, with --watch as they change."""
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.watch import watch
+
+    def show(items: list[Item]) -> None:
+        if args.output == CDI:
+            for item in items:
+                for name in item.get("cdi_device_ids") or ():
+                    print(name)
+        elif args.output != "table":
+            emit(items, args.output)
+        else:
+            table.write(map(cells, items))
+
+    if args.watch:
+        watch(fetch, show, identity=_identity, gone=lambda item: {**item, "state": "released", "reason": ""})
+    show(fetch())
+    return 0
+
+
+def _identity(item: Item) -> object:
+    return item["uid"], item["pool"], item["device"], item.get("share_id")
+
+
+def _state(item: Item) -> str:
+    return f"{item['state']}: {item['reason']}" if item["reason"] else str(item["state"])
 
 
 def _release(args: argparse.Namespace) -> int:
@@ -96,7 +181,7 @@ def _release(args: argparse.Namespace) -> int:
     state_dir = load_config(args).state_dir
     if (state_dir / SOCKET).exists():
         raise UsageError("the agent here runs without Kubernetes", hint="use `dra-agent claim delete NAME`")
-    done = call(state_dir, Release(args.claim, args.force))
+    done = call(state_dir, Release(_full_name(state_dir, args.claim), args.force))
     if args.output != "table":
         emit(done, args.output)
         return 0
@@ -106,105 +191,110 @@ def _release(args: argparse.Namespace) -> int:
     return 0
 
 
+def _full_name(state_dir: Path, word: str) -> str:
+    """Return NAMESPACE/NAME of a prepared claim, or its uid."""
+    from dra_agent.cli.object_names import CLAIM, parse
+    from dra_agent.errors import UsageError
+    from dra_agent.prepare.ledger_reader import read_copy
+
+    named = parse(word, kinds=(CLAIM,))
+    if named.namespace is not None:
+        return f"{named.namespace}/{named.name}"
+    entries, _ = read_copy(state_dir) or ([], None)
+    found = sorted({f"{entry.namespace}/{entry.name}" for entry in entries if entry.name == named.name})
+    if len(found) > 1:
+        raise UsageError("claims of several namespaces have this name", where=word, hint=" or ".join(found))
+    return found[0] if found else named.name
+
+
 def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import Rows
     from dra_agent.standalone.protocol import ListClaims
 
-    with connect(args) as agent:
-        claims = agent.call(ListClaims())
-    rows = [
-        {
-            "device": device["device"],
-            "pool": device["pool"],
-            "namespace": claim["namespace"],
-            "claim": claim["name"],
-            "uid": claim["uid"],
-            "requests": device["requests"],
-            "cdi_device_ids": device["cdi_device_ids"],
-            "since": claim["prepared"] or None,
-            "state": claim["phase"].lower(),
-            "reason": claim["message"],
-        }
-        for claim in claims
-        if args.namespace in (None, claim["namespace"])
-        for device in claim["devices"]
-    ]
-    if args.output != "table":
-        emit(rows, args.output)
-        return 0
-    table(
-        ["device", "claim", "request", "state", "since", "cdi id"],
-        (
-            [
-                row["device"],
-                f"{row['namespace']}/{row['claim']}",
-                ", ".join(row["requests"]),
-                f"{row['state']}: {row['reason']}" if row["reason"] else row["state"],
-                row["since"],
-                "\n".join(row["cdi_device_ids"]),
-            ]
-            for row in rows
-        ),
-        optional=("since", "request", "cdi id"),
-    )
-    return 0
+    namespace = chosen_namespace(args)
+
+    def fetch() -> list[Item]:
+        with connect(args) as agent:
+            claims = agent.call(ListClaims())
+        return [
+            {
+                "device": device["device"],
+                "pool": device["pool"],
+                "share_id": device["share_id"],
+                "namespace": claim["namespace"],
+                "claim": claim["name"],
+                "uid": claim["uid"],
+                "requests": device["requests"],
+                "cdi_device_ids": device["cdi_device_ids"],
+                "since": claim["prepared"] or None,
+                "state": claim["phase"].lower(),
+                "reason": claim["message"],
+            }
+            for claim in claims
+            if namespace in (None, claim["namespace"])
+            for device in claim["devices"]
+        ]
+
+    columns = ["device", "claim", "request", "state", "since", "cdi id"]
+    table = Rows(columns, optional=("since", "request", "cdi id"), prose=("state",))
+
+    def cells(row: Item) -> list[object]:
+        claim = f"{row['namespace']}/{row['claim']}"
+        ids = "\n".join(row["cdi_device_ids"])
+        return [row["device"], claim, ", ".join(row["requests"]), _state(row), row["since"], ids]
+
+    return _show(args, fetch, table, cells)
 
 
-def _print_node(args: argparse.Namespace) -> int:
-    """Return the claims of this node's ledger, with their state in the API server if one is configured."""
+def print_node(args: argparse.Namespace) -> int:
+    """Print the claims of this node's ledger, with their state in the API server if one is configured."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import call_cluster, has_cluster
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import Rows
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.prepare.record import read
 
-    entries, _ = read_copy(load_config(args).state_dir) or ([], None)
-    entries = [entry for entry in entries if args.namespace in (None, entry.namespace)]
-    asks_cluster = has_cluster(args)
-    found = call_cluster(args, lambda api: _uses(api, entries)) if asks_cluster and entries else {}
-    unusable = _unusable(args)
-    rows: list[dict[str, Any]] = [
-        {
-            "device": device.device,
-            "pool": device.pool,
-            "share_id": device.share_id,
-            "namespace": entry.namespace,
-            "claim": entry.name,
-            "uid": entry.uid,
-            "state": "being prepared"
-            if entry.state != "completed"
-            else "unhealthy"
-            if (device.pool, device.device) in unusable
-            else "prepared",
-            "reason": unusable.get((device.pool, device.device), ""),
-            "requests": device.requests,
-            "cdi_device_ids": device.cdi_device_ids,
-            "used_by": found.get(entry.uid),
-        }
-        for entry in entries
-        if (record := read(entry)) is not None
-        for device in record.devices
-    ]
-    if args.output != "table":
-        emit(rows, args.output)
-        return 0
-    table(
-        ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"],
-        (
-            [
-                row["device"],
-                f"{row['namespace']}/{row['claim']}",
-                ", ".join(row["requests"]),
-                f"{row['state']}: {row['reason']}" if row["reason"] else row["state"],
-                *(["\n".join(row["used_by"] or ())] if asks_cluster else []),
-                "\n".join(row["cdi_device_ids"]),
-            ]
-            for row in rows
-        ),
-        optional=("request", "cdi id"),
-    )
-    return 0
+    namespace, asks_cluster = chosen_namespace(args), has_cluster(args)
+
+    def fetch() -> list[Item]:
+        entries, _ = read_copy(load_config(args).state_dir) or ([], None)
+        entries = [entry for entry in entries if namespace in (None, entry.namespace)]
+        found = call_cluster(args, lambda api: _uses(api, entries)) if asks_cluster and entries else {}
+        unusable = _unusable(args)
+        return [
+            {
+                "device": device.device,
+                "pool": device.pool,
+                "share_id": device.share_id,
+                "namespace": entry.namespace,
+                "claim": entry.name,
+                "uid": entry.uid,
+                "state": "being prepared"
+                if entry.state != "completed"
+                else "unhealthy"
+                if (device.pool, device.device) in unusable
+                else "prepared",
+                "reason": unusable.get((device.pool, device.device), ""),
+                "requests": device.requests,
+                "cdi_device_ids": device.cdi_device_ids,
+                "used_by": found.get(entry.uid),
+            }
+            for entry in entries
+            if (record := read(entry)) is not None
+            for device in record.devices
+        ]
+
+    columns = ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"]
+    table = Rows(columns, optional=("request", "cdi id"), prose=("state",))
+
+    def cells(row: Item) -> list[object]:
+        claim = f"{row['namespace']}/{row['claim']}"
+        used_by = ["\n".join(row["used_by"] or ())] if asks_cluster else []
+        ids = "\n".join(row["cdi_device_ids"])
+        return [row["device"], claim, ", ".join(row["requests"]), _state(row), *used_by, ids]
+
+    return _show(args, fetch, table, cells)
 
 
 def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
@@ -246,35 +336,36 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
 
 def _print_cluster(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import call_cluster
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import Rows
     from dra_agent.kube_client import RESOURCE_CLAIMS
 
     async def listed(api: ApiClient) -> list[Object]:
-        return (await api.list(RESOURCE_CLAIMS, namespace=args.namespace)).items
+        return (await api.list(RESOURCE_CLAIMS, namespace=chosen_namespace(args))).items
 
-    rows = sorted(
-        (row for claim in call_cluster(args, listed) for row in _rows(claim)),
-        key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
-    )
-    if args.output != "table":
-        emit(rows, args.output)
-        return 0
-    table(
-        ["node", "device", "driver", "claim", "request", "used by", "ready"],
-        (
-            [
-                row["node"],
-                row["device"],
-                row["driver"],
-                f"{row['namespace']}/{row['claim']}",
-                row["request"],
-                ", ".join(row["used_by"]) or "none",
-                {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
-            ]
-            for row in rows
-        ),
-    )
-    return 0
+    def fetch() -> list[Item]:
+        return sorted(
+            (row for claim in call_cluster(args, listed) for row in _rows(claim)),
+            key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
+        )
+
+    columns = ["node", "device", "driver", "claim", "request", "used by", "age", "ready"]
+    table = Rows(columns, optional=("driver", "request", "age"), prose=("used by", "ready"))
+    return _show(args, fetch, table, _cluster_cells)
+
+
+def _cluster_cells(row: Item) -> list[object]:
+    from dra_agent.cli.age import age
+
+    return [
+        row["node"],
+        row["device"],
+        row["driver"],
+        f"{row['namespace']}/{row['claim']}",
+        row["request"],
+        ", ".join(row["used_by"]) or "none",
+        age(row["created"]),
+        {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
+    ]
 
 
 def _rows(claim: Object) -> list[dict[str, Any]]:
@@ -291,6 +382,7 @@ def _rows(claim: Object) -> list[dict[str, Any]]:
             "namespace": claim["metadata"].get("namespace", "default"),
             "claim": claim["metadata"]["name"],
             "uid": claim["metadata"].get("uid"),
+            "created": claim["metadata"].get("creationTimestamp"),
             "request": device["request"],
             "used_by": found["reserved_for"],
             "ready": device["ready"],

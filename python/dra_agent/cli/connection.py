@@ -22,6 +22,8 @@ def add_connection_flags(parser: argparse.ArgumentParser, *, cluster: bool = Fal
     from dra_agent.agent.config import add_flags
 
     add_flags(parser, ["state_dir", *(["kubeconfig"] if cluster else [])])
+    if cluster:
+        parser.add_argument("--context", metavar="CONTEXT", help="context of the kubeconfig (default: its current one)")
 
 
 def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
@@ -55,7 +57,7 @@ def call_cluster(args: argparse.Namespace, call: Callable[[ApiClient], Awaitable
     from dra_agent.kube_client import connect as connect_cluster
 
     async def main() -> _T:
-        async with connect_cluster(_kubeconfig(args)) as api:
+        async with connect_cluster(_kubeconfig(args), context=_context(args)) as api:
             return await call(api)
 
     return asyncio.run(main())
@@ -66,7 +68,7 @@ def namespace_of(args: argparse.Namespace) -> str:
     from dra_agent.kube_client.config import load_client_config
 
     named: str | None = args.namespace
-    return named or load_client_config(_kubeconfig(args)).namespace
+    return named or load_client_config(_kubeconfig(args), context=_context(args)).namespace
 
 
 def has_cluster(args: argparse.Namespace) -> bool:
@@ -82,6 +84,11 @@ def _kubeconfig(args: argparse.Namespace) -> Path | None:
 
     usual = Path.home() / ".kube/config"
     return load_config(args).kubeconfig or (usual if usual.exists() and not _of_environment() else None)
+
+
+def _context(args: argparse.Namespace) -> str | None:
+    named: str | None = getattr(args, "context", None)
+    return named
 
 
 def _of_environment() -> bool:

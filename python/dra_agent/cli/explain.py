@@ -6,13 +6,14 @@ import argparse
 import sys
 from typing import Any
 
+from dra_agent.cli.flags import add_filename_flags, add_namespace_flags
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
 
 EPILOG = (
     examples(
-        ("explain pod train -n team-a", "why a pod of the cluster waits for its claims"),
-        ("explain claim train -n team-a", "why a claim is not allocated, on a cluster or on this host"),
+        ("explain pod/train -n team-a", "why a pod of the cluster waits for its claims"),
+        ("explain train -n team-a", "why a claim is not allocated, on a cluster or on this host"),
         ("explain -f claim.yaml", "ask the agent that runs here in standalone mode"),
         ("explain -f claim.yaml --slices slices.yaml --classes classes.yaml --node n1", "without an agent"),
     )
@@ -33,15 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.cli.connection import add_connection_flags
 
     parser.epilog = EPILOG
-    parser.add_argument("kind", nargs="?", choices=("claim", "pod"), help="what of a cluster to explain")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
-    parser.add_argument("-n", "--namespace", help="its namespace (default: that of the kubeconfig's context)")
     parser.add_argument(
-        "-f",
-        "--filename",
-        action="append",
-        help="ResourceClaims to explain, and DeviceClasses that they need; - reads standard input",
+        "object", nargs="*", metavar="OBJECT", help="claim/NAME or pod/NAME, also as two words; a NAME is a claim's"
     )
+    add_namespace_flags(parser, default="that of the kubeconfig's context")
+    add_filename_flags(parser, "ResourceClaims to explain, and DeviceClasses that they need")
     files = parser.add_argument_group(
         "without an agent", "files as kubectl prints them, YAML or JSON; each may be repeated"
     )
@@ -60,17 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 0 if the claims fit, 1 if they do not."""
+    from dra_agent.cli.object_names import CLAIM, POD, parse_pair
     from dra_agent.errors import UsageError
 
-    if (args.kind is None) == (args.filename is None):
+    if bool(args.object) == bool(args.filename):
         raise UsageError(
-            "nothing to explain" if args.kind is None else "files and an object of a cluster at once",
-            hint="give -f FILE, or claim NAME, or pod NAME",
+            "files and an object of a cluster at once" if args.filename else "nothing to explain",
+            hint="give -f FILE, or claim/NAME, or pod/NAME",
         )
-    if args.filename is not None:
+    if args.filename:
         return _explain_files(args)
-    if args.name is None:
-        raise UsageError(f"which {args.kind}?", hint=f"write explain {args.kind} NAME")
+    args.kind, namespace, args.name = parse_pair(args.object, kinds=(CLAIM, POD))
+    args.namespace = namespace or args.namespace
     for flag in ("slices", "classes", "allocated"):
         if getattr(args, flag):
             raise UsageError(f"--{flag} is for files", hint=f"leave it out, or give the {args.kind} with -f")
@@ -85,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain_files(args: argparse.Namespace) -> int:
+    from dra_agent.cli.files import filenames
     from dra_agent.cli.output import emit
     from dra_agent.explain import explain, read_inputs
 
-    inputs = read_inputs(claims=args.filename, classes=args.classes, slices=args.slices, allocated=args.allocated)
+    inputs = read_inputs(claims=filenames(args), classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
     own = {_identity(claim) for claim in inputs.claims}
     for name in sorted(own & {_identity(claim) for claim in state["allocated"] if _is_allocated(claim)}):

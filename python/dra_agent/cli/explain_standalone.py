@@ -16,12 +16,13 @@ def agent_without_cluster(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of the claim and why it waits. Returns 0 if it has its devices, otherwise 1."""
+    from dra_agent.cli.claim import key_of
     from dra_agent.cli.connection import connect
     from dra_agent.cli.explain import print_details
+    from dra_agent.cli.object_names import ObjectName
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
-    from dra_agent.standalone.claim import DEFAULT_NAMESPACE
     from dra_agent.standalone.protocol import Get, State
 
     if args.kind != "claim":
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
             hint="write explain claim NAME, or name a cluster with --kubeconfig",
         )
     with connect(args) as agent:
-        view = agent.call(Get(args.namespace or DEFAULT_NAMESPACE, args.name))
+        named = ObjectName(args.kind, None, args.name)
+        view = agent.call(Get(*key_of(agent, named, args.namespace)))
         state = agent.call(State())
     name = f"{view['namespace']}/{view['name']}"
     summary = _summary(view)

@@ -88,18 +88,21 @@ def _guard(stream: TextIO) -> TextIO:
 
 
 FORMATS = ("table", "wide", "name", "json", "yaml")
+CDI = "cdi"
+"""The format of commands that show claims: their CDI device ids only, one a line."""
 
 
-def add_output_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `-o table|wide|name|json|yaml`; `wide` and `name` are tables with another layout."""
+def add_output_flag(parser: argparse.ArgumentParser, *, cdi: bool = False) -> None:
+    """Add `-o table|wide|name|json|yaml`, with `cdi` also `-o cdi`; `wide` and `name` are tables of another layout."""
     _layout.name = "table"
     parser.add_argument(
         "-o",
         "--output",
         action=_OutputAction,
-        choices=FORMATS,
+        choices=(*FORMATS, *([CDI] if cdi else [])),
         default="table",
-        help="output format: wide is a table with every column, name prints names only",
+        help="output format: wide is a table with every column, name prints names only"
+        + (", cdi prints CDI device ids only" if cdi else ""),
     )
 
 
@@ -153,38 +156,112 @@ def rounded(quantity: str) -> str:
     return f"~{amount / (1 << shift):.1f}{unit}" if amount % (1 << shift) else f"{amount >> shift}{unit}"
 
 
+MIN_PROSE_COLUMNS = 20
+"""Width below which a column of prose is not made narrower, in characters."""
+
+
+class Rows:
+    """A table whose rows are written at once, or as they change; the headings are written once.
+
+    Into a file or a pipe every row is one line, three spaces between its columns. On a terminal the columns that are
+    `optional` are left out, the first one first, until the rest fits, and then columns of `prose` are wrapped; no
+    other cell is folded or cut. `wide` columns are there with `-o wide` only, which leaves out none. With `-o name`
+    the names of rows are printed: the first column, or `named`.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        optional: Sequence[str] = (),
+        wide: Sequence[str] = (),
+        prose: Sequence[str] = (),
+        named: Callable[[Sequence[object]], str] | None = None,
+    ) -> None:
+        self._columns = columns
+        self._optional = optional
+        self._wide = wide
+        self._prose = prose
+        self._named = named
+        self._widths: list[int] | None = None
+        self._kept: list[int] = []
+
+    def write(self, rows: Iterable[Sequence[object]]) -> None:
+        """Print rows; None and empty cells become a dash. The first call chooses the columns and their widths."""
+        listed = list(rows)
+        if _layout.name == "name":
+            for row in listed:
+                print(self._named(row) if self._named is not None else row[0])
+            return
+        on_terminal = is_terminal()
+        cells = [["-" if cell is None or cell == "" else printable(str(cell)) for cell in row] for row in listed]
+        if not on_terminal:
+            cells = [[", ".join(cell.split("\n")) for cell in row] for row in cells]
+        is_first = self._widths is None
+        if is_first:
+            self._lay_out(cells, on_terminal=on_terminal)
+        sys.stdout.flush()
+        if is_first:
+            from rich.text import Text
+
+            heading = self._line([column.upper() for column in self._columns])
+            console().print(Text(heading, style="bold"), soft_wrap=True)
+        for row in cells:
+            self._print(row, on_terminal=on_terminal)
+
+    def _lay_out(self, rows: Sequence[Sequence[str]], *, on_terminal: bool) -> None:
+        is_wide = _layout.name == "wide"
+        self._kept = [i for i, name in enumerate(self._columns) if is_wide or name not in self._wide]
+        natural = [_column_width(name, [row[i] for row in rows]) for i, name in enumerate(self._columns)]
+        limit = console().width
+        if on_terminal and not is_wide:
+            for name in self._optional:
+                if self._total(natural) <= limit:
+                    break
+                self._kept = [i for i in self._kept if self._columns[i] != name]
+        self._widths = natural
+        prose = [i for i in self._kept if self._columns[i] in self._prose]
+        excess = self._total(natural) - limit
+        if not on_terminal or is_wide or excess <= 0 or not prose:
+            return
+        # The widest column is made narrower first.
+        while excess > 0 and (widest := max(prose, key=natural.__getitem__)) is not None:
+            if natural[widest] <= max(MIN_PROSE_COLUMNS, len(self._columns[widest])):
+                break
+            natural[widest] -= 1
+            excess -= 1
+
+    def _total(self, widths: Sequence[int]) -> int:
+        return sum(widths[i] + len(_GAP) for i in self._kept) - len(_GAP)
+
+    def _line(self, cells: Sequence[str]) -> str:
+        assert self._widths is not None
+        return _GAP.join(cells[i].ljust(self._widths[i]) for i in self._kept).rstrip()
+
+    def _print(self, row: Sequence[str], *, on_terminal: bool) -> None:
+        assert self._widths is not None
+        parts = [
+            _wrapped(cell, self._widths[i]) if on_terminal and self._columns[i] in self._prose else cell.split("\n")
+            for i, cell in enumerate(row)
+        ]
+        for number in range(max((len(parts[i]) for i in self._kept), default=0)):
+            print(self._line([part[number] if number < len(part) else "" for part in parts]))
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
     title: str | None = None,
     optional: Sequence[str] = (),
+    wide: Sequence[str] = (),
+    prose: Sequence[str] = (),
     named: Callable[[Sequence[object]], str] | None = None,
 ) -> None:
-    """Print rows under upper-case headings; None becomes a dash. No cell is folded or cut.
-
-    Into a file or a pipe every row is one line of all columns, three spaces between them. On a terminal the columns
-    that are `optional` are left out, the first one first, until the rest fits, unless `-o wide` asks for all of them,
-    and a cell may have several lines. With `-o name` the names of rows are printed: the first column, or `named`.
-    """
-    listed = list(rows)
-    if _layout.name == "name":
-        for row in listed:
-            print(named(row) if named is not None else row[0])
-        return
-    if title is not None:
+    """Print rows under upper-case headings at once, as `Rows` lays them out."""
+    if title is not None and _layout.name != "name":
         print(printable(title))
-    on_terminal = is_terminal()
-    lines = [["-" if cell is None or cell == "" else printable(str(cell)) for cell in row] for row in listed]
-    if not on_terminal:
-        lines = [[", ".join(cell.split("\n")) for cell in row] for row in lines]
-    kept = list(range(len(columns)))
-    width = console().width
-    for name in optional if on_terminal and _layout.name != "wide" else ():
-        if _width(columns, lines, kept) <= width:
-            break
-        kept = [index for index in kept if columns[index] != name]
-    _print_rows([columns[index].upper() for index in kept], [[row[index] for index in kept] for row in lines])
+    Rows(columns, optional=optional, wide=wide, prose=prose, named=named).write(rows)
 
 
 _GAP = "   "
@@ -195,28 +272,21 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    return sum(_column_width(columns[index], [row[index] for row in rows]) + len(_GAP) for index in kept) - len(_GAP)
+def prints_names() -> bool:
+    """Whether `-o name` was given: what is not a name is left out."""
+    return _layout.name == "name"
 
 
 def _column_width(heading: str, cells: Iterable[str]) -> int:
     return max([len(heading), *(len(line) for cell in cells for line in cell.split("\n"))])
 
 
-def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.text import Text
+def _wrapped(cell: str, width: int) -> list[str]:
+    """Wrap prose between words; a word that is longer than the width stays whole, because it may be an id."""
+    import textwrap
 
-    widths = [_column_width(heading, [row[index] for row in rows]) for index, heading in enumerate(headings)]
-
-    def line(cells: Sequence[str]) -> str:
-        return _GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-    sys.stdout.flush()
-    console().print(Text(line(headings), style="bold"), soft_wrap=True)
-    for row in rows:
-        parts = [cell.split("\n") for cell in row]
-        for number in range(max(map(len, parts), default=0)):
-            print(line([part[number] if number < len(part) else "" for part in parts]))
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return [part for line in cell.split("\n") for part in wrap.wrap(line) or [""]]
 
 
 @contextmanager

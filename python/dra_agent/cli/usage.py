@@ -1,4 +1,4 @@
-"""`dra-agent claims --usage`: how much memory of its devices each prepared claim of this host has now."""
+"""`dra-agent claim usage`: how much memory of its devices each prepared claim of this host has now."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _GET_TIMEOUT_S = 10.0
 def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
     from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli.flags import chosen_namespace
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.device_setup.shares.usage import UsageReader
@@ -26,7 +27,7 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.topology import scan
 
-    shown = shown_host(args)
+    shown, namespace = shown_host(args), chosen_namespace(args)
     config = shown.config
     entries = _entries(shown.records)
     standalone = config.standalone or (config.state_dir / SOCKET).exists()
@@ -39,7 +40,7 @@ def print_usage(args: argparse.Namespace) -> int:
             rows = [
                 _row(held, inventory.device(_name(held)), meter)
                 for held, is_shown in holdings
-                if is_shown and args.namespace in (None, held.claim.partition("/")[0])
+                if is_shown and namespace in (None, held.claim.partition("/")[0])
             ]
         finally:
             meter.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import AgentError, NoSuchObjectError, PermanentError, RetryableError, UsageError
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
@@ -29,7 +29,13 @@ class Response(msgspec.Struct, omit_defaults=True):
     failure: ErrorBody | None = None
 
 
-_FAMILIES: dict[str, type[AgentError]] = {"permanent": PermanentError, "retryable": RetryableError, "usage": UsageError}
+_FAMILIES: dict[str, type[AgentError]] = {
+    "permanent": PermanentError,
+    "retryable": RetryableError,
+    "usage": UsageError,
+    "missing": NoSuchObjectError,
+}
+"""A client of an earlier version takes one that it does not know for permanent."""
 
 
 def failure_of(error: AgentError) -> ErrorBody:

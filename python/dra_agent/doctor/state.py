@@ -91,7 +91,7 @@ def check_standalone_store(context: CheckContext) -> Iterator[Finding]:
         yield warning(
             "a damaged file that was set aside; what was sound in it was kept",
             str(path),
-            "check whether claims are missing (`dra-agent claims`) and whether the "
+            "check whether claims are missing (`dra-agent claim holders`) and whether the "
             "disk fails (dmesg); then move the file away",
         )
     holder = lock_holder(directory / context.lock_name, context.locks)

@@ -254,12 +254,14 @@ class ApiClient:
         return await self._http.json(Request("PATCH", path, params, _typed(kind, body), _APPLY))
 
 
-def connect(kubeconfig: Path | None = None) -> ApiClient:
-    """Use the kubeconfig, or else the pod's service account, or else $KUBECONFIG. Nothing is sent yet.
+def connect(kubeconfig: Path | None = None, *, context: str | None = None) -> ApiClient:
+    """Use a context of the kubeconfig (by default its current one), or else the pod's service account, or $KUBECONFIG.
+
+    Nothing is sent yet.
 
     Raises UsageError if none can be used, UnavailableError if a referenced file does not exist (yet).
     """
-    return ApiClient(HttpTransport(Credentials(lambda: load_client_config(kubeconfig))))
+    return ApiClient(HttpTransport(Credentials(lambda: load_client_config(kubeconfig, context=context))))
 
 
 def _typed(kind: Kind, document: Object) -> Object:

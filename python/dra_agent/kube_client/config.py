@@ -132,17 +132,24 @@ class _Kubeconfig(msgspec.Struct):
     current_context: str = msgspec.field(name="current-context", default="")
 
 
-def load_client_config(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Read the kubeconfig; without one the pod's service account; without that the file that $KUBECONFIG names.
+def load_client_config(
+    kubeconfig: Path | None, environ: Mapping[str, str] = os.environ, *, context: str | None = None
+) -> ClientConfig:
+    """Read the kubeconfig; without one the pod's service account; without that the files that $KUBECONFIG names.
+
+    `context` is one of a kubeconfig; without a name its current one. A pod has none: $KUBECONFIG is read then.
 
     Raises UsageError if none exists, or if it cannot be used.
     """
     if kubeconfig is not None:
-        return read_kubeconfig(kubeconfig)
-    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return read_kubeconfig(kubeconfig, context=context)
+    if environ.get("KUBERNETES_SERVICE_HOST") and context is None:
         return service_account(environ)
     if environ.get("KUBECONFIG"):
-        return read_kubeconfig(Path(environ["KUBECONFIG"]))
+        named = [Path(entry) for entry in environ["KUBECONFIG"].split(os.pathsep) if entry]
+        # As in client-go, of several files some may be missing.
+        existing = [path for path in named if path.exists()]
+        return read_kubeconfig(*(existing or named[:1]), context=context)
     raise UsageError(
         "the API server is not configured: no kubeconfig and no pod service account",
         hint="give --kubeconfig FILE, or run without Kubernetes: --standalone",
@@ -173,14 +180,37 @@ def _own_namespace(directory: Path) -> str:
         return "default"
 
 
-def read_kubeconfig(path: Path) -> ClientConfig:
-    """Read the current context of a kubeconfig. Raises UsageError if it is invalid."""
+def read_kubeconfig(*paths: Path, context: str | None = None) -> ClientConfig:
+    """Read a context of a kubeconfig, or of several that are merged as in client-go: the first entry of a name wins.
+
+    Raises UsageError if one is invalid.
+    """
+    files = [(path, _parse(path)) for path in paths]
+    where = os.pathsep.join(map(str, paths))
+    wanted = context or next((config.current_context for _, config in files if config.current_context), "")
+    contexts = [entry for _, config in files for entry in config.contexts]
+    chosen = next((entry.context for entry in contexts if entry.name == wanted), None)
+    if chosen is None:
+        names = ", ".join(dict.fromkeys(entry.name for entry in contexts))
+        hint = "set current-context" if context is None else f"its contexts are {names or 'none'}"
+        raise UsageError(f"the kubeconfig has no context {wanted!r}", where=where, hint=hint)
+    clusters = [(path, entry) for path, config in files for entry in config.clusters]
+    users = [(path, entry) for path, config in files for entry in config.users or ()]
+    cluster = next(((path, entry.cluster) for path, entry in clusters if entry.name == chosen.cluster), None)
+    user = next(((path, entry.user) for path, entry in users if entry.name == chosen.user), None)
+    if cluster is None or (user is None and chosen.user):
+        missing = f"cluster {chosen.cluster!r}" if cluster is None else f"user {chosen.user!r}"
+        raise UsageError(f"the kubeconfig has no {missing}", where=where)
+    return _access(*cluster, *(user or (cluster[0], _User())), chosen.namespace)
+
+
+def _parse(path: Path) -> _Kubeconfig:
     import yaml
 
     where = str(path)
     try:
         document = yaml.safe_load(user_file.read(path, MAX_FILE_BYTES))
-        config = msgspec.convert(document, _Kubeconfig)
+        return msgspec.convert(document, _Kubeconfig)
     except OSError as error:
         raise UsageError(f"the kubeconfig cannot be read: {error.strerror}", where=where) from error
     except yaml.YAMLError as error:
@@ -193,22 +223,11 @@ def read_kubeconfig(path: Path) -> ClientConfig:
         raise UsageError("not a kubeconfig: it is nested too deeply", where=where) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"not a kubeconfig: {error}", where=where) from error
-    contexts = {entry.name: entry.context for entry in config.contexts}
-    context = contexts.get(config.current_context)
-    if context is None:
-        raise UsageError(
-            f"the kubeconfig has no context {config.current_context!r}", where=where, hint="set current-context"
-        )
-    cluster = {entry.name: entry.cluster for entry in config.clusters}.get(context.cluster)
-    user = {entry.name: entry.user for entry in config.users or ()}.get(context.user)
-    if cluster is None or (user is None and context.user):
-        missing = f"cluster {context.cluster!r}" if cluster is None else f"user {context.user!r}"
-        raise UsageError(f"the kubeconfig has no {missing}", where=where)
-    return _access(path, cluster, user or _User(), context.namespace)
 
 
-def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> ClientConfig:
-    where = str(path)
+def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, namespace: str) -> ClientConfig:
+    """Combine a cluster and a user; files that they name are relative to the file that each is defined in."""
+    where = str(cluster_path)
     if cluster.proxy_url:
         raise UsageError("a proxy (proxy-url) is not supported", where=where, hint="remove it from the kubeconfig")
     if user.auth_provider is not None:
@@ -226,7 +245,7 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Clien
         server=cluster.server.rstrip("/"),
         source=where,
         authority=_pem(
-            path, cluster.certificate_authority, cluster.certificate_authority_data, "certificate-authority"
+            cluster_path, cluster.certificate_authority, cluster.certificate_authority_data, "certificate-authority"
         ),
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,

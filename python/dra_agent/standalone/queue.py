@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from dra_agent.deadline import Deadline
-from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.errors import AgentError, NoSuchObjectError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import KeyedBackoff
 from dra_agent.standalone.claim import (
@@ -102,7 +102,7 @@ class ClaimQueue:
     def delete(self, namespace: str, name: str) -> str:
         """Start to release a claim and return its uid; `reconcile` completes it.
 
-        Raises PermanentError for an unknown name.
+        Raises NoSuchObjectError for an unknown name.
 
         A claim without devices is deleted when this returns.
         """
@@ -123,7 +123,7 @@ class ClaimQueue:
         """Delete a DeviceClass; allocated claims keep their devices."""
         with self._lock:
             if not self._store.delete(CLASS, "", name):
-                raise PermanentError(f"there is no DeviceClass {name}")
+                raise NoSuchObjectError(f"there is no DeviceClass {name}")
             self._claims.waiting.class_changed(name)
 
     def devices_changed(self) -> None:
@@ -209,7 +209,7 @@ class ClaimQueue:
             self._claims.waiting.devices_changed()
 
     def view(self, namespace: str, name: str) -> ClaimView:
-        """Return one claim; raises PermanentError if it does not exist."""
+        """Return one claim; raises NoSuchObjectError if it does not exist."""
         with self._lock:
             return self._view(self._claims.read(self._require(namespace, name)), self._claims.waiting.untried())
 
@@ -379,7 +379,7 @@ class ClaimQueue:
     def _require(self, namespace: str, name: str) -> Known:
         known = self._claims.find(namespace, name)
         if known is None:
-            raise PermanentError(f"there is no claim {name} in namespace {namespace}")
+            raise NoSuchObjectError(f"there is no claim {name} in namespace {namespace}")
         return known
 
     def _view(self, claim: Object, untried: list[int]) -> ClaimView:

@@ -168,7 +168,7 @@ class OrphanedClaims:
         raise PermanentError(
             f"{len(found)} prepared claims have this name" if found else "no claim of this name is prepared here",
             where=name,
-            hint="name it by its UID; `dra-agent claims` lists them",
+            hint="name it by its UID; `dra-agent claim holders` lists them",
         )
 
     async def _run(self) -> None:
@@ -238,7 +238,7 @@ class OrphanedClaims:
             if self._reported.get(entry.uid) != str(error):
                 self._reported[entry.uid] = str(error)
                 log.warning(
-                    "claim that does not exist cannot be released; `dra-agent claims release` does it by hand",
+                    "claim that does not exist cannot be released; `dra-agent claim release` does it by hand",
                     extra={"claim": entry.uid, "reason": str(error)},
                 )
             return
@@ -297,7 +297,7 @@ class HolderCheckingPreparer:
                 error.message,
                 where=error.where,
                 hint="if that claim no longer exists, the agent releases it automatically within minutes, or at once: "
-                f"`dra-agent claims release {holders[0].uid}` on this node",
+                f"`dra-agent claim release {holders[0].uid}` on this node",
             ) from error
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:

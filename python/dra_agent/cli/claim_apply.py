@@ -1,0 +1,140 @@
+"""`dra-agent claim apply`: creates or changes DeviceClasses and ResourceClaims, after everything in them is checked."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.cli.claim import explain_command
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
+
+if TYPE_CHECKING:
+    from dra_agent.manifests import LoadedObject
+
+
+def run(args: argparse.Namespace) -> int:
+    """Apply the objects of the files; exit code 1 where a claim can never be satisfied or prepared."""
+    from dra_agent.agent.config import load_config
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.files import load_files
+    from dra_agent.standalone.protocol import Apply
+
+    objects = load_files(args)
+    check(objects, load_config(args).driver_name)
+    if args.dry_run:
+        return _dry_run(args, objects)
+    with connect(args, wait_s=args.wait_for_agent) as agent:
+        applied = agent.call(Apply([loaded.value for loaded in objects]))
+    _print(applied, args.output)
+    claims = [done["claim"] for done in applied if done.get("claim")]
+    return 1 if any(map(is_refused, claims)) else 0
+
+
+def is_refused(claim: dict[str, Any]) -> bool:
+    """Whether the claim failed: it can never fit here, or its devices could not be prepared."""
+    if claim["phase"] == "Allocated":
+        return bool(claim["message"] != UNDER_WAY)
+    return bool(not claim["fits_empty_host"] or claim["phase"] == "Failed")
+
+
+def check(objects: list[LoadedObject], driver: str) -> None:
+    """Refuse what the agent does not keep, and configuration that no claim can be prepared with, by file and line."""
+    from dra_agent.agent.setup_registry import known_setups
+    from dra_agent.errors import UsageError
+    from dra_agent.prepare.config import validate_object
+
+    setups = known_setups()
+    problems: list[str] = []
+    for loaded in objects:
+        if loaded.kind == "ResourceClaimTemplate":
+            raise UsageError(
+                "a ResourceClaimTemplate is for pods of a cluster",
+                where=loaded.where("kind"),
+                hint="write a ResourceClaim with the template's spec.spec as its spec",
+            )
+        if loaded.kind not in ("ResourceClaim", "DeviceClass"):
+            raise UsageError(
+                f"a {loaded.kind or 'nameless kind'} is nothing that the agent keeps",
+                where=loaded.where("kind"),
+                hint="apply DeviceClasses and ResourceClaims",
+            )
+        for error in validate_object(loaded.value, driver, setups)[1]:
+            hint = f"; {error.hint}" if error.hint else ""
+            problems.append(f"{loaded.where(error.field)}: {error.field}: {error.reason}{hint}")
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _print(applied: list[dict[str, Any]], output: str) -> None:
+    from dra_agent.cli.output import CDI, emit, prints_names
+
+    if output == CDI:
+        for done in applied:
+            for name in (done.get("claim") or {}).get("cdi_device_ids", ()):
+                print(name)
+    elif output != "table":
+        emit(applied, output)
+    elif prints_names():
+        for done in applied:
+            print(_name(done))
+    else:
+        for done in applied:
+            print(_sentence(done))
+
+
+def _name(done: dict[str, Any]) -> str:
+    return f"{'deviceclass' if done.get('claim') is None else 'resourceclaim'}/{done['name']}"
+
+
+def _sentence(done: dict[str, Any]) -> str:
+    claim = done.get("claim")
+    if claim is None:
+        return f"{_name(done)} {done['action']}"
+    text = f"{_name(done)} {done['action']}: {claim['phase'].lower()}"
+    if claim["message"]:
+        text += f": {claim['message']}"
+    if claim["phase"] == "Pending":
+        text += f"\n  why: {explain_command(claim)}"
+    for device in claim["devices"]:
+        text += f"\n  {', '.join(device['requests'])}: {device['device']}  {'  '.join(device['cdi_device_ids'])}"
+    return text
+
+
+def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
+    """Print what would become of each object; the devices are those that are free now."""
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.output import emit
+    from dra_agent.explain import explain
+    from dra_agent.standalone.protocol import ListClaims, ListClasses, State
+
+    with connect(args, wait_s=args.wait_for_agent) as agent:
+        state = agent.call(State())
+        existing = {("DeviceClass", "", entry["metadata"]["name"]): entry for entry in agent.call(ListClasses())}
+        for view in agent.call(ListClaims()):
+            existing["ResourceClaim", view["namespace"], view["name"]] = view["claim"]
+    own = [loaded.value for loaded in objects if loaded.kind == "DeviceClass"]
+    names = {entry["metadata"]["name"] for entry in own}
+    state["classes"] = own + [entry for entry in state["classes"] if entry["metadata"]["name"] not in names]
+    done: list[dict[str, Any]] = []
+    for loaded in objects:
+        namespace = "" if loaded.kind == "DeviceClass" else loaded.value["metadata"].get("namespace", DEFAULT_NAMESPACE)
+        known = existing.get((loaded.kind, namespace, loaded.name))
+        entry = {"kind": loaded.kind, "name": loaded.name, "namespace": namespace, "exists": known is not None}
+        if loaded.kind == "ResourceClaim" and not (known and (known.get("status") or {}).get("allocation")):
+            explained = explain(
+                node=state["node"],
+                classes=state["classes"],
+                slices=state["slices"],
+                allocated=state["allocated"],
+                claims=[loaded.value],
+            )
+            entry |= {"fits": explained["fits"], "summary": explained["summary"]}
+        done.append(entry)
+    if args.output in ("json", "yaml"):
+        emit(done, args.output)
+        return 0
+    for entry in done:
+        action = "exists" if entry["exists"] else "created"
+        summary = f": {entry['summary']}" if "summary" in entry else ""
+        print(f"{entry['kind'].lower()}/{entry['name']} {action} (dry run){summary}")
+    return 0

@@ -1,0 +1,87 @@
+"""The vocabulary of the command line: flags that several commands have, as kubectl spells them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+MAX_SECONDS = 3600
+"""Bound of a timeout, in seconds."""
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds, or a duration such as 30s, 5m or 1h."""
+    found = _DURATION.fullmatch(text)
+    value = float(found[1]) * _SECONDS[found[2]] if found else -1.0
+    if not 0 <= value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of seconds between 0 and {MAX_SECONDS}, or a duration such as 30s or 5m"
+        )
+    return value
+
+
+def add_timeout_flag(
+    parser: argparse.ArgumentParser, default_s: float, name: str = "--timeout", what: str = ""
+) -> None:
+    """Add a flag for how long to wait; its value is in seconds."""
+    parser.add_argument(
+        name,
+        type=seconds,
+        default=default_s,
+        metavar="SECONDS",
+        help=f"how long to wait{what and ' ' + what}, such as 30 or 5m (default {default_s:.0f} seconds)",
+    )
+
+
+def add_namespace_flags(parser: argparse.ArgumentParser, *, default: str, every: bool = False) -> None:
+    """Add `-n`, and with `every` also `-A`; `default` describes what is taken without them."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help=f"namespace (default: {default})")
+    if every:
+        parser.add_argument(
+            "-A", "--all-namespaces", action="store_true", help="every namespace; overrides --namespace"
+        )
+
+
+def chosen_namespace(args: argparse.Namespace) -> str | None:
+    """Return the namespace that a list is limited to; None is every one."""
+    named: str | None = args.namespace
+    return None if args.all_namespaces else named
+
+
+def add_filename_flags(parser: argparse.ArgumentParser, what: str, *, required: bool = False) -> None:
+    """Add `-f` and `-R`; `what` describes the objects of the files."""
+    parser.add_argument(
+        "-f",
+        "--filename",
+        action="extend",
+        nargs="+",
+        default=[],
+        required=required,
+        metavar="FILE",
+        help=f"{what}: YAML or JSON files, directories of them, or - for standard input; may be repeated",
+    )
+    parser.add_argument("-R", "--recursive", action="store_true", help="read directories below those of -f too")
+
+
+def add_watch_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `-w`."""
+    parser.add_argument("-w", "--watch", action="store_true", help="continue to print rows as they change")
+
+
+def add_dry_run_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--dry-run`, also with the words that kubectl takes."""
+    parser.add_argument(
+        "--dry-run",
+        "--dry-run=client",
+        "--dry-run=server",
+        dest="dry_run",
+        action="store_true",
+        help="check everything and print what would be done, and change nothing",
+    )
+
+
+def add_ignore_not_found_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--ignore-not-found`."""
+    parser.add_argument("--ignore-not-found", action="store_true", help="exit with 0 if what is named does not exist")

@@ -1,0 +1,37 @@
+"""`--watch`: rows are printed again as what they show changes, until the command is interrupted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+Item = dict[str, Any]
+POLL_INTERVAL_S = 1.0
+"""Between two requests for the items."""
+
+
+def watch(
+    fetch: Callable[[], Iterable[Item]],
+    show: Callable[[list[Item]], None],
+    *,
+    identity: Callable[[Item], object],
+    gone: Callable[[Item], Item],
+) -> NoReturn:
+    """Show all items, then those that changed; `gone` describes one that is no longer there.
+
+    Raises what `fetch` raises, when the agent stops for example.
+    """
+    known: dict[object, Item] = {}
+    is_first = True
+    while True:
+        current = {identity(item): item for item in fetch()}
+        changed = [item for key, item in current.items() if known.get(key) != item]
+        changed += [gone(item) for key, item in known.items() if key not in current]
+        if changed or is_first:
+            show(changed)
+            # The reader of a pipe gets each change at once, and a closed pipe ends the command.
+            sys.stdout.flush()
+        known, is_first = current, False
+        time.sleep(POLL_INTERVAL_S)

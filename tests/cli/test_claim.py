@@ -1,0 +1,196 @@
+"""`dra-agent claim` as it is used by hand: several files, names, formats, and what a claim waits for."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.manifests import CLASS, claim, write
+from dra_agent.cli import output
+from dra_agent.cli.main import main
+from dra_agent.standalone.protocol import Client, Delete
+from eventually import eventually
+from standalone.service_thread import ServiceThread
+
+Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("agent")
+
+
+@pytest.fixture
+def applied(command: Command) -> Command:
+    """Apply two claims of one device each, and a third one that waits."""
+    write(Path("claims.yaml"), CLASS, claim("train"), claim("serve", namespace="team-a"), claim("late"))
+    assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
+    return command
+
+
+def test_files_and_directories_are_applied_together(command: Command) -> None:
+    write(Path("all/10-class.yaml"), CLASS)
+    write(Path("all/20-claim.yml"), claim("a"))
+    write(Path("all/notes.txt"), "no YAML: [")
+    write(Path("all/more/claim.json"), json.dumps({"kind": "no object of the API"}))
+    write(Path("b.yaml"), claim("b"))
+    code, text, _ = command("claim", "apply", "-f", "all", "b.yaml")
+    assert code == 0
+    assert re.findall(r"^(\S+) created", text, re.MULTILINE) == [
+        "deviceclass/gpu",
+        "resourceclaim/a",
+        "resourceclaim/b",
+    ]
+    code, _, errors = command("claim", "apply", "-R", "-f", "all")
+    assert code == 2 and "all/more/claim.json" in errors
+
+
+def test_a_directory_without_objects_is_an_error(command: Command) -> None:
+    Path("empty").mkdir()
+    code, _, errors = command("claim", "apply", "-f", "empty")
+    assert code == 2 and "empty: has no .yaml, .yml or .json file" in errors
+
+
+def test_standard_input_is_one_of_several_files(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("class.yaml"), CLASS)
+    code, _, errors = command("claim", "apply", "-f", "-", "-f", "class.yaml", "-f", "-")
+    assert code == 2 and "standard input can be read once" in errors
+
+
+def test_a_dry_run_changes_nothing(command: Command) -> None:
+    write(Path("claims.yaml"), CLASS, claim("train"))
+    code, text, _ = command("claim", "apply", "-f", "claims.yaml", "--dry-run=client")
+    assert code == 0 and "deviceclass/gpu created (dry run)\n" in text
+    assert "resourceclaim/train created (dry run): " in text
+    assert command("claim", "list", "-o", "json")[1].strip() == "[]"
+    assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
+    assert command("claim", "delete", "train", "--dry-run")[1] == "resourceclaim/train deleted (dry run)\n"
+    assert "resourceclaim/train exists (dry run)" in command("claim", "apply", "-f", "claims.yaml", "--dry-run")[1]
+
+
+def test_a_pending_claim_names_the_command_that_explains_it(command: Command) -> None:
+    write(Path("claims.yaml"), CLASS, claim("a", 2), claim("late", namespace="team-a"))
+    _, text, _ = command("claim", "apply", "-f", "claims.yaml")
+    assert "\n  why: dra-agent explain claim/team-a/late\n" in text
+    _, text, errors = command("claim", "list")
+    assert errors == "why: dra-agent explain claim/team-a/late\n"
+    code, explained, _ = command(*errors.split()[2:])
+    assert code == 1 and explained.startswith("claim team-a/late: pending")
+
+
+def test_lists_are_limited_to_a_namespace(applied: Command) -> None:
+    names = [line.split()[:2] for line in applied("claim", "list")[1].splitlines()[1:]]
+    assert names == [["default", "train"], ["team-a", "serve"], ["default", "late"]]
+    assert applied("claim", "list", "-n", "team-a", "-o", "name")[1] == "team-a/serve\n"
+    assert applied("claim", "list", "-A", "-n", "team-a")[1].count("\n") == 4
+    holders = applied("claims", "-n", "team-a", "-o", "json")[1]
+    assert [row["claim"] for row in json.loads(holders)] == ["serve"]
+
+
+@pytest.mark.parametrize("spelling", ["team-a/serve", "claim/team-a/serve", "rc/team-a/serve", "uid"])
+def test_claims_have_several_spellings(applied: Command, spelling: str) -> None:
+    (entry,) = json.loads(applied("claim", "list", "-n", "team-a", "-o", "json")[1])
+    word = entry["uid"] if spelling == "uid" else spelling
+    assert json.loads(applied("claim", "get", word, "-o", "json")[1])["uid"] == entry["uid"]
+    assert applied("claim", "wait", word)[0] == 0
+    assert applied("explain", word)[0] == 0
+    assert applied("claim", "delete", word)[1] == "resourceclaim/serve deleted\n"
+
+
+def test_ids_are_printed_for_scripts(applied: Command) -> None:
+    (entry,) = json.loads(applied("claim", "list", "-n", "team-a", "-o", "json")[1])
+    ids = "".join(f"{name}\n" for name in entry["cdi_device_ids"])
+    assert ids and applied("claim", "get", "team-a/serve", "-o", "cdi")[1] == ids
+    assert applied("claim", "wait", "serve", "-n", "team-a", "-o", "cdi")[1] == ids
+    assert applied("claim", "holders", "-n", "team-a", "-o", "cdi")[1] == ids
+    assert applied("claim", "list", "-o", "cdi")[1].count("\n") == 2
+    assert applied("claim", "apply", "-f", "claims.yaml", "-o", "cdi")[1].count("\n") == 2
+
+
+def test_several_claims_are_shown_and_awaited(applied: Command) -> None:
+    code, text, _ = applied("claim", "get", "train", "team-a/serve", "-o", "name")
+    assert (code, text) == (0, "default/train\nteam-a/serve\n")
+    assert applied("claim", "wait", "train", "team-a/serve", "--timeout", "1m")[0] == 0
+    assert applied("claim", "wait", "train", "late", "--timeout", "0")[0] == 1
+
+
+def test_missing_claims_are_errors_unless_ignored(applied: Command) -> None:
+    code, _, errors = applied("claim", "get", "nope")
+    assert code == 1 and "there is no claim nope in namespace default" in errors
+    assert applied("claim", "get", "nope", "--ignore-not-found", "-o", "name") == (0, "", "")
+    assert applied("claim", "delete", "nope", "deviceclass/nope")[0] == 1
+    assert applied("claim", "delete", "nope", "deviceclass/nope", "--ignore-not-found")[0] == 0
+    unknown = "5478b5d9-ddeb-4099-94aa-a5aa610ff27d"
+    assert f"there is no claim with uid {unknown}" in applied("claim", "get", unknown)[2]
+
+
+def test_files_are_deleted_and_missing_objects_ignored(applied: Command) -> None:
+    assert applied("claim", "delete", "train")[0] == 0
+    code, text, _ = applied("claim", "delete", "-f", "claims.yaml", "--ignore-not-found")
+    assert code == 0
+    assert sorted(text.split()) == sorted(
+        ["resourceclaim/serve", "deleted", "resourceclaim/late", "deleted", "deviceclass/gpu", "deleted"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("claim", "get", "pod/x"), "pod/x: is a pod; name a claim"),
+        (("claim", "get", "a/b/c"), "a/b/c: is not a name; write NAME, NAMESPACE/NAME or claim/NAME"),
+        (("claim", "delete", "claim/"), "claim/: is not a name"),
+        (("explain", "node/x"), "is a node; name a claim or a pod"),
+        (("explain", "pod"), "which pod?; write pod/NAME"),
+        (("explain", "a", "b"), "a b: names more than one object"),
+    ],
+)
+def test_other_words_are_usage_errors(command: Command, words: tuple[str, ...], message: str) -> None:
+    code, _, errors = command(*words)
+    assert code == 2 and message in errors
+
+
+def test_rows_of_a_pipe_are_fields_for_awk(applied: Command) -> None:
+    heading, *rows = applied("claim", "list")[1].splitlines()
+    assert heading.split() == ["NAMESPACE", "NAME", "PHASE", "AGE", "DEVICES", "WHY"]
+    assert [row.split()[2] for row in rows] == ["Prepared", "Prepared", "Pending"]
+    assert all(re.fullmatch(r"\d+[smhd](\d+[smh])?", row.split()[3]) for row in rows)
+    wide = applied("claim", "list", "-o", "wide")[1].splitlines()
+    assert wide[0].split()[-3:] == ["UID", "CDI", "IDS"]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_gets_whole_words(applied: Command, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    lines = applied("claim", "list")[1].splitlines()
+    assert max(map(len, lines)) <= max(width, 60)
+    assert any(line.endswith("waits for devices that") or "waits for" in line for line in lines)
+
+
+def test_watched_lists_print_changes_until_the_agent_stops(
+    applied: Command, agent: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = io.StringIO()
+    codes: list[int] = []
+    monkeypatch.setattr("dra_agent.cli.watch.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(sys, "stdout", printed)
+    thread = threading.Thread(target=lambda: codes.append(main(["claim", "list", "--watch"])))
+    thread.start()
+    eventually(lambda: printed.getvalue().count("\n") == 4, printed.getvalue)
+    with Client(agent.path) as client:
+        client.call(Delete("ResourceClaim", "train", "default", 60.0))
+    eventually(lambda: re.search(r"late +Prepared", printed.getvalue()), printed.getvalue)
+    eventually(lambda: re.search(r"train +Deleted", printed.getvalue()), printed.getvalue)
+    agent.stop()
+    thread.join(60)
+    assert codes == [1] and printed.getvalue().count("NAMESPACE") == 1
+
+
+def test_structured_output_of_one_claim_is_one_object(applied: Command) -> None:
+    one: Any = json.loads(applied("claim", "get", "train", "-o", "json")[1])
+    several: Any = json.loads(applied("claim", "get", "train", "late", "-o", "json")[1])
+    assert one["name"] == "train" and [entry["name"] for entry in several] == ["train", "late"]

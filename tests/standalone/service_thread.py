@@ -1,0 +1,49 @@
+"""The service of standalone mode in this process, for tests of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+from dra_agent.standalone.service import StandaloneService
+
+
+class ServiceThread:
+    """A service on an event loop in its own thread."""
+
+    def __init__(self, directory: Path, preparer: Any, devices: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+        async def start_service() -> StandaloneService:
+            service = StandaloneService(
+                directory,
+                node="n",
+                driver="d",
+                slices=list,
+                preparer=preparer,
+                allocate=devices.allocate,
+                validate=lambda value: ["spec: is missing"] if "spec" not in value else [],
+            )
+            await service.start()
+            return service
+
+        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(60)
+        self.path = self.service.socket
+
+    def devices_changed(self) -> None:
+        self._loop.call_soon_threadsafe(self.service.devices_changed)
+
+    def call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(60)
+        self._loop.close()
