@@ -85,10 +85,7 @@ def build_parser(only: str | None = None) -> Parser:
 
 def examples(*lines: tuple[str, str], program: str = "dra-agent") -> str:
     """Return the epilog with these commands, each without its program, and what it does."""
-    commands = [f"  {program} {command}" for command, _ in lines]
-    width = min(max(map(len, commands)), 60)
-    rows = [f"{command.ljust(width)}  # {what}" for command, (_, what) in zip(commands, lines, strict=True)]
-    return "\n".join(["examples:", *rows, ""])
+    return "\n".join(["examples:", *(f"  # {what}\n  {program} {command}" for command, what in lines), ""])
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
