@@ -92,9 +92,9 @@ class HostCommand:
             raise self.error(f"wrote more than {MAX_OUTPUT_BYTES >> 20} MiB") from None
         return CompletedCommand(process.returncode, output, errors.decode(errors="replace"))
 
-    def error(self, what: str) -> RetryableError:
+    def error(self, operation: str) -> RetryableError:
         """Build an error with the path of the tool."""
-        return RetryableError(what, where=str(self.path), hint=self._hint)
+        return RetryableError(operation, where=str(self.path), hint=self._hint)
 
 
 def _communicate(process: subprocess.Popen[bytes], stdin: bytes | None, end: float) -> tuple[bytes, bytes]:

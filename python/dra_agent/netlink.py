@@ -34,9 +34,9 @@ def query_subprocess(
         done = shared(module, deadline).run([], stdin, files)
         if done.status == 0:
             return msgspec.json.decode(done.output, type=response_type)
-        what = f"failed: {done.last_line}" if done.errors.strip() else f"failed: exit code {done.status}"
+        operation = f"failed: {done.last_line}" if done.errors.strip() else f"failed: exit code {done.status}"
     except RetryableError as error:
-        what = error.message
+        operation = error.message
     except msgspec.MsgspecError as error:
-        what = f"failed: {error}"
-    raise RetryableError(f"asking the kernel {what}", where="rtnetlink", hint=hint)
+        operation = f"failed: {error}"
+    raise RetryableError(f"asking the kernel {operation}", where="rtnetlink", hint=hint)

@@ -47,14 +47,14 @@ def test_a_bad_spec_is_named_with_the_reason(
     (healthy_host.cdi_dir / name).write_text(content)
     found = findings(healthy_host)
     assert found and {finding.where for finding in found} == {str(healthy_host.cdi_dir / name)}
-    assert all(reason in finding.what and finding.severity is Severity.PROBLEM for finding in found)
+    assert all(reason in finding.message and finding.severity is Severity.PROBLEM for finding in found)
 
 
 def test_a_device_defined_twice_names_both_files(healthy_host: CheckContext, findings: Findings) -> None:
     for name in ("a.json", "b.json"):
         (healthy_host.cdi_dir / name).write_text(spec())
     (finding,) = findings(healthy_host)
-    assert "vendor.com/gpu=0" in finding.what
+    assert "vendor.com/gpu=0" in finding.message
     assert "a.json" in finding.where and "b.json" in finding.where
 
 
@@ -68,7 +68,7 @@ def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(
     healthy_host: CheckContext, findings: Findings
 ) -> None:
     healthy_host.cdi_dir.chmod(0o700)
-    assert ["rootless" in finding.what for finding in findings(healthy_host)] == [True]
+    assert ["rootless" in finding.message for finding in findings(healthy_host)] == [True]
     healthy_host.cdi_dir.chmod(0o777)
     (finding,) = findings(healthy_host)
     assert finding.severity is Severity.PROBLEM and finding.hint == f"chmod 755 {healthy_host.cdi_dir}"
@@ -156,7 +156,7 @@ def test_a_state_directory_that_is_a_file_is_a_problem(healthy_host: CheckContex
 @needs_other_user
 def test_a_state_directory_that_cannot_be_written_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
     healthy_host.state_dir.chmod(0o500)
-    assert any("cannot be written" in finding.what for finding in findings(healthy_host))
+    assert any("cannot be written" in finding.message for finding in findings(healthy_host))
 
 
 # --- permissions
@@ -172,7 +172,7 @@ def test_a_socket_that_nobody_listens_on_is_a_warning(healthy_host: CheckContext
         server.bind(str(healthy_host.state_dir / "agent.sock"))
     (healthy_host.state_dir / "agent.sock").chmod(0o600)
     (finding,) = findings(healthy_host)
-    assert "no agent listens" in finding.what
+    assert "no agent listens" in finding.message
 
 
 def test_a_socket_that_others_can_reach_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
@@ -181,7 +181,7 @@ def test_a_socket_that_others_can_reach_is_a_problem(healthy_host: CheckContext,
         server.listen()
         (healthy_host.state_dir / "agent.sock").chmod(0o666)
         (finding,) = findings(healthy_host)
-        assert "mode 666" in finding.what
+        assert "mode 666" in finding.message
         (healthy_host.state_dir / "agent.sock").chmod(0o600)
         assert findings(healthy_host) == []
 
@@ -211,7 +211,7 @@ def test_runtimes_that_do_not_serve_are_named(
     healthy_host: CheckContext, findings: Findings, programs: dict[str, str | CommandResult], expected: str
 ) -> None:
     healthy_host.commands = Programs(**programs)
-    assert any(expected in finding.what for finding in findings(healthy_host)), findings(healthy_host)
+    assert any(expected in finding.message for finding in findings(healthy_host)), findings(healthy_host)
 
 
 @pytest.mark.parametrize(

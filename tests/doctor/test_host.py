@@ -74,7 +74,7 @@ def test_a_missing_device_node_is_named_with_its_device(scanned: Scanned, host: 
     (host.dev / node.path.removeprefix("/dev/")).unlink()
     found = [finding for finding in findings(scanned()) if finding.check == "device nodes"]
     assert [finding.where for finding in found] == [str(host.dev / node.path.removeprefix("/dev/"))]
-    assert "gpu-" in found[0].what and "nvidia" in found[0].hint
+    assert "gpu-" in found[0].message and "nvidia" in found[0].hint
 
 
 def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, findings: Findings) -> None:
@@ -87,13 +87,13 @@ def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, finding
     )
     examination.inventory = msgspec.structs.replace(inventory(examination), devices=(device,))
     examination.simulated = False
-    assert any("not a character device" in finding.what for finding in findings(examination))
+    assert any("not a character device" in finding.message for finding in findings(examination))
 
 
 def test_a_missing_vendor_library_is_a_finding(scanned: Scanned, host: Host, findings: Findings) -> None:
     nvml_library(host).unlink()
     found = [finding for finding in findings(scanned()) if finding.check == "hardware"]
-    assert any("NVML" in finding.where or "NVML" in finding.what for finding in found), found
+    assert any("NVML" in finding.where or "NVML" in finding.message for finding in found), found
 
 
 def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host, findings: Findings) -> None:
@@ -102,7 +102,7 @@ def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host,
     condition = msgspec.to_builtins(Condition(persistence_mode=False))
     state["conditions"] = {state["devices"][0]["uuid"]: condition}
     path.write_text(json.dumps(state))
-    found = [finding for finding in findings(scanned()) if "persistence" in finding.what]
+    found = [finding for finding in findings(scanned()) if "persistence" in finding.message]
     assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.hint for finding in found)
 
 
@@ -114,7 +114,7 @@ def test_an_unplugged_gpu_leaves_the_others_well(scanned: Scanned, host: Host, f
 def test_nouveau_is_a_problem(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     found = findings(changed(examination, gpu(examination).pci_address, driver="nouveau"))
-    assert [finding.hint for finding in found if "nouveau" in finding.what] == [
+    assert [finding.hint for finding in found if "nouveau" in finding.message] == [
         "blacklist nouveau and install NVIDIA's driver"
     ]
 
@@ -123,7 +123,7 @@ def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, findings: Finding
     examination = scanned()
     address = gpu(examination).pci_address
     found = findings(changed(examination, address, driver=None, drm=None, kfd=None))
-    assert ("no driver is bound to it", address) in [(finding.what, finding.where) for finding in found]
+    assert ("no driver is bound to it", address) in [(finding.message, finding.where) for finding in found]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_slow_link_of_a_nic_is_a_warning(scanned: Scanned, findings: Findings,
     examination = scanned()
     address = nic(examination).pci_address
     found = findings(changed(examination, address, link=link))
-    assert (what, address) in [(finding.what, finding.where) for finding in found]
+    assert (what, address) in [(finding.message, finding.where) for finding in found]
 
 
 def test_an_idle_gpu_may_lower_its_link(scanned: Scanned, findings: Findings) -> None:
@@ -152,7 +152,7 @@ def test_unknown_numa_nodes_are_a_warning(scanned: Scanned, findings: Findings) 
     assert examination.topology is not None and len(examination.topology.numa_nodes) > 1
     address = nic(examination).pci_address
     found = findings(changed(examination, address, numa_node=None, numa_source=None))
-    assert any("NUMA" in finding.what and finding.where == address for finding in found)
+    assert any("NUMA" in finding.message and finding.where == address for finding in found)
 
 
 def test_virtual_functions_that_do_not_fit_are_warnings(scanned: Scanned, findings: Findings) -> None:
@@ -161,9 +161,9 @@ def test_virtual_functions_that_do_not_fit_are_warnings(scanned: Scanned, findin
     attribute = examination.host.sysfs / "bus/pci/devices" / address / "sriov_numvfs"
     attribute.write_text("4\n")
     capable = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=0), virtfns=())
-    assert any("4 virtual functions, 0 exist" in finding.what for finding in findings(capable))
+    assert any("4 virtual functions, 0 exist" in finding.message for finding in findings(capable))
     orphan = changed(examination, address, physfn="0000:ff:00.0")
-    assert any("0000:ff:00.0, which does not exist" in finding.what for finding in findings(orphan))
+    assert any("0000:ff:00.0, which does not exist" in finding.message for finding in findings(orphan))
 
 
 def test_passing_through_needs_the_iommu(scanned: Scanned, findings: Findings) -> None:
@@ -173,7 +173,7 @@ def test_passing_through_needs_the_iommu(scanned: Scanned, findings: Findings) -
         examination = changed(examination, device.pci_address, iommu_group=None)
     address = gpu(examination).pci_address
     found = findings(changed(examination, address, driver="vfio-pci", vfio="vfio0"))
-    assert any(finding.check == "IOMMU" and finding.where == address and "off" in finding.what for finding in found)
+    assert any(finding.check == "IOMMU" and finding.where == address and "off" in finding.message for finding in found)
 
 
 def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, findings: Findings) -> None:
@@ -181,7 +181,7 @@ def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, findings: Findings)
     one, other = gpu(examination).pci_address, nic(examination).pci_address
     examination = changed(examination, one, driver="vfio-pci", iommu_group=900)
     found = findings(changed(examination, other, iommu_group=900))
-    assert any(finding.check == "IOMMU" and finding.where == one and other in finding.what for finding in found)
+    assert any(finding.check == "IOMMU" and finding.where == one and other in finding.message for finding in found)
 
 
 def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, findings: Findings) -> None:
@@ -194,13 +194,13 @@ def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, finding
 
 def test_a_host_that_cannot_be_scanned_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
     healthy_host.failure = "/nowhere: no such directory"
-    assert [finding.what for finding in findings(healthy_host)] == ["/nowhere: no such directory"]
+    assert [finding.message for finding in findings(healthy_host)] == ["/nowhere: no such directory"]
 
 
 def test_version_and_revision_are_among_the_findings(healthy_host: CheckContext) -> None:
     (found,) = [finding for finding in run_checks(healthy_host) if finding.check == "agent"]
     assert found.severity is Severity.OK
-    assert found.what == f"dra-agent {revision.describe()}"
+    assert found.message == f"dra-agent {revision.describe()}"
 
 
 def test_a_check_that_fails_is_a_finding_and_hides_no_other(healthy_host: CheckContext) -> None:

@@ -20,7 +20,7 @@ def test_a_damaged_store_is_a_problem_and_stays_as_it_is(healthy_host: CheckCont
     store.write_bytes(b"this was a database" * 100)
     (finding,) = findings(healthy_host)
     assert finding.severity is Severity.PROBLEM and finding.where == str(store)
-    assert "file is not a database" in finding.what and "apply missing claims again" in finding.hint
+    assert "file is not a database" in finding.message and "apply missing claims again" in finding.hint
     assert [path.name for path in healthy_host.state_dir.iterdir()] == ["objects.db"]
 
 
@@ -31,7 +31,7 @@ def test_a_whole_store_is_fine_and_no_file_appears_beside_it(healthy_host: Check
     before = sorted(healthy_host.state_dir.iterdir())
     assert findings(healthy_host) == []
     assert sorted(healthy_host.state_dir.iterdir()) == before
-    assert any(finding.what == "the stored claims are whole" for finding in run_checks(healthy_host))
+    assert any(finding.message == "the stored claims are whole" for finding in run_checks(healthy_host))
 
 
 def test_a_file_that_the_store_set_aside_is_told(healthy_host: CheckContext, findings: Findings) -> None:
@@ -47,7 +47,7 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(
     lock = healthy_host.state_dir / "agent.lock"
     lock.write_text(f"{os.getpid()}\n")
     (ended,) = findings(healthy_host)
-    assert ended.severity is Severity.PROBLEM and "no agent runs here, and one did" in ended.what
+    assert ended.severity is Severity.PROBLEM and "no agent runs here, and one did" in ended.message
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         healthy_host.locks = healthy_host.state_dir.parent / "locks"
@@ -55,7 +55,7 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(
             f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n"
         )
         (finding,) = findings(healthy_host)
-    assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.what
+    assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.message
     assert "read its log" in finding.hint
 
 
@@ -73,7 +73,7 @@ def test_others_who_give_out_the_same_devices_are_named(
     (plugins / "nvidia-checkpoint").write_text("no socket")
     (finding,) = findings(examination)
     assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
-    assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.hint
+    assert "nvidia devices too" in finding.message and "inventory.exclude" in finding.hint
 
 
 def test_what_the_agent_found_of_others_is_told(scanned: Scanned, findings: Findings) -> None:
@@ -82,10 +82,10 @@ def test_what_the_agent_found_of_others_is_told(scanned: Scanned, findings: Find
     save_conflicts(examination.state_dir, SavedConflicts(verdict))
     (finding,) = findings(examination)
     assert (finding.severity, finding.where) == (Severity.WARNING, "device plugin nvidia.com/gpu")
-    assert "2 devices of this node too" in finding.what and "gpu-0, gpu-1" in finding.what
+    assert "2 devices of this node too" in finding.message and "gpu-0, gpu-1" in finding.message
     save_conflicts(examination.state_dir, SavedConflicts(verdict, published=True))
     (finding,) = findings(examination)
-    assert finding.severity is Severity.PROBLEM and "two pods" in finding.what
+    assert finding.severity is Severity.PROBLEM and "two pods" in finding.message
     examination.inventory = None
     assert any(found.where == "device plugin nvidia.com/gpu" for found in run_checks(examination))
 
@@ -97,7 +97,7 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, findin
     theirs = OtherAgent("nvidia.example.com", tmp_path / "theirs", 4711, (gpu, nic))
     examination.other_agents = (theirs,)
     (finding,) = findings(examination)
-    assert finding.severity is Severity.PROBLEM and f"{gpu}, {nic}" in finding.what
+    assert finding.severity is Severity.PROBLEM and f"{gpu}, {nic}" in finding.message
     assert finding.where == (
         f"driver dra-agent.internal (state directory {examination.state_dir}) and "
         f"driver nvidia.example.com (state directory {tmp_path / 'theirs'}, pid 4711)"
@@ -106,12 +106,12 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, findin
     # One of them does not publish what the other one does: no claim can get it twice.
     save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "driver dra-agent.internal"})))
     (finding,) = findings(examination)
-    assert finding.severity is Severity.PROBLEM and f"both publish {nic}" in finding.what
+    assert finding.severity is Severity.PROBLEM and f"both publish {nic}" in finding.message
     save_conflicts(
         theirs.state_dir, SavedConflicts(DeviceConflicts(dict.fromkeys((gpu, nic), "driver dra-agent.internal")))
     )
     (finding,) = findings(examination)
-    assert finding.severity is Severity.WARNING and gpu in finding.what
+    assert finding.severity is Severity.WARNING and gpu in finding.message
     save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "x", nic: "x"}), published=True))
     assert findings(examination)[0].severity is Severity.PROBLEM
 
@@ -122,7 +122,7 @@ def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, findi
     assert findings(examination) == []
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
     (finding,) = findings(examination)
-    assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.hint
+    assert finding.severity is Severity.WARNING and "not known" in finding.message and "root" in finding.hint
 
 
 def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned: Scanned) -> None:

@@ -31,12 +31,12 @@ def told(found: CheckContext) -> list[Finding]:
 def test_neighbours_in_a_group_are_named_before_a_claim_meets_them(tmp_path: Path) -> None:
     (finding,) = told(examination(tmp_path, machine()))
     assert finding.where == ALVEO
-    assert ALVEO_MANAGEMENT in finding.what
+    assert ALVEO_MANAGEMENT in finding.message
 
 
 def test_a_missing_driver_is_a_problem(tmp_path: Path) -> None:
     findings = told(examination(tmp_path, replace(machine(), vfio=False)))
-    assert any("vfio-pci is not loaded" in one.what and "modprobe" in one.hint for one in findings)
+    assert any("vfio-pci is not loaded" in one.message and "modprobe" in one.hint for one in findings)
 
 
 def test_a_function_that_was_left_with_vfio_is_named(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def test_a_function_that_was_left_with_vfio_is_named(tmp_path: Path) -> None:
     VfioBindingStore(tmp_path / "state").write(VfioBinding(FPGA, "gone", device.name, "dfl-pci", None, device))
     finding = next(one for one in told(found) if one.where == FPGA)
     assert finding.severity is Severity.PROBLEM
-    assert "claim gone" in finding.what and "dfl-pci" in finding.hint
+    assert "claim gone" in finding.message and "dfl-pci" in finding.hint

@@ -116,7 +116,7 @@ class Case:
         response = await call(driver, "prepare", claim)
         if await call(driver, "prepare", claim) != response:
             raise BrokenPromiseError("a repeat of prepare has another answer")
-        await asyncio.to_thread(send_request, self.folder / "state", Start(what="maintenance"))
+        await asyncio.to_thread(send_request, self.folder / "state", Start(description="maintenance"))
         await _until(lambda: all(tainted(api).values()), "not every device is tainted", api)
         await asyncio.to_thread(send_request, self.folder / "state", Cancel(everything=True))
         await _until(lambda: not any(tainted(api).values()), "a device is still tainted", api)

@@ -150,10 +150,10 @@ def test_a_call_that_never_comes_back_ends_with_its_process(
     inject.hang(root, "nvmlDeviceGetUUID")
     with pytest.raises(CallTimeoutError):
         nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
-    out_for[0] = client.HANGS - 1
+    out_for[0] = client.HANG_TIMEOUT_S - 1
     nvml.start()
     assert nvml.is_stuck("gpu") and nvml.pid == first, "it may come back"
-    out_for[0] = client.HANGS
+    out_for[0] = client.HANG_TIMEOUT_S
     nvml.start()
     assert not nvml.is_stuck("gpu") and nvml.pid != first
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
@@ -163,7 +163,7 @@ def test_a_call_that_never_comes_back_ends_with_its_process(
     nvml.start()
     assert nvml.pid == second, "the second time it is borne for longer"
     monkeypatch.setattr(client, "FIRST_WAIT_S", 0.0)
-    out_for[0] = 2 * client.HANGS
+    out_for[0] = 2 * client.HANG_TIMEOUT_S
     nvml.start()
     assert nvml.pid != second
 

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from dra_agent.nvml.client import FIRST_WAIT_S, FORGET_AFTER_S, HANGS, MAX_HANGS, MAX_WAIT_S, RestartPolicy
+from dra_agent.nvml.client import (
+    FIRST_WAIT_S,
+    FORGET_AFTER_S,
+    HANG_TIMEOUT_S,
+    MAX_HANG_TIMEOUT_S,
+    MAX_WAIT_S,
+    RestartPolicy,
+)
 
 
 def test_the_first_failure_costs_no_wait_and_each_after_it_twice_as_long() -> None:
@@ -20,9 +27,9 @@ def test_the_first_failure_costs_no_wait_and_each_after_it_twice_as_long() -> No
 
 def test_a_hang_is_borne_longer_each_time() -> None:
     patience = RestartPolicy()
-    assert patience.tolerates(HANGS - 1, 1000) and not patience.tolerates(HANGS, 1000)
+    assert patience.tolerates(HANG_TIMEOUT_S - 1, 1000) and not patience.tolerates(HANG_TIMEOUT_S, 1000)
     patience.failed(1000)
-    assert patience.tolerates(HANGS, 1001) and not patience.tolerates(2 * HANGS, 1001)
+    assert patience.tolerates(HANG_TIMEOUT_S, 1001) and not patience.tolerates(2 * HANG_TIMEOUT_S, 1001)
     for _ in range(20):
         patience.failed(1002)
-    assert patience.tolerates(MAX_HANGS - 1, 1003) and not patience.tolerates(MAX_HANGS, 1003)
+    assert patience.tolerates(MAX_HANG_TIMEOUT_S - 1, 1003) and not patience.tolerates(MAX_HANG_TIMEOUT_S, 1003)

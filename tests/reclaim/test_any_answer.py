@@ -131,7 +131,7 @@ def check(signals: Sequence[Signal], received: datetime) -> None:
     assert len(emitted) <= len(signals)
     state = ReclaimState("b")
     for signal in emitted:
-        assert signal.what.isprintable() and signal.event.isprintable() and len(signal.event) <= 200
+        assert signal.description.isprintable() and signal.event.isprintable() and len(signal.event) <= 200
         if signal.kind == "notice" and signal.deadline is not None:
             assert signal.deadline >= received - timedelta(seconds=60)
         state = apply(state, signal, now)

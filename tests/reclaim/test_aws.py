@@ -58,7 +58,7 @@ def test_a_spot_notice_is_reported_with_its_deadline(aws: FakeAws, action: str) 
 
     (signal,) = run_source(source(aws), scenario).latest("aws.spot") or ()
     assert (signal.kind, signal.sticky, signal.deadline_note) == ("notice", True, "")
-    assert action in signal.what and is_due(signal.deadline, 120, start)
+    assert action in signal.description and is_due(signal.deadline, 120, start)
 
 
 def test_hibernation_leaves_no_time(aws: FakeAws) -> None:

@@ -174,7 +174,7 @@ class DrainEnvironment:
         await self.publisher.start()
 
     async def notice(self, seconds: float = 60) -> None:
-        await self.reclaim.begin("notice", deadline=datetime.now(UTC) + timedelta(seconds=seconds), what="test")
+        await self.reclaim.begin("notice", deadline=datetime.now(UTC) + timedelta(seconds=seconds), description="test")
 
     def saved_progress(self) -> str:
         """Return the saved progress, or "" without a file."""
@@ -193,7 +193,7 @@ def env(fake_api: FakeApi, tmp_path: Path) -> DrainEnvironment:
 
 def test_a_hint_taints_no_schedule_and_a_notice_no_execute(env: DrainEnvironment) -> None:
     async def scenario() -> None:
-        await env.reclaim.begin("hint", deadline=None, what="maybe")
+        await env.reclaim.begin("hint", deadline=None, description="maybe")
         await eventually_async(lambda: env.effects() == {"NoSchedule"})
         await env.notice()
         await eventually_async(lambda: env.effects() == {"NoExecute"})
@@ -215,7 +215,7 @@ def test_pods_are_evicted_while_a_notice_is_active(env: DrainEnvironment) -> Non
             events.append("ended")
 
     async def scenario() -> None:
-        await env.reclaim.begin("hint", deadline=None, what="maybe")
+        await env.reclaim.begin("hint", deadline=None, description="maybe")
         await eventually_async(lambda: env.effects() == {"NoSchedule"})
         assert events == [], "a hint evicts no pods"
         await env.notice()

@@ -46,7 +46,7 @@ def write_values(node: FakeNode, *values: bool, condition: Callable[[], object],
     """Write these values until the condition holds, then wait for further writes."""
 
     async def main() -> None:
-        cordon = NodeFieldWriter(node.apply, what="the cordon", grant="grant it")
+        cordon = NodeFieldWriter(node.apply, operation="the cordon", grant="grant it")
         for value in values:
             cordon.set_desired(value)
             await asyncio.sleep(0.02)

@@ -149,7 +149,7 @@ def test_a_notice_of_a_removed_source_is_dropped(tmp_path: Path) -> None:
         await reclaim.start()
         await eventually_async(lambda: source.sink)
         source.report(source.notice())
-        await reclaim.begin("notice", deadline=None, what="mine")
+        await reclaim.begin("notice", deadline=None, description="mine")
         await eventually_async(lambda: len(reclaim.state.active) == 2)
         await reclaim.stop()
         without_source = ReclaimService(tmp_path, "b", [])
@@ -188,7 +188,7 @@ def test_a_slow_disk_does_not_delay_a_notice(
         reclaim.on_change(sink)
         await reclaim.start()
         try:
-            await reclaim.begin("notice", deadline=None, what="")
+            await reclaim.begin("notice", deadline=None, description="")
             assert phases == ["notice"] and not disk.is_set()
         finally:
             disk.set()
@@ -213,7 +213,7 @@ def test_only_the_caller_waits_for_a_slow_disk(
 
         reclaim.on_change(sink)
         await reclaim.start()
-        await reclaim.begin("notice", deadline=None, what="")
+        await reclaim.begin("notice", deadline=None, description="")
         assert exists == [False] and (tmp_path / "reclaim.json").exists()
         await reclaim.stop()
 
@@ -232,7 +232,7 @@ def test_a_full_disk_does_not_block_a_notice(
     async def scenario() -> None:
         reclaim = ReclaimService(tmp_path, "b", [])
         await reclaim.start()
-        await reclaim.begin("notice", deadline=None, what="")
+        await reclaim.begin("notice", deadline=None, description="")
         assert reclaim.state.phase == "notice"
         await reclaim.stop()
 
@@ -565,7 +565,7 @@ def test_a_replaced_agent_leaves_socket_and_state_to_its_successor(tmp_path: Pat
         assert (await send_control(tmp_path, Start()))["phase"] == "notice"
         assert new.state.phase == "notice" and old.state.phase == "none"
         saved = (tmp_path / "reclaim.json").read_text()
-        await old.begin("hint", deadline=None, what="of the old one")
+        await old.begin("hint", deadline=None, description="of the old one")
         assert (tmp_path / "reclaim.json").read_text() == saved
         await first.stop()
         await old.stop()

@@ -78,7 +78,7 @@ def test_a_signal_of_an_earlier_run_is_cleared_by_the_first_poll(emitted: list[S
         ({"deadline": NOW - timedelta(seconds=60)}, True),
         ({"deadline": None}, True),
         ({"kind": "hint"}, True),
-        ({"what": "Terminate"}, True),
+        ({"description": "Terminate"}, True),
     ],
 )
 def test_a_change_is_emitted_unless_the_clock_explains_it(

@@ -28,7 +28,7 @@ def hint(source: str = "aws.rebalance", event: str = "h") -> Signal:
 
 
 def clear(original: Signal) -> Signal:
-    return Signal(original.source, "clear", original.event, original.what)
+    return Signal(original.source, "clear", original.event, original.description)
 
 
 FRESH = ReclaimState("boot")

@@ -64,7 +64,7 @@ def test_an_invalid_parameter_is_refused_with_its_field(kind: str, version: str)
     verdict = review(
         admission_review(resource(kind, entry({}, "other.example"), *invalid, version=version)), DRIVER, SETUPS
     )
-    assert verdict.what == f"{kind} default/x"
+    assert verdict.subject == f"{kind} default/x"
     refused = response_of(verdict)
     assert refused["allowed"] is False and refused["status"].items() >= {"code": 422, "reason": "Invalid"}.items()
     assert refused["status"]["message"] == (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dra_agent.prepare.config import MAX_CONFIGS
-from dra_agent.webhook.admission import MAX_MESSAGE
+from dra_agent.webhook.admission import MAX_MESSAGE_CHARS
 from eventually import DEADLINE_S
 from webhook.keys import Secret
 from webhook.test_admission import admission_review, entry, parameters, resource
@@ -101,6 +101,6 @@ def test_a_large_review_causes_a_short_response_and_log_line(webhook: WebhookPro
     connection.close()
     assert answer["allowed"] is False
     message = answer["status"]["message"]
-    assert len(message) <= MAX_MESSAGE and "\x1b" not in message and "config[0]" in message
+    assert len(message) <= MAX_MESSAGE_CHARS and "\x1b" not in message and "config[0]" in message
     assert f"config[{MAX_CONFIGS}]" not in message
     assert len(webhook.log.read_bytes()) < LOG_BYTES

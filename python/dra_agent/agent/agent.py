@@ -52,7 +52,7 @@ EXTEND_TIMEOUT_S = 5.0
 """Seconds by which each request extends the stop timeout of the service manager."""
 CDI_REPLACED_GRACE_S = 30.0
 """How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
-WORKERS = 32
+MAX_WORKER_THREADS = 32
 """Threads of the event loop's own executor: small reads and writes, and hooks of containers that start."""
 _T = TypeVar("_T")
 
@@ -138,12 +138,12 @@ class Agent:
             self._is_newest = instances.is_newest
             self._leadership = Leadership(instances)
         # Never waited for: a library that hangs must not keep the agent from stopping.
-        asyncio.get_running_loop().set_default_executor(DaemonExecutor(WORKERS, "worker"))
+        asyncio.get_running_loop().set_default_executor(DaemonExecutor(MAX_WORKER_THREADS, "worker"))
         worker = DaemonExecutor(1, "hardware")
         stack.callback(worker.shutdown)
 
-        async def work(what: str, limit_s: float, call: Callable[[], _T]) -> _T:
-            return await self._work(worker, what, limit_s, call)
+        async def work(operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
+            return await self._work(worker, operation, limit_s, call)
 
         record = self._serve(stack)
         mode = self._choose(stack, work, record)
@@ -208,7 +208,7 @@ class Agent:
         watcher = RefreshLoop(
             hardware,
             changed=mode.devices_changed,
-            work=lambda what, call: self._work(worker, what, 120.0, call),
+            work=lambda operation, call: self._work(worker, operation, 120.0, call),
             follows_kernel=str(host.sysfs) == "/sys",
         )
         await watcher.start()
@@ -438,9 +438,9 @@ class Agent:
             failures += self._mode.failures
         return failures + self._pulse.failures()
 
-    async def _work(self, worker: Executor, what: str, limit_s: float, call: Callable[[], _T]) -> _T:
+    async def _work(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
         def watched() -> _T:
-            with self._pulse.working(what, limit_s):
+            with self._pulse.working(operation, limit_s):
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)

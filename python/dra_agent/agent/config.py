@@ -41,8 +41,8 @@ DEFAULT_FILE = Path("/etc/dra-agent/config.toml")
 
 # RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_DRIVER_LIMIT = 63
-_NODE_LIMIT = 253
+_MAX_DRIVER_CHARS = 63
+_MAX_NODE_CHARS = 253
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})")
 
 
@@ -192,11 +192,11 @@ def load_config(
     def place(name: str) -> str:
         return places.get(name) or (file.place(name) if file is not None else "--" + name.replace("_", "-"))
 
-    _check_name(config.driver_name, _DRIVER_LIMIT, place("driver_name"))
+    _check_name(config.driver_name, _MAX_DRIVER_CHARS, place("driver_name"))
     if config.node_name:
-        _check_name(config.node, _NODE_LIMIT, place("node_name"))
+        _check_name(config.node, _MAX_NODE_CHARS, place("node_name"))
     else:
-        _check_name(config.node, _NODE_LIMIT, "the host's name", "choose another with --node-name")
+        _check_name(config.node, _MAX_NODE_CHARS, "the host's name", "choose another with --node-name")
     if config.metrics_address:
         listen_address(config.metrics_address, place("metrics_address"))
     if config.health_address:

@@ -41,8 +41,8 @@ class ConfigFile:
             raise self._not_toml(str(error)) from error
         except (RecursionError, ValueError) as error:
             # tomllib follows nesting with Python's stack, and leaves integers to Python, which has a limit of digits.
-            what = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
-            raise UsageError(f"not TOML that can be read: {what}", where=str(path)) from error
+            problem = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
+            raise UsageError(f"not TOML that can be read: {problem}", where=str(path)) from error
         values = self._spelled(values, Config, "")
         try:
             self.config = msgspec.convert(values, Config, dec_hook=to_path)
@@ -135,10 +135,10 @@ class ConfigFile:
         return spelled
 
     def _not_toml(self, message: str) -> UsageError:
-        what, _, where = message.partition(" (at ")
+        problem, _, where = message.partition(" (at ")
         line = re.match(r"line (\d+)", where)
         number = int(line[1]) if line else len(self._text.splitlines()) or 1
-        return UsageError(f"not TOML: {what}", where=f"{self._path}:{number}")
+        return UsageError(f"not TOML: {problem}", where=f"{self._path}:{number}")
 
 
 @functools.cache
@@ -192,8 +192,8 @@ def validation_messages(value: dict[str, Any]) -> list[str]:
     """Return the errors as sentences with the object's kind and name."""
     metadata = value.get("metadata")
     name = metadata.get("name", "") if isinstance(metadata, dict) else ""
-    what = f"{value.get('kind', 'object')} {name}".strip()
-    return [f"{what}: {fault.field}: {fault.message}" for fault in validate(value)]
+    subject = f"{value.get('kind', 'object')} {name}".strip()
+    return [f"{subject}: {fault.field}: {fault.message}" for fault in validate(value)]
 
 
 def check_rules(settings: InventorySettings, driver: str) -> None:

@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 class Work(Protocol):
     """Runs a call on an executor, where the agent watches over it."""
 
-    def __call__(self, worker: Executor, what: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
+    def __call__(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
         """Run `call`; after `limit_s` seconds it counts as hung."""
 
 
@@ -94,10 +94,10 @@ class Housekeeping:
             await self._guarded("checking CDI specs", lambda: self._is_newest() and self._preparer.repair(run_call))
             await self._guarded("giving memory back", trim)
 
-    async def _guarded(self, what: str, call: Callable[[], object]) -> None:
+    async def _guarded(self, operation: str, call: Callable[[], object]) -> None:
         try:
-            await self._work(self._executor, what, ROUND_TIMEOUT_S, call)
+            await self._work(self._executor, operation, ROUND_TIMEOUT_S, call)
         except AgentError as error:
-            log.warning("not done this time", extra={"what": what, "reason": str(error)})
+            log.warning("not done this time", extra={"what": operation, "reason": str(error)})
         except Exception:  # housekeeping that fails must not end housekeeping
-            log.exception("not done this time", extra={"what": what})
+            log.exception("not done this time", extra={"what": operation})

@@ -42,12 +42,12 @@ class LivenessMonitor:
         self._checks.append(_Check(check, grace_s))
 
     @contextmanager
-    def working(self, what: str, limit_s: float) -> Iterator[None]:
+    def working(self, operation: str, limit_s: float) -> Iterator[None]:
         """Do work that takes less than `limit_s` seconds even when libraries hang and disks are slow."""
         with self._lock:
             number = self._next
             self._next += 1
-            self._work[number] = (what, self._clock() + limit_s)
+            self._work[number] = (operation, self._clock() + limit_s)
         try:
             yield
         finally:
@@ -57,13 +57,13 @@ class LivenessMonitor:
     def busy(self) -> list[str]:
         """Return the work in progress."""
         with self._lock:
-            return [what for what, _ in self._work.values()]
+            return [operation for operation, _ in self._work.values()]
 
     def failures(self) -> list[str]:
         """Return what hangs; empty if the agent is live."""
         now = self._clock()
         with self._lock:
-            late = [f"{what} is {now - end:.0f} s overdue" for what, end in self._work.values() if now > end]
+            late = [f"{operation} is {now - end:.0f} s overdue" for operation, end in self._work.values() if now > end]
         if now - self._beat > STALL_TIMEOUT_S:
             late.insert(0, f"the event loop has been stuck for {now - self._beat:.0f} s")
         return late + [reason for check in self._checks if (reason := check.failing(now))]

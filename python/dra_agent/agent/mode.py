@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class RunInThread(Protocol):
     """Runs what may wait on the hardware's thread, where the agent watches over it."""
 
-    def __call__(self, what: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
+    def __call__(self, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
         """Run `call`; after `limit_s` seconds it counts as hung."""
 
 

@@ -109,9 +109,9 @@ class RefreshLoop:
             if await self._guarded("scanning the host", scan) or event_change:
                 self._changed()
 
-    async def _guarded(self, what: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
+    async def _guarded(self, operation: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
         try:
-            return await self._work(what, call)
+            return await self._work(operation, call)
         except AgentError as error:
             log.error("the host cannot be scanned", extra={"reason": str(error)})
         except Exception:  # the devices that are known must go on being served

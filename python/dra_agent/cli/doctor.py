@@ -171,7 +171,7 @@ def _print(findings: list[Finding], *, show_all: bool) -> None:
     shown = [finding for finding in findings if show_all or finding.severity is not Severity.OK]
     shown.sort(key=lambda finding: order.index(finding.severity))
     if shown:
-        rows = ([f.severity.value, f.check, f.where, f.what, f.hint] for f in shown)
+        rows = ([f.severity.value, f.check, f.where, f.message, f.hint] for f in shown)
         table(["", "check", "where", "what", "to fix it"], rows)
         print()
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}

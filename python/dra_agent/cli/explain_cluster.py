@@ -59,13 +59,13 @@ def _uncollected() -> Iterator[None]:
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
     from dra_agent.explain.pending import best_candidate
 
-    what = "pod" if "pod" in result else "claim"
-    print(printable(f"{what} {result[what]}: {result['summary']}", line=True))
+    kind = "pod" if "pod" in result else "claim"
+    print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
     for note in result["notes"]:
         print(printable(f"note: {note}", line=True))
     for pod in result["pods"]:
         print(_pod(pod))
-    if what == "pod":
+    if kind == "pod":
         for claim in result["claims"]:
             name = f"{claim['name']} ({claim['claim']})" if claim["claim"] else claim["name"]
             print(printable(f"claim {name}: {'; '.join(claim['problems']) or claim['summary']}", line=True))

@@ -152,7 +152,7 @@ def _show(status: dict[str, Any]) -> None:
         print()
         table(
             ["source", "kind", "event", "what", "deadline"],
-            ([e["source"], e["kind"], e["event"], _what(e), e["deadline"]] for e in status["events"]),
+            ([e["source"], e["kind"], e["event"], _description(e), e["deadline"]] for e in status["events"]),
         )
     if status["sources"]:
         print()
@@ -182,7 +182,7 @@ def _sentence(status: dict[str, Any]) -> str:
     return text + when
 
 
-def _what(event: dict[str, Any]) -> str:
+def _description(event: dict[str, Any]) -> str:
     notes = [event["doubt"]] if event["doubt"] else []
     if event["silent_since"]:
         notes.append("its source is silent about it")

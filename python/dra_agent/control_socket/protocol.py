@@ -16,7 +16,7 @@ from dra_agent.errors import AgentError, NoSuchObjectError, PermanentError, Retr
 class ErrorBody(msgspec.Struct, omit_defaults=True):
     """Why a request was not done."""
 
-    what: str
+    message: str = msgspec.field(name="what")
     where: str | None = None
     hint: str | None = msgspec.field(default=None, name="todo")
     family: str = "permanent"
@@ -47,7 +47,7 @@ def failure_of(error: AgentError) -> ErrorBody:
 def raise_failure(failure: ErrorBody) -> None:
     """Raise the error of the other side as if it had occurred here."""
     kind = _FAMILIES.get(failure.family, PermanentError)
-    raise kind(failure.what, where=failure.where, hint=failure.hint)
+    raise kind(failure.message, where=failure.where, hint=failure.hint)
 
 
 CONNECT_TIMEOUT_S = 5.0

@@ -285,11 +285,11 @@ class _Cleaning:
             if name not in now_called:
                 self._note(f"alternative name {name} restored", self._link("property_add", altname=name))
 
-    def _note(self, what: str, why: str) -> None:
+    def _note(self, message: str, why: str) -> None:
         if why:
-            self.doubts.append(f"{what}: {why}")
+            self.doubts.append(f"{message}: {why}")
         else:
-            self.changed.append(what)
+            self.changed.append(message)
 
     def _set(self, **attributes: Any) -> str:
         return self._link("set", **attributes)
@@ -304,8 +304,8 @@ class _Cleaning:
         return ""
 
 
-def _program_remains(what: str, program: int, why: str) -> str:
-    return f"{what} (id {program}) cannot be removed: {why}; a process holds it by a link, see `bpftool link`"
+def _program_remains(message: str, program: int, why: str) -> str:
+    return f"{message} (id {program}) cannot be removed: {why}; a process holds it by a link, see `bpftool link`"
 
 
 def _xdp(link: Any) -> dict[str, int]:

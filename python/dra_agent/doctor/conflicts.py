@@ -70,20 +70,20 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
         )
         hint = "stop one, or give each its own devices with inventory.exclude (docs/how-to/devices/conflicts.md)"
         if other.devices is None:
-            what = (
+            message = (
                 "whether these two agents of this host manage the same devices is not known: the other did not answer"
             )
-            yield warning(what, where, "run `dra-agent doctor` as root")
+            yield warning(message, where, "run `dra-agent doctor` as root")
         elif other.devices:
             withheld = _withheld(other.state_dir)
             both = [name for name in other.devices if name not in own and name not in withheld]
-            what = f"two agents of this host manage {', '.join(other.devices)}"
+            message = f"two agents of this host manage {', '.join(other.devices)}"
             if both:
                 named = ", ".join(both) if len(both) < len(other.devices) else "them"
-                what = f"{what}; both publish {named}, and the second claim for a device fails at prepare"
-                yield problem(what, where, hint)
+                message = f"{message}; both publish {named}, and the second claim for a device fails at prepare"
+                yield problem(message, where, hint)
             else:
-                yield warning(f"{what}; each device is published by one of them, whichever came first", where, hint)
+                yield warning(f"{message}; each device is published by one of them, whichever came first", where, hint)
 
 
 def _withheld(state_dir: Path) -> set[str]:

@@ -22,7 +22,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One result of a check."""
 
     severity: Severity
-    what: str
+    message: str = msgspec.field(name="what")
     where: str = ""
     """A path, a device, or a part of the host."""
     hint: str = msgspec.field(default="", name="todo")
@@ -31,16 +31,16 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """The check that found it."""
 
 
-def ok(what: str, where: str = "") -> Finding:
+def ok(message: str, where: str = "") -> Finding:
     """Good news."""
-    return Finding(Severity.OK, what, where)
+    return Finding(Severity.OK, message, where)
 
 
-def warning(what: str, where: str, hint: str) -> Finding:
+def warning(message: str, where: str, hint: str) -> Finding:
     """Something that could be better."""
-    return Finding(Severity.WARNING, what, where, hint)
+    return Finding(Severity.WARNING, message, where, hint)
 
 
-def problem(what: str, where: str, hint: str) -> Finding:
+def problem(message: str, where: str, hint: str) -> Finding:
     """Something that does not work."""
-    return Finding(Severity.PROBLEM, what, where, hint)
+    return Finding(Severity.PROBLEM, message, where, hint)

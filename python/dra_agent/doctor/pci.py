@@ -176,9 +176,9 @@ def _link(device: PciFunction) -> Iterator[Finding]:
             "reseat the card, or put it into a slot with more lanes",
         )
     if link.generation and link.max_generation and link.generation < link.max_generation:
-        what = f"its link runs at generation {link.generation} of {link.max_generation}"
+        message = f"its link runs at generation {link.generation} of {link.max_generation}"
         if device.kind is DeviceKind.GPU:
             # An idle GPU lowers its link to save power, and raises it with the first work.
-            yield ok(f"{what}, as idle GPUs do", device.pci_address)
+            yield ok(f"{message}, as idle GPUs do", device.pci_address)
         else:
-            yield warning(what, device.pci_address, "check the slot, the riser and the firmware's PCIe settings")
+            yield warning(message, device.pci_address, "check the slot, the riser and the firmware's PCIe settings")

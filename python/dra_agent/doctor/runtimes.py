@@ -55,8 +55,8 @@ def check_runtimes(context: CheckContext) -> Iterator[Finding]:
         )
         return
     if not any(finding.severity is Severity.OK for finding in found if finding.where in {r.name for r in starters}):
-        what = "none of the installed runtimes injects CDI devices"
-        yield problem(what, "container runtimes", "fix one of the above")
+        message = "none of the installed runtimes injects CDI devices"
+        yield problem(message, "container runtimes", "fix one of the above")
     below = [runtime for runtime in RUNTIMES if runtime.cdi_since is None]
     if not any(context.commands.find(runtime.program) for runtime in below):
         yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")

@@ -16,7 +16,7 @@ from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.health.published_health import unusable_reason
 
-_LEAST_FREE = 16 * 1024 * 1024
+_MIN_FREE_BYTES = 16 * 1024 * 1024
 """Bytes below which the ledger may soon be unable to write; it needs a few KiB for each claim."""
 
 
@@ -50,7 +50,7 @@ def check_state_directory(context: CheckContext) -> Iterator[Finding]:
 def _room(directory: Path) -> Iterator[Finding]:
     room = os.statvfs(directory)
     free = room.f_bavail * room.f_frsize
-    if free < _LEAST_FREE:
+    if free < _MIN_FREE_BYTES:
         yield problem(
             f"has {free // 1024} KiB left; without room no claim can be prepared", str(directory), "make room there"
         )

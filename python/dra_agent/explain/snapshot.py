@@ -159,11 +159,11 @@ def _with_rules(entry: Object, rules: list[Object]) -> Object:
     return {**entry, "spec": {**spec, "devices": devices}} if devices else entry
 
 
-async def _allowed(call: Awaitable[ObjectList] | Awaitable[Object], what: str, so: str, notes: list[str]) -> Any:
+async def _allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:
     try:
         return await call
     except (ForbiddenError, NotFoundError, InvalidObjectError) as error:
-        notes.append(f"{what}: {error.message}; {so}")
+        notes.append(f"{operation}: {error.message}; {so}")
     return None
 
 

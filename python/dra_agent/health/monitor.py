@@ -16,7 +16,7 @@ from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory
 
-_HOUR = 3600.0
+_HOUR_S = 3600.0
 
 
 class ErrorCounters:
@@ -34,7 +34,7 @@ class ErrorCounters:
     def within_an_hour(self, device: str, count: int, now: float) -> int:
         """Take note of a device's counter; gives by how much it has grown in the hour that goes on."""
         began, errors = self._hours.get(device, (now, 0))
-        if now - began >= _HOUR:
+        if now - began >= _HOUR_S:
             began, errors = now, 0
         errors += max(0, self._growth(device, count))
         self._hours[device] = (began, errors)

@@ -36,9 +36,11 @@ class AcceleratorBackend:
             elif name := nodes.get(function.pci_address):
                 found.append(self._neuron(function, name, problems))
             else:
-                what = "it cannot be determined which /dev/neuron* belongs to this accelerator, so it is not published"
+                message = (
+                    "it cannot be determined which /dev/neuron* belongs to this accelerator, so it is not published"
+                )
                 hint = "run the agent as root, with access to /dev/neuron*"
-                problems.append(Diagnostic(function.pci_address, what, hint))
+                problems.append(Diagnostic(function.pci_address, message, hint))
         return found
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ _PERMANENT = 0x80
 _HEADER = struct.Struct("=IHHII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
-_TIMEOUT = 2.0
+_TIMEOUT_S = 2.0
 
 
 def addresses(interface: str, hardware_address: str, *, permanent: bool = False) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def addresses(interface: str, hardware_address: str, *, permanent: bool = False)
 def _dump(index: int, flags: int) -> tuple[str, ...]:
     found: list[str] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE) as link:
-        link.settimeout(_TIMEOUT)
+        link.settimeout(_TIMEOUT_S)
         body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         link.send(_HEADER.pack(_HEADER.size + len(body), _RTM_GETADDR, _REQUEST | _DUMP, 1, 0) + body)
         while True:

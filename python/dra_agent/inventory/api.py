@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-STRING_LIMIT = 64
+MAX_STRING_BYTES = 64
 """Bytes that the API allows in a string or version attribute."""
 
 # Semantic Versioning 2.0.0, as the API server checks it: no leading "v", no leading zeros.
@@ -36,8 +36,8 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
         if len(values) != 1:
             raise ValueError(f"an attribute has exactly one value, not {len(values)}")
         text = self.string if self.string is not None else self.version
-        if text is not None and len(text.encode()) > STRING_LIMIT:
-            raise ValueError(f"{text!r} is {len(text.encode())} bytes long, at most {STRING_LIMIT} are allowed")
+        if text is not None and len(text.encode()) > MAX_STRING_BYTES:
+            raise ValueError(f"{text!r} is {len(text.encode())} bytes long, at most {MAX_STRING_BYTES} are allowed")
         if self.version is not None and not _SEMVER.fullmatch(self.version):
             raise ValueError(f"{self.version!r} is not a semantic version (X.Y.Z)")
 
@@ -81,7 +81,7 @@ def semver(text: str) -> str:
     version = f"{int(major)}.{int(minor or 0)}.{int(patch or 0)}"
     if rest:
         parts = [part for part in re.split(r"[^0-9A-Za-z-]+", rest) if part]
-        version = f"{version}+{'.'.join(parts)}"[:STRING_LIMIT].rstrip(".+") if parts else version
+        version = f"{version}+{'.'.join(parts)}"[:MAX_STRING_BYTES].rstrip(".+") if parts else version
     return version
 
 

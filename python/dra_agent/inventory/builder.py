@@ -7,7 +7,7 @@ ends' to know.
 from __future__ import annotations
 
 from dra_agent.host import Host
-from dra_agent.inventory.api import STRING_LIMIT, Attribute, Capacity
+from dra_agent.inventory.api import MAX_STRING_BYTES, Attribute, Capacity
 from dra_agent.inventory.model import (
     Device,
     DeviceNode,
@@ -22,7 +22,7 @@ from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.vendors import vendor_of
 from dra_agent.topology.model import PciFunction as Function
 
-ENTRY_LIMIT = 32
+MAX_ENTRIES = 32
 """Attributes and capacities together that the API allows on one device."""
 
 _INT64 = range(-(2**63), 2**63)
@@ -106,9 +106,9 @@ class DeviceBuilder:
 
     def build(self) -> Device:
         """Give the device."""
-        room = ENTRY_LIMIT - len(self.capacity)
+        room = MAX_ENTRIES - len(self.capacity)
         for name in list(self.attributes)[room:]:
-            self._warn(f"{name} is left out: a device has at most {ENTRY_LIMIT} attributes and capacities")
+            self._warn(f"{name} is left out: a device has at most {MAX_ENTRIES} attributes and capacities")
             del self.attributes[name]
         return Device(
             name=self.name,
@@ -169,12 +169,12 @@ class DeviceBuilder:
     def _fitting(self, name: str, text: str) -> str:
         printable = "".join(char for char in text if char.isprintable())
         raw = printable.encode(errors="replace")
-        if len(raw) > STRING_LIMIT:
-            self._warn(f"{name} is {len(raw)} bytes long and cut to {STRING_LIMIT}, the most that the API allows")
-        return raw[:STRING_LIMIT].decode(errors="ignore")
+        if len(raw) > MAX_STRING_BYTES:
+            self._warn(f"{name} is {len(raw)} bytes long and cut to {MAX_STRING_BYTES}, the most that the API allows")
+        return raw[:MAX_STRING_BYTES].decode(errors="ignore")
 
-    def _warn(self, what: str) -> None:
-        self.problems.append(Diagnostic(self.name, what, severity="warning"))
+    def _warn(self, message: str) -> None:
+        self.problems.append(Diagnostic(self.name, message, severity="warning"))
 
 
 def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> SysfsDir:

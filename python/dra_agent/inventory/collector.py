@@ -166,8 +166,8 @@ class Collector:
         except Exception as error:  # noqa: BLE001
             # A defect in one back end must not take the devices of the others away.
             _log.exception("back end failed", extra={"backend": name})
-            what = f"reading its devices failed: {type(error).__name__}: {error}"
-            problems.append(Diagnostic(f"back end {name}", what, "report this, with the agent's log"))
+            message = f"reading its devices failed: {type(error).__name__}: {error}"
+            problems.append(Diagnostic(f"back end {name}", message, "report this, with the agent's log"))
         return []
 
     def _without_uplinks(self, devices: list[Device], excluded: list[Exclusion]) -> list[Device]:

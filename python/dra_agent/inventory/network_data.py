@@ -7,9 +7,9 @@ from typing import Any
 
 from dra_agent.inventory.model import Device
 
-_NAME_LIMIT = 256
-_HARDWARE_ADDRESS_LIMIT = 128
-_IP_LIMIT = 16
+_MAX_NAME_BYTES = 256
+_MAX_HARDWARE_ADDRESS_BYTES = 128
+_MAX_IPS = 16
 
 
 def network_data(device: Device, ips: Sequence[str] = ()) -> dict[str, Any]:
@@ -21,11 +21,11 @@ def network_data(device: Device, ips: Sequence[str] = ()) -> dict[str, Any]:
         return {}
     data: dict[str, Any] = {}
     name = device.identity.get("ifname", "")
-    if 0 < len(name.encode()) <= _NAME_LIMIT:
+    if 0 < len(name.encode()) <= _MAX_NAME_BYTES:
         data["interfaceName"] = name
     if name and ips:
-        data["ips"] = list(dict.fromkeys(ips))[:_IP_LIMIT]
+        data["ips"] = list(dict.fromkeys(ips))[:_MAX_IPS]
     mac = device.attributes.get("mac")
-    if mac is not None and mac.string and len(mac.string.encode()) <= _HARDWARE_ADDRESS_LIMIT:
+    if mac is not None and mac.string and len(mac.string.encode()) <= _MAX_HARDWARE_ADDRESS_BYTES:
         data["hardwareAddress"] = mac.string
     return data

@@ -118,8 +118,8 @@ class VfioBindingStore:
             raise ValueError(f"{address!r} is not a PCI address")
         return self.folder / name
 
-    def _error(self, path: Path, what: str, error: OSError) -> RetryableError:
-        return RetryableError(f"{what}: {error.strerror}", where=str(path), hint="check its disk and its owner")
+    def _error(self, path: Path, message: str, error: OSError) -> RetryableError:
+        return RetryableError(f"{message}: {error.strerror}", where=str(path), hint="check its disk and its owner")
 
 
 def _not_observed(device: Device) -> Device:
@@ -220,15 +220,17 @@ class Passthrough:
             if reason is None:
                 given.append(_passed_through(device))
                 continue
-            what, hint = reason
+            message, hint = reason
             where = f"inventory.{matching[0].where}"
-            excluded.append(Exclusion(device.name, f"{where} requires it for vfio-pci, and {what}"))
-            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} requires: {what}", hint))
+            excluded.append(Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}"))
+            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} requires: {message}", hint))
         # A command without root does not bind, and sees less than the agent.
         binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in given)
         if binds and (blind := hidden_processes_reason(self._host)):
-            what = f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
-            problems.append(Diagnostic("inventory.passthrough", what, TODO))
+            message = (
+                f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
+            )
+            problems.append(Diagnostic("inventory.passthrough", message, TODO))
         problems.extend(never_evaluated(self._rules))
         return given
 

@@ -13,7 +13,7 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, CounterSet
-from dra_agent.inventory.builder import ENTRY_LIMIT
+from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
 
@@ -162,9 +162,9 @@ class Rules:
             if not rule.matches(self._driver, encoded):
                 continue
             for name, value in values.items():
-                if name not in attributes and len(attributes) + len(device.capacity) >= ENTRY_LIMIT:
-                    what = f"{name} of {rule.where} is left out: a device has at most {ENTRY_LIMIT} attributes"
-                    problems.append(Diagnostic(device.name, f"{what} and capacities", "set fewer attributes on it"))
+                if name not in attributes and len(attributes) + len(device.capacity) >= MAX_ENTRIES:
+                    message = f"{name} of {rule.where} is left out: a device has at most {MAX_ENTRIES} attributes"
+                    problems.append(Diagnostic(device.name, f"{message} and capacities", "set fewer attributes on it"))
                 else:
                     attributes[name] = value
         return msgspec.structs.replace(device, attributes=attributes)

@@ -14,7 +14,7 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
-from dra_agent.inventory.builder import ENTRY_LIMIT
+from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.rules import Rule, encode, never_evaluated
@@ -65,24 +65,24 @@ class Shares:
             return device
         reason = _reason_not_to(device, offer)
         if reason is not None:
-            what = f"it is not published in shares, as inventory.{offer.rule.where} requires: {reason}"
-            problems.append(Diagnostic(device.name, what, "let the rule match other devices"))
+            message = f"it is not published in shares, as inventory.{offer.rule.where} requires: {reason}"
+            problems.append(Diagnostic(device.name, message, "let the rule match other devices"))
             return device
         enforcement = offer.enforcement
         if enforcement != "none" and (why := device.memory_limits.get(enforcement, "it is not for such a device")):
-            what = f"the memory of its shares is not enforced: {enforcement} cannot be used here: {why}"
+            message = f"the memory of its shares is not enforced: {enforcement} cannot be used here: {why}"
             hint = "make it available, or choose another enforcement, or none, in inventory.share"
-            problems.append(Diagnostic(device.name, what, hint))
+            problems.append(Diagnostic(device.name, message, hint))
             enforcement = "none"
         used = enforcement
         if used == "mps" and "parent" in device.identity:
             # MIG user guide, "MIG with CUDA MPS": the mode is not supported in MIG mode.
-            what = (
+            message = (
                 "MPS limits the programs that go through it, and nothing keeps others from the memory of all shares: "
                 "in MIG mode a GPU has no compute mode EXCLUSIVE_PROCESS"
             )
             hint = "give such shares to who may have all of the MIG device, or claim MIG devices whole"
-            problems.append(Diagnostic(device.name, what, hint, severity="warning"))
+            problems.append(Diagnostic(device.name, message, hint, severity="warning"))
             enforcement = "none"
         return msgspec.structs.replace(
             device,
@@ -122,8 +122,8 @@ def _reason_not_to(device: Device, offer: _Offer) -> str | None:
     total = _native.quantity_value(memory.value)
     if total < max(offer.minimum, offer.default or 0):
         return f"it has {memory.value} of memory, less than one share"
-    if len({*device.attributes, ENFORCEMENT}) + len(device.capacity) > ENTRY_LIMIT:
-        return f"it has {ENTRY_LIMIT} attributes and capacities already, and {ENFORCEMENT} needs one more"
+    if len({*device.attributes, ENFORCEMENT}) + len(device.capacity) > MAX_ENTRIES:
+        return f"it has {MAX_ENTRIES} attributes and capacities already, and {ENFORCEMENT} needs one more"
     return None
 
 
@@ -178,8 +178,8 @@ def _bytes(where: str, field: str, text: str) -> int:
     return amount
 
 
-def _wrong(where: str, field: str, what: str, hint: str) -> UsageError:
-    return UsageError(what, where=f"configuration, inventory.{where}.{field}", hint=hint)
+def _wrong(where: str, field: str, message: str, hint: str) -> UsageError:
+    return UsageError(message, where=f"configuration, inventory.{where}.{field}", hint=hint)
 
 
 def _quantity(amount: int) -> str:

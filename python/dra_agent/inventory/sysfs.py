@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dra_agent.inventory.model import Diagnostic
 
-_LONGEST = 65536
+_MAX_FILE_BYTES = 65536
 """Bytes: a sysfs attribute is at most a page long, a procfs table may be longer."""
 
 # Errors of the kernel for "not supported by this device" and "not now" (a link that is down).
@@ -38,7 +38,7 @@ class SysfsDir:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                raw = os.read(descriptor, _LONGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+                raw = os.read(descriptor, _MAX_FILE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
             finally:
                 os.close(descriptor)
         except OSError as error:

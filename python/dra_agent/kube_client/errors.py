@@ -16,9 +16,9 @@ class UnavailableError(RetryableError):
     """No connection, a timeout, a 5xx, or a response that is not from an API server."""
 
     def __init__(
-        self, what: str, *, where: str | None = None, hint: str | None = None, retry_after: float | None = None
+        self, message: str, *, where: str | None = None, hint: str | None = None, retry_after: float | None = None
     ) -> None:
-        super().__init__(what, where=where, hint=hint)
+        super().__init__(message, where=where, hint=hint)
         self.retry_after = retry_after
         """Retry-After in seconds, if any."""
 

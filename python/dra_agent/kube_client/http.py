@@ -88,8 +88,8 @@ class HttpTransport:
                 async with self._response(request) as connection:
                     data = await _read_body(connection, where)
         except TimeoutError as error:
-            what = "" if running else f": waited for {self._slots.describe()}"
-            raise UnavailableError(f"no response within {limit:g} s{what}", where=where) from error
+            message = "" if running else f": waited for {self._slots.describe()}"
+            raise UnavailableError(f"no response within {limit:g} s{message}", where=where) from error
         finally:
             if running:
                 self._slots.release(resource)
@@ -184,8 +184,8 @@ class HttpTransport:
                 if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
                     continue
                 reason = getattr(error, "strerror", None) or str(error)
-                what = "the connection ended before the response" + (f": {reason}" if reason else "")
-                raise UnavailableError(what, where=where) from error
+                message = "the connection ended before the response" + (f": {reason}" if reason else "")
+                raise UnavailableError(message, where=where) from error
             except BaseException:
                 self._drop(connection)
                 raise
@@ -270,10 +270,10 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
 
 async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:
     """Read a successful response that is not JSON, such as the login page of a proxy."""
-    what = headers.get("content-type") or "something unnamed"
+    message = headers.get("content-type") or "something unnamed"
     reason = _excerpt(await _read_body(connection, where))
     return UnavailableError(
-        f"responds with {what} instead of JSON (HTTP {status}): {reason}",
+        f"responds with {message} instead of JSON (HTTP {status}): {reason}",
         where=where,
         hint="not a response of the API server; check its address, and proxies in between",
         retry_after=retry_after(headers.get("retry-after")),

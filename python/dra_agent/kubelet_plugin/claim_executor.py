@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    what: str
+    operation: str
     key: Hashable
     thread: Future[Any]
     done: asyncio.Future[Any]
@@ -38,23 +38,24 @@ class ClaimExecutor:
     @property
     def in_flight(self) -> list[str]:
         """Return the work in progress."""
-        return [f"{work.what} claim {uid}" for uid, work in self._work.items()]
+        return [f"{work.operation} claim {uid}" for uid, work in self._work.items()]
 
-    async def run(self, uid: str, what: str, key: Hashable, call: Callable[[], _T], until: float) -> _T:
-        """Run `call` after earlier work of the claim, or join a run of the same `what` and `key`.
+    async def run(self, uid: str, operation: str, key: Hashable, call: Callable[[], _T], deadline_s: float) -> _T:
+        """Run `call` after earlier work of the claim, or join a run of the same `operation` and `key`.
 
-        RetryableError where it has not ended at `until`, in the loop's time; it then goes on without being waited for.
+        Raises RetryableError if it has not ended at `deadline_s`, in the loop's time. It then continues, and no caller
+        waits for it.
         """
         while True:
             work = self._work.get(uid)
             if work is None:
-                work = self._begin(uid, what, key, call)
-            same_call = (work.what, work.key) == (what, key)
-            if not await _ends(work.done, until):
+                work = self._begin(uid, operation, key, call)
+            same_call = (work.operation, work.key) == (operation, key)
+            if not await _ends(work.done, deadline_s):
                 # Work that has not started is dropped if its caller no longer waits.
                 work.thread.cancel()
                 raise RetryableError(
-                    f"still {work.what} it; the kubelet will retry",
+                    f"still {work.operation} it; the kubelet will retry",
                     where=f"claim {uid}",
                     hint="if it persists, `dra-agent doctor` and the log report what hangs",
                 )
@@ -81,9 +82,9 @@ class ClaimExecutor:
             await asyncio.wait(running, timeout=max(0.0, self.worth_waiting(grace)))
         return not self._work
 
-    def _begin(self, uid: str, what: str, key: Hashable, call: Callable[[], Any]) -> _Work:
+    def _begin(self, uid: str, operation: str, key: Hashable, call: Callable[[], Any]) -> _Work:
         thread = self._executor.submit(call)
-        work = _Work(what, key, thread, asyncio.wrap_future(thread), asyncio.get_running_loop().time())
+        work = _Work(operation, key, thread, asyncio.wrap_future(thread), asyncio.get_running_loop().time())
         self._work[uid] = work
         work.done.add_done_callback(lambda done: self._ended(uid, done))
         return work
@@ -94,7 +95,7 @@ class ClaimExecutor:
             done.exception()  # waiting callers get the error; without one, it was logged
 
 
-async def _ends(future: asyncio.Future[Any], until: float) -> bool:
-    remaining_s = until - asyncio.get_running_loop().time()
+async def _ends(future: asyncio.Future[Any], deadline_s: float) -> bool:
+    remaining_s = deadline_s - asyncio.get_running_loop().time()
     await asyncio.wait({future}, timeout=max(0.0, remaining_s))
     return future.done()

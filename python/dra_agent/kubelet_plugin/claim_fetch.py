@@ -25,8 +25,8 @@ _TOO_EARLY = "no relationship found"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-async def fetch(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
-    """Get an allocated claim from the API server; tries again until `until`, in the loop's time, where that can help.
+async def fetch(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
+    """Get an allocated claim from the API server; retries until `deadline_s`, in the loop's time, if that can help.
 
     Raises RetryableError if the server does not respond or the claim is not allocated; PermanentError if it was
     deleted, has been replaced, or may not be read.
@@ -34,7 +34,7 @@ async def fetch(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
     for part in (claim.namespace, claim.name):
         if not _NAME.fullmatch(part):
             raise PermanentError(f"{part!r} is not a valid API name", where=str(claim))
-    found = await _get(source, claim, until)
+    found = await _get(source, claim, deadline_s)
     metadata = found.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, dict) else None
     if uid != claim.uid:
@@ -46,11 +46,11 @@ async def fetch(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
     return found
 
 
-async def _get(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
+async def _get(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
     loop = asyncio.get_running_loop()
     backoff = Backoff(first=FIRST_WAIT_S, longest=MAX_WAIT_S)
     while True:
-        remaining_s = until - loop.time()
+        remaining_s = deadline_s - loop.time()
         try:
             return await source.claim(claim.namespace, claim.name, max(0.001, min(ONE_TRY_TIMEOUT_S, remaining_s)))
         except RetryableError as error:
@@ -62,7 +62,7 @@ async def _get(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
                 raise
             last = error
         pause = backoff.delay(last)
-        if loop.time() + pause >= until:
+        if loop.time() + pause >= deadline_s:
             raise RetryableError(f"cannot be read: {last}", where=str(claim)) from last
         await asyncio.sleep(pause)
 

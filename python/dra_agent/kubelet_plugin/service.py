@@ -170,7 +170,7 @@ class DraService:
         number = next(self._numbers)
         remaining_s = context.time_remaining()
         budget = BUDGET_S if remaining_s is None else min(BUDGET_S, remaining_s - min(SPARE_S, remaining_s / 4))
-        until = asyncio.get_running_loop().time() + budget
+        deadline_s = asyncio.get_running_loop().time() + budget
         claims: dict[str, ClaimRef] = {}
         results: dict[str, Sequence[ClaimDevice] | AgentError] = {}
         for claim in requested:
@@ -178,7 +178,7 @@ class DraService:
             if claims.setdefault(reference.uid, reference) != reference:
                 results[reference.uid] = PermanentError("is requested under two names", where=f"claim {reference.uid}")
         pending = [claim for uid, claim in claims.items() if uid not in results]
-        work = [self._guarded(method, number, claim, until, one) for claim in pending]
+        work = [self._guarded(method, number, claim, deadline_s, one) for claim in pending]
         found = [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
         results.update(zip((claim.uid for claim in pending), found, strict=True))
         failed = sum(isinstance(result, AgentError) for result in results.values())
@@ -199,12 +199,12 @@ class DraService:
         method: str,
         number: int,
         claim: ClaimRef,
-        until: float,
+        deadline_s: float,
         one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
     ) -> Sequence[ClaimDevice] | AgentError:
         extra = {"method": method, "request": number, "claim": claim.uid}
         try:
-            return await one(claim, until)
+            return await one(claim, deadline_s)
         except AgentError as error:
             log.warning("call not done for a claim", extra={**extra, "reason": str(error)})
             return error
@@ -212,28 +212,30 @@ class DraService:
             log.exception("call not done for a claim", extra=extra)
             return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
 
-    async def _prepare(self, claim: ClaimRef, until: float) -> Sequence[ClaimDevice]:
+    async def _prepare(self, claim: ClaimRef, deadline_s: float) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
-        remaining_s = until - asyncio.get_running_loop().time()
-        fetched = await fetch(self._claims, claim, until - remaining_s * (1 - FETCH_SHARE))
+        remaining_s = deadline_s - asyncio.get_running_loop().time()
+        fetched = await fetch(self._claims, claim, deadline_s - remaining_s * (1 - FETCH_SHARE))
         if self._observer is not None:
             self._observer.observe_phase("fetch", time.perf_counter() - began)
-        preparing = await self._ready(until)
+        preparing = await self._ready(deadline_s)
         allocation = msgspec.json.encode(fetched["status"]["allocation"])
-        deadline = Deadline(until)
+        deadline = Deadline(deadline_s)
         return await self._turns.run(
-            claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), until
+            claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), deadline_s
         )
 
-    async def _unprepare(self, claim: ClaimRef, until: float) -> Sequence[ClaimDevice]:
-        preparing = await self._ready(until)
-        deadline = Deadline(until)
-        await self._turns.run(claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), until)
+    async def _unprepare(self, claim: ClaimRef, deadline_s: float) -> Sequence[ClaimDevice]:
+        preparing = await self._ready(deadline_s)
+        deadline = Deadline(deadline_s)
+        await self._turns.run(
+            claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), deadline_s
+        )
         return ()
 
-    async def _ready(self, until: float) -> ClaimPreparer:
+    async def _ready(self, deadline_s: float) -> ClaimPreparer:
         if not self._preparing.done():
-            remaining_s = until - asyncio.get_running_loop().time()
+            remaining_s = deadline_s - asyncio.get_running_loop().time()
             await asyncio.wait({self._preparing}, timeout=max(0.0, remaining_s))
         if not self._preparing.done():
             raise RetryableError("the agent is still starting", hint="wait until /readyz returns 200")

@@ -93,8 +93,8 @@ def _refuse_deep(events: Iterable[Any], file: str) -> None:
             depth -= 1
 
 
-def _unreadable(what: str, file: str, line: int | None) -> UsageError:
-    return UsageError(f"not YAML: {what}", where=f"{file}:{line}" if line else file)
+def _unreadable(message: str, file: str, line: int | None) -> UsageError:
+    return UsageError(f"not YAML: {message}", where=f"{file}:{line}" if line else file)
 
 
 class _Reader:
@@ -166,8 +166,8 @@ class _Reader:
         if self._text < 0:
             raise self._error(node, f"its aliases grow to more than {_MAX_ALIASED_TEXT >> 20} MiB")
 
-    def _error(self, node: yaml.Node, what: str) -> UsageError:
-        return _unreadable(what, self._file, node.start_mark.line + 1)
+    def _error(self, node: yaml.Node, message: str) -> UsageError:
+        return _unreadable(message, self._file, node.start_mark.line + 1)
 
 
 def _steps(field: str) -> Iterator[str]:

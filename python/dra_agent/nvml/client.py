@@ -23,11 +23,11 @@ from dra_agent import child
 from dra_agent.errors import RetryableError
 from dra_agent.nvml.values import Codec, targets
 
-_LONGEST = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 """Maximum bytes of one response; a process that writes more is broken."""
-_BOOT = 15.0
+_START_TIMEOUT_S = 15.0
 """Seconds that a process gets to come up, before the library is even loaded."""
-_END = 2.0
+_STOP_TIMEOUT_S = 2.0
 """Seconds that a process gets to end when it is killed, before it is left to the kernel."""
 
 
@@ -120,9 +120,9 @@ class NvmlWorker:
             )
         self._reader = threading.Thread(target=self._read, name="NVML responds", daemon=True)
         self._reader.start()
-        if not self._up.wait(_BOOT) or self._ended:
+        if not self._up.wait(_START_TIMEOUT_S) or self._ended:
             self.close()
-            raise TimeoutError(self._ended or f"NVML's process did not come up within {_BOOT:g} s")
+            raise TimeoutError(self._ended or f"NVML's process did not come up within {_START_TIMEOUT_S:g} s")
 
     @property
     def pid(self) -> int:
@@ -178,7 +178,7 @@ class NvmlWorker:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         # The reader ends it. One that waits in the kernel goes when the kernel lets it.
-        self._reader.join(_END)
+        self._reader.join(_STOP_TIMEOUT_S)
 
     def _reject_stuck(self, lane: str) -> None:
         if self.is_stuck(lane):
@@ -224,7 +224,7 @@ class NvmlWorker:
         why = ""
         try:
             with self._socket.makefile("rb") as lines:
-                while (line := lines.readline(_LONGEST)) and line.endswith(b"\n"):
+                while (line := lines.readline(_MAX_LINE_BYTES)) and line.endswith(b"\n"):
                     answer = msgspec.json.decode(line, type=_Answer)
                     if answer.id == 0:
                         self._up.set()
@@ -261,8 +261,8 @@ def _ending(code: int) -> str:
 FIRST_WAIT_S = 2.0
 MAX_WAIT_S = 300.0
 """Seconds between the end of a process and the start of the next; doubled with each that ends."""
-HANGS = 60.0
-MAX_HANGS = 3600.0
+HANG_TIMEOUT_S = 60.0
+MAX_HANG_TIMEOUT_S = 3600.0
 """Seconds for which a call may be out before its process is replaced; doubled with each that was. Long, because other
 GPUs are not watched meanwhile, and a call that waits in the kernel will do so in the next process too."""
 FORGET_AFTER_S = 7200.0
@@ -291,7 +291,7 @@ class RestartPolicy:
 
     def tolerates(self, stuck: float, now: float) -> bool:
         """Return whether a call that hangs for so many seconds is tolerated."""
-        return stuck < min(HANGS * 2.0 ** self._count(now), MAX_HANGS)
+        return stuck < min(HANG_TIMEOUT_S * 2.0 ** self._count(now), MAX_HANG_TIMEOUT_S)
 
     def _count(self, now: float) -> int:
         return self._failures if now - self._last < FORGET_AFTER_S else 0

@@ -65,7 +65,7 @@ class LedgerDamage(msgspec.Struct, frozen=True):
     file: str
     offset: int
     length: int
-    what: str
+    message: str = msgspec.field(name="what")
     """"torn tail" after a crash during a write, which loses nothing; "damaged record" otherwise."""
     uid: str | None = None
     """UID that was found in the damaged bytes."""
@@ -102,7 +102,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
             f"{damage.file}: {damage.length} damaged bytes at {damage.offset}"
             + (f", which seem to be of claim {damage.uid}" if damage.uid else "")
             for damage in self.damage
-            if damage.what != "torn tail"
+            if damage.message != "torn tail"
         ]
         if self.lost_records:
             messages.append(f"{self.lost_records} records are missing")

@@ -11,13 +11,13 @@ from dra_agent.errors import AgentError, PermanentError
 class PartiallyAcceptedError(PermanentError):
     """The API server drops fields of a slice; the rest is published."""
 
-    def __init__(self, pool: str, fields: Iterable[str], what: str, hint: str) -> None:
-        """`{fields}` in `what` is replaced by the first of them."""
+    def __init__(self, pool: str, fields: Iterable[str], message: str, hint: str) -> None:
+        """`{fields}` in `message` is replaced by the first of them."""
         self.pool = pool
         self.fields = tuple(sorted(fields))
         """Paths such as `devices[gpu-0000-3b-00-0].taints`."""
         shown = ", ".join(self.fields[:3]) + (f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else "")
-        super().__init__(what.replace("{fields}", shown), where=f"pool {pool}", hint=hint)
+        super().__init__(message.replace("{fields}", shown), where=f"pool {pool}", hint=hint)
 
 
 class DroppedFieldsError(PartiallyAcceptedError):

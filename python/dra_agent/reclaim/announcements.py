@@ -18,7 +18,7 @@ TAINT_NAME = "reclaim"
 """The key of the taint is the name of the driver, a slash and this."""
 MAX_TAINTS = 16
 """Maximum taints of a device in the API (resource/v1 DeviceTaintsMaxLength)."""
-_MAX_MESSAGE_LENGTH = 1024
+_MAX_MESSAGE_CHARS = 1024
 """Maximum characters of a message, below the limit of the API server."""
 
 
@@ -77,7 +77,7 @@ def condition_of(state: ReclaimState, driver: str, now: datetime) -> dict[str, A
             if state.deadline is None
             else f"at {STEADY.to_wall(state.deadline).astimezone(UTC).isoformat(timespec='seconds')}"
         )
-        message = f"the node is reclaimed {when} ({cause.source}: {cause.what})"
+        message = f"the node is reclaimed {when} ({cause.source}: {cause.description})"
         return _condition(driver, "True", _reason(cause.source), message, state.noticed or now)
     if state.phase == "none":
         return _condition(driver, "False", "NothingAnnounced", "no reclaim is active in this boot of the host", now)
@@ -93,7 +93,7 @@ def has_notice_condition(node: Mapping[str, Any], driver: str) -> bool:
 def announced(state: ReclaimState) -> str:
     """Return the message of a notice or hint: when the node is reclaimed, and the source."""
     cause = state.cause
-    text = "" if cause is None else f"{cause.source}: {cause.what}"
+    text = "" if cause is None else f"{cause.source}: {cause.description}"
     if state.phase != "notice":
         return f"the node may be reclaimed ({text}); no new claims are allocated here"
     when = "" if state.deadline is None else f" at {STEADY.to_wall(state.deadline).isoformat(timespec='seconds')}"
@@ -132,7 +132,7 @@ def _condition(driver: str, status: str, reason: str, message: str, since: datet
         "type": condition_type(driver),
         "status": status,
         "reason": reason,
-        "message": message[:_MAX_MESSAGE_LENGTH],
+        "message": message[:_MAX_MESSAGE_CHARS],
         # Both are equal on purpose: a heartbeat would be a Node write without information.
         "lastTransitionTime": timestamp,
         "lastHeartbeatTime": timestamp,

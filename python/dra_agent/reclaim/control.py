@@ -29,7 +29,7 @@ class Start(msgspec.Struct, tag_field="op", tag="start", forbid_unknown_fields=T
     kind: Literal["hint", "notice"] = "notice"
     seconds: float | None = None
     """From now to the end."""
-    what: str = ""
+    description: str = msgspec.field(default="", name="what")
 
 
 class Cancel(msgspec.Struct, tag_field="op", tag="cancel", forbid_unknown_fields=True):
@@ -104,9 +104,11 @@ class ReclaimControlServer:
 
     async def _do(self, line: bytes) -> Any:
         match decode_request(line):
-            case Start(kind, seconds, what):
+            case Start(kind, seconds, description):
                 deadline = None if seconds is None else self._now() + timedelta(seconds=seconds)
-                await self._reclaim.begin(kind, deadline=deadline, what=printable(what) or "started by an operator")
+                await self._reclaim.begin(
+                    kind, deadline=deadline, description=printable(description) or "started by an operator"
+                )
             case Cancel(everything):
                 await self._reclaim.cancel(everything=everything)
             case About():

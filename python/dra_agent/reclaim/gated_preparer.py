@@ -42,7 +42,8 @@ class GatedPreparer:
             if self._drain is not None:
                 self._drain.refused(claim)
             raise RetryableError(
-                f"this node is being reclaimed ({cause.source}: {cause.what}), so no new claim is prepared on it",
+                f"this node is being reclaimed ({cause.source}: {cause.description}), "
+                "so no new claim is prepared on it",
                 hint="delete the pod: its successor is scheduled elsewhere",
             )
         devices = self._preparer.prepare(claim, deadline)

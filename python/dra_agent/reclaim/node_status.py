@@ -34,17 +34,17 @@ class NodeFieldWriter(Generic[_Value]):
         self,
         apply: Callable[[_Value], Awaitable[None]],
         *,
-        what: str,
+        operation: str,
         grant: str,
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         """`apply` writes a value and leaves fields of others; it may raise the errors of dra_agent.kube_client.
 
-        `what` is the name of the field in the log, `grant` the hint for a missing permission. `is_leader`: whether this
-        agent writes, of several in a rolling update.
+        `operation` is the name of the field in the log, `grant` the hint for a missing permission. `is_leader`: whether
+        this agent writes, of several in a rolling update.
         """
         self._apply = apply
-        self._what = what
+        self._operation = operation
         self._grant = grant
         self._is_leader = is_leader
         self._forbidden = False
@@ -60,7 +60,7 @@ class NodeFieldWriter(Generic[_Value]):
         self.desired = value
         self._changed.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"reclaim {self._what}")
+            self._task = asyncio.create_task(self._run(), name=f"reclaim {self._operation}")
 
     async def stop(self) -> None:
         """Stop writing; the Node stays as it is."""
@@ -91,14 +91,14 @@ class NodeFieldWriter(Generic[_Value]):
             await self._apply(value)
         except ForbiddenError as error:
             if not self._forbidden:
-                log.error(f"{self._what} is not written", extra={"reason": str(error), "todo": self._grant})
+                log.error(f"{self._operation} is not written", extra={"reason": str(error), "todo": self._grant})
             self._forbidden = True
         except AgentError as error:
-            log.warning(f"{self._what} is not written yet", extra={"reason": str(error)})
+            log.warning(f"{self._operation} is not written yet", extra={"reason": str(error)})
             return backoff.delay(error)
         else:
             self._forbidden = False
-            log.info(f"{self._what} is written")
+            log.info(f"{self._operation} is written")
         return None
 
 
@@ -129,13 +129,13 @@ class NodeStatusWriter:
         self._cleanup: asyncio.Task[None] | None = None
         self._cordon = NodeFieldWriter(
             self._apply_cordon,
-            what="the cordon of the node",
+            operation="the cordon of the node",
             grant="grant it: cordon of the chart",
             is_leader=is_leader,
         )
         self._condition = NodeFieldWriter(
             self._apply_condition,
-            what="the condition of the node",
+            operation="the condition of the node",
             grant="grant it: nodeCondition of the chart",
             is_leader=is_leader,
         )

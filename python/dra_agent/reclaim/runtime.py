@@ -87,7 +87,7 @@ class ReclaimRuntime:
             await self.reclaim.cancel(everything=True)
         requested, current = _of_operator(saved), _of_operator(own)
         if requested is not None and requested != current:
-            await self.reclaim.begin(requested.kind, deadline=requested.deadline, what=requested.what)
+            await self.reclaim.begin(requested.kind, deadline=requested.deadline, description=requested.description)
         elif requested is None and current is not None:
             await self.reclaim.cancel(everything=False)
 

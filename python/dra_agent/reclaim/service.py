@@ -133,10 +133,10 @@ class ReclaimService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._saver.shutdown(wait=False, cancel_futures=True)
 
-    async def begin(self, kind: str, *, deadline: datetime | None, what: str) -> None:
+    async def begin(self, kind: str, *, deadline: datetime | None, description: str) -> None:
         """An operator's own hint or notice, on disk when this returns."""
-        signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
-        log.warning(f"reclaim {signal.kind} by the operator", extra={"what": what})
+        signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, description, deadline)
+        log.warning(f"reclaim {signal.kind} by the operator", extra={"what": description})
         await self._change(lambda state, now: apply(state, signal, now))
 
     async def cancel(self, *, everything: bool) -> None:
@@ -198,7 +198,7 @@ class ReclaimService:
                     if signal.kind != "clear" and is_past(state, signal):
                         log.info(
                             "an event from before the host's boot is ignored",
-                            extra={"source": signal.source, "event": signal.event, "what": signal.what},
+                            extra={"source": signal.source, "event": signal.event, "what": signal.description},
                         )
                     state = apply(state, signal, now)
                 return expire(state, now)
@@ -249,7 +249,7 @@ class ReclaimService:
             cause = after.cause
             extra: dict[str, object] = {"was": before.phase}
             if cause is not None:
-                extra |= {"source": cause.source, "event": cause.event, "what": cause.what}
+                extra |= {"source": cause.source, "event": cause.event, "what": cause.description}
             if after.deadline is not None:
                 extra["deadline"] = after.deadline.isoformat()
                 extra["seconds"] = round((after.deadline - self._now()).total_seconds(), 1)

@@ -32,7 +32,7 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     kind: Kind
     event: str
     """The source's id of the event, or the name of the source if it has none."""
-    what: str
+    description: str = msgspec.field(name="what")
     """For people; printable."""
     deadline: datetime | None = None
     """When the node is reclaimed: aware, UTC, by this host's clock. None: not known."""
@@ -92,8 +92,8 @@ class RecallingSource(Protocol):
 class SourceError(RetryableError):
     """A failed poll, with Retry-After in seconds."""
 
-    def __init__(self, what: str, *, where: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(what, where=where)
+    def __init__(self, description: str, *, where: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(description, where=where)
         self.retry_after = retry_after
 
 

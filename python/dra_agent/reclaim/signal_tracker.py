@@ -82,9 +82,10 @@ class SignalTracker:
         for event, signal in before.items():
             if event not in current:
                 log.info(
-                    "the source no longer reports it", extra={"source": source, "event": event, "what": signal.what}
+                    "the source no longer reports it",
+                    extra={"source": source, "event": event, "what": signal.description},
                 )
-                self._on_signal(Signal(source, "clear", event, signal.what))
+                self._on_signal(Signal(source, "clear", event, signal.description))
 
     def failed(self, source: str, why: str) -> None:
         """Record a failed poll; the signals of the source are kept."""
@@ -117,7 +118,7 @@ class SignalTracker:
         return True
 
     def _log(self, signal: Signal, changed: bool) -> None:
-        extra: dict[str, object] = {"source": signal.source, "event": signal.event, "what": signal.what}
+        extra: dict[str, object] = {"source": signal.source, "event": signal.event, "what": signal.description}
         if signal.deadline is not None:
             extra["deadline"] = signal.deadline.isoformat()
         if signal.deadline_note:

@@ -205,5 +205,5 @@ class StandaloneDrain:
 
 def _why(state: ReclaimState) -> str:
     cause = state.cause
-    by = f" ({cause.source}: {cause.what})" if cause is not None else ""
+    by = f" ({cause.source}: {cause.description})" if cause is not None else ""
     return f"this node is being reclaimed{by}"

@@ -80,7 +80,7 @@ class EventStatus(msgspec.Struct, frozen=True):
     source: str
     kind: str
     event: str
-    what: str
+    description: str = msgspec.field(name="what")
     deadline: datetime | None
     since: datetime
     deadline_note: str = msgspec.field(name="doubt")
@@ -143,7 +143,7 @@ def status_of(
                 source=active.signal.source,
                 kind=active.signal.kind,
                 event=active.signal.event,
-                what=active.signal.what,
+                description=active.signal.description,
                 deadline=_wall(active.signal.deadline),
                 since=STEADY.to_wall(active.since),
                 deadline_note=active.signal.deadline_note,

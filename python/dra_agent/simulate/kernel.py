@@ -22,7 +22,7 @@ from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.tree import replace_file
 
 _DEVICES, _DRIVERS = "bus/pci/devices/", "bus/pci/drivers/"
-_LOOK = 0.02
+_POLL_INTERVAL_S = 0.02
 """Seconds between two checks whether a fault was cleared."""
 
 
@@ -49,7 +49,7 @@ class SimulatedKernel:
         """Read an attribute that is under its device's lock: it waits for a write that is under way."""
         folder, _, _ = path.rpartition("/")
         while self._under_way[folder.removeprefix(_DEVICES)]:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
         return (self._root / "sys" / path).read_text()
 
     def _write(self, path: str, text: str, device: str, driver: str, attribute: str) -> None:
@@ -140,7 +140,7 @@ class SimulatedKernel:
             waited = (time.monotonic() - began) * 1000
             if not any(not fault.delay_ms or waited < fault.delay_ms for fault in faults):
                 return
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _recall(self) -> tuple[Machine, SimulatedState]:
         simulated = builder.load_state(self._root)

@@ -22,8 +22,8 @@ HOME = Path(__file__).resolve().parent
 CONTROL, PID_FILE, LOCK_FILE = "control", "nvidia-cuda-mps-control.pid", "control_lock"
 _PERCENT = re.compile(r"\d{1,3}(\.\d+)?")
 _SIZE = re.compile(r"\d+[MGmg]?")
-_LONGEST = 64 << 10
-_LOOK = 0.5
+_MAX_READ_BYTES = 64 << 10
+_POLL_INTERVAL_S = 0.5
 """Seconds between two checks whether a daemon has to stop."""
 
 
@@ -142,7 +142,7 @@ class Daemon:
             # Neither the lock nor the socket is a server's, and it ends with its daemon, however that ends.
             os.closerange(3, 64)
             while os.getppid() == daemon:
-                time.sleep(_LOOK)
+                time.sleep(_POLL_INTERVAL_S)
             os._exit(0)
         self.servers.append(server)
         log(f"Starting new server {server} for user {words[1]}")
@@ -231,7 +231,7 @@ def start(*, background: bool, multi_user: bool) -> int:
 def serve(listening: socket.socket, *, multi_user: bool) -> None:
     """Serve requests until the command to quit."""
     daemon = Daemon(multi_user=multi_user)
-    listening.settimeout(_LOOK)
+    listening.settimeout(_POLL_INTERVAL_S)
     while not daemon.ends:
         try:
             connection, _ = listening.accept()
@@ -242,7 +242,7 @@ def serve(listening: socket.socket, *, multi_user: bool) -> None:
             continue
         with connection:
             connection.settimeout(None)
-            for line in connection.recv(_LONGEST).decode(errors="replace").splitlines():
+            for line in connection.recv(_MAX_READ_BYTES).decode(errors="replace").splitlines():
                 answer = daemon.answer(line)
                 connection.sendall((answer + "\n").encode() if answer else b"")
     log("Exit")
@@ -263,7 +263,7 @@ def send() -> int:
         connection.shutdown(socket.SHUT_WR)
         answer = b""
         try:
-            while piece := connection.recv(_LONGEST):
+            while piece := connection.recv(_MAX_READ_BYTES):
                 answer += piece
         except ConnectionError:
             return 1

@@ -26,13 +26,13 @@ TIME_SLICES = Path("lib/time-slices.json")
 _INVALID, _NOT_FOUND, _NO_DRIVER, _NO_LIBRARY, _OTHER = 2, 6, 9, 12, 255
 _MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _SHOWN = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_LONGEST = 3
+_MAX_TIME_SLICE = 3
 _LOOKED_UP = ("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByUUID_v2")
 
 
 class _ExitError(Exception):
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -69,7 +69,7 @@ def main() -> int:
 def _run(root: Path, arguments: Sequence[str]) -> str:
     match arguments:
         case ["compute-policy", "-i", uuid, "--set-timeslice", number]:
-            if number not in [str(known) for known in range(_LONGEST + 1)]:
+            if number not in [str(known) for known in range(_MAX_TIME_SLICE + 1)]:
                 raise _ExitError(_INVALID, f"Invalid timeslice {number}")
             with nvml.locked(root / "lib"):
                 _gpu(root, uuid)

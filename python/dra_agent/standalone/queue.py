@@ -364,7 +364,7 @@ class ClaimQueue:
             self._retries.done(uid)
         log.info("claim released, it waits again", extra={"claim": uid})
 
-    def _tried(self, uid: str, what: str, attempt: Callable[[], None]) -> None:
+    def _tried(self, uid: str, message: str, attempt: Callable[[], None]) -> None:
         """Make an attempt; one that fails is made again later, and costs no other claim anything."""
         try:
             attempt()
@@ -374,7 +374,7 @@ class ClaimQueue:
             with self._lock:
                 wait = self._retries.failed(uid)
                 self._messages[uid] = f"{error}; next try in {wait:.0f} s"
-            log.warning(f"{what} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
+            log.warning(f"{message} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
 
     def _require(self, namespace: str, name: str) -> Known:
         known = self._claims.find(namespace, name)

@@ -132,7 +132,7 @@ class StandaloneService:
             "answering requests": _shut_down(self._worker),
             "preparing or releasing claims": self._crew.stop(),
         }
-        tasks = {asyncio.create_task(end, name=what) for what, end in ends.items()}
+        tasks = {asyncio.create_task(end, name=operation) for operation, end in ends.items()}
         _, under_way = await asyncio.wait(tasks, timeout=STOP_AFTER_S)
         self._stuck = sorted(task.get_name() for task in under_way)
         for task in under_way:

@@ -17,7 +17,7 @@ Object = dict[str, Any]
 READY = "Ready"
 _FROM_ATTRIBUTES = ("productName", "driverVersion", "profile", "rdmaDevice")
 _FROM_IDENTITY = ("uuid", "parent")
-_MESSAGE_LIMIT = 1024
+_MAX_MESSAGE_CHARS = 1024
 
 
 class DeviceKey(NamedTuple):
@@ -71,7 +71,7 @@ def entry(
             "type": READY,
             "status": condition.status,
             "reason": condition.reason,
-            "message": condition.message[:_MESSAGE_LIMIT],
+            "message": condition.message[:_MAX_MESSAGE_CHARS],
             "lastTransitionTime": now,
         }
     ]

@@ -30,9 +30,9 @@ SERIES_EXPIRE_AFTER_S = 1800.0
 MAX_PENDING = 256
 """Maximum of pending and of recorded Events."""
 MAX_TRIES = 4
-_NOTE_LIMIT = 1024
-_NAME_LIMIT = 253
-_INSTANCE_LIMIT = 128
+_MAX_NOTE_BYTES = 1024
+_MAX_NAME_CHARS = 253
+_MAX_INSTANCE_CHARS = 128
 _TERMINATING = "because it is being terminated"
 """Reason of a 403 for a namespace that is being deleted (plugin/namespace/lifecycle)."""
 _GRANT = "create and patch on events of events.k8s.io"
@@ -281,10 +281,10 @@ class EventRecorder:
             regarding["uid"] = subject.uid
         event: dict[str, Any] = {
             # The same at each write: only the series of an Event may ever change.
-            "metadata": {"name": subject.name[: _NAME_LIMIT - len(suffix)].rstrip(".-") + suffix},
+            "metadata": {"name": subject.name[: _MAX_NAME_CHARS - len(suffix)].rstrip(".-") + suffix},
             "eventTime": _micro(series.first),
             "reportingController": self._driver,
-            "reportingInstance": self.node[:_INSTANCE_LIMIT],
+            "reportingInstance": self.node[:_MAX_INSTANCE_CHARS],
             "action": series.reason.action,
             "reason": series.reason.name,
             "regarding": regarding,
@@ -299,7 +299,7 @@ class EventRecorder:
 def _cut(note: str) -> str:
     """Fit a note into the API's limit, which counts bytes."""
     data = note.encode()
-    return note if len(data) <= _NOTE_LIMIT else data[: _NOTE_LIMIT - 4].decode(errors="ignore") + "…"
+    return note if len(data) <= _MAX_NOTE_BYTES else data[: _MAX_NOTE_BYTES - 4].decode(errors="ignore") + "…"
 
 
 def _micro(time: datetime) -> str:

@@ -27,12 +27,12 @@ def lacks_permission(error: PermanentError) -> bool:
 class PermissionMonitor:
     """One right of the agent's identity."""
 
-    def __init__(self, what: str, grant: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
-        """`what` is not done without it ("claim status is not written"); `grant` names the RBAC rule.
+    def __init__(self, message: str, grant: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
+        """`message` is not done without it ("claim status is not written"); `grant` names the RBAC rule.
 
         `retry_after_s` is the longest pause between two tries, in seconds.
         """
-        self._what = what
+        self._message = message
         self._grant = grant
         self._backoff = Backoff(first=FIRST_AGAIN_S, longest=retry_after_s)
         self.missing = ""
@@ -41,7 +41,7 @@ class PermissionMonitor:
     def refused(self, error: PermanentError) -> float:
         """Record the refusal and return the seconds until the next try; logs the first time."""
         if not self.missing:
-            log.warning(self._what, extra={"reason": str(error.message), "grant": self._grant})
+            log.warning(self._message, extra={"reason": str(error.message), "grant": self._grant})
         self.missing = str(error)
         return self._backoff.delay()
 

@@ -22,7 +22,7 @@ from dra_agent.topology.svg_card import COLOURS, card
 from dra_agent.topology.svg_layout import Box, arrange, attribute, extent, fit, hint, label, rectangle, width
 
 MARGIN, TITLE_HEIGHT, LINE = 28, 82, 20
-LEAST_WIDTH = 700
+MIN_WIDTH_PX = 700
 SHOWN_PROBLEMS = 6
 
 CLAIM_COLOURS = (
@@ -62,7 +62,7 @@ def draw(topology: Topology, *, title: str, holders: Holders | None = None, name
     for box in boxes:
         box.move(box.x + MARGIN, box.y + TITLE_HEIGHT)
     extent_right, bottom = extent(boxes)
-    across = max(extent_right, LEAST_WIDTH) + MARGIN
+    across = max(extent_right, MIN_WIDTH_PX) + MARGIN
     body = [label(MARGIN, 40, title, "title"), label(MARGIN, 62, summary(topology), "sub")]
     body += _distances(boxes)
     for box in boxes:

@@ -17,11 +17,11 @@ from dra_agent.printable import printable
 
 VERSION = "admission.k8s.io/v1"
 _INVALID = 422
-MAX_PROBLEM = 1024
+MAX_PROBLEM_CHARS = 1024
 """Maximum characters of one problem, which quotes user input."""
-MAX_MESSAGE = 4096
+MAX_MESSAGE_CHARS = 4096
 """Characters of all that kubectl shows."""
-_MAX_KIND = 63
+_MAX_KIND_CHARS = 63
 
 
 class _Request(msgspec.Struct, rename="camel"):
@@ -44,7 +44,7 @@ class ReviewResult(msgspec.Struct, frozen=True):
 
     body: bytes
     """The AdmissionReview to send back."""
-    what: str
+    subject: str
     """"ResourceClaim default/notebook"."""
     problems: tuple[str, ...]
     """Why it is refused; empty where it is allowed."""
@@ -65,7 +65,7 @@ def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> Revi
     problems = _problems(found.request, driver, setups)
     response: dict[str, Any] = {"uid": found.request.uid, "allowed": not problems}
     if problems:
-        message = printable("; ".join(problems), longest=MAX_MESSAGE)
+        message = printable("; ".join(problems), longest=MAX_MESSAGE_CHARS)
         response["status"] = {"code": _INVALID, "reason": "Invalid", "message": message}
     document = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
     return ReviewResult(msgspec.json.encode(document), _name(found.request), problems)
@@ -87,10 +87,10 @@ def _problems(request: _Request, driver: str, setups: Mapping[Kind, DeviceSetup]
 
 
 def _cut(error: Exception) -> str:
-    return printable(str(error), longest=MAX_PROBLEM)
+    return printable(str(error), longest=MAX_PROBLEM_CHARS)
 
 
 def _name(request: _Request) -> str:
     kind = str((request.object or {}).get("kind") or "object")
-    kind = printable(kind, line=True, longest=_MAX_KIND)
+    kind = printable(kind, line=True, longest=_MAX_KIND_CHARS)
     return f"{kind} {request.namespace + '/' if request.namespace else ''}{request.name or '(unnamed)'}"

@@ -61,9 +61,9 @@ class ReloadingCertificate:
             if self._identity() != identity:
                 return False
         except (OSError, ssl.SSLError) as error:
-            if (what := _reason(error)) != self._logged:
-                log.error("the new certificate cannot be used", extra={"reason": what, "files": self.files})
-            self._logged = what
+            if (reason := _reason(error)) != self._logged:
+                log.error("the new certificate cannot be used", extra={"reason": reason, "files": self.files})
+            self._logged = reason
             return False
         self.context, self._loaded, self._logged = context, identity, ""
         return True

@@ -9,7 +9,7 @@ from typing import Any
 
 from dra_agent.printable import printable
 
-_MAX_NAME = 128
+_MAX_NAME_CHARS = 128
 """Characters of a name in a message; the authority may have signed longer ones."""
 
 
@@ -32,7 +32,7 @@ class ClientRule:
             return "the client certificate has expired since it was shown"
         names = _names(certificate)
         if self._names and self._names.isdisjoint(names):
-            known = printable(", ".join(names) or "no name", line=True, longest=_MAX_NAME)
+            known = printable(", ".join(names) or "no name", line=True, longest=_MAX_NAME_CHARS)
             return f"the client certificate is of {known}, which is not an allowed name"
         return ""
 

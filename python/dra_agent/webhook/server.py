@@ -277,10 +277,10 @@ class Webhook:
             return "defect", (500, b"internal error; see the log of the webhook\n", _TEXT)
         if verdict.problems:
             log.info(
-                "refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)[:MAX_LOGGED_CHARS]}
+                "refused", extra={"object": verdict.subject, "problems": "; ".join(verdict.problems)[:MAX_LOGGED_CHARS]}
             )
         else:
-            log.debug("allowed", extra={"object": verdict.what})
+            log.debug("allowed", extra={"object": verdict.subject})
         return "refused" if verdict.problems else "allowed", (200, verdict.body, "application/json")
 
 

@@ -102,7 +102,7 @@ class Agent:
             case "go on":
                 return await self.resume(call)
             case "notice":
-                await self.reclaim.begin("notice", deadline=None, what="a test")
+                await self.reclaim.begin("notice", deadline=None, description="a test")
             case "cancel":
                 await self.reclaim.cancel(everything=True)
             case "set forward":

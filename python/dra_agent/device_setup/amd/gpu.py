@@ -50,9 +50,9 @@ class Gpu:
             self._writes.write(self._address, path, mode)
         except OSError as error:
             raise self._mode_error(mode, error) from error
-        until = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while self.mode != mode or len(self._partitions()) != partitions:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise RetryableError(
                     f"its driver has created {len(self._partitions())} of the {partitions} partitions of mode {mode}",
                     where=self._where,

@@ -96,10 +96,10 @@ def _mount(libc: ctypes.CDLL, shm: str) -> None:
     _check(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, message: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{message}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def _brand(draft: DeviceBuilder) -> str | None:
 
 MODE, PARTITION, PARTITIONS = "computePartition", "partition", "partitions"
 """Keys of the identity of a device that is set up by dividing its GPU: the mode, its number in it, and of how many."""
-_AGAIN = 0.05
+_RETRY_INTERVAL_S = 0.05
 """Seconds between two reads of a GPU that is incomplete at its first scan."""
 
 
@@ -165,17 +165,17 @@ class PartitionableGpus:
 
         Nothing is known of it then that could be kept, and what was published before this start is to stay.
         """
-        until = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
         new = [one for one in functions if one.pci_address not in self._seen and self._can_be_divided(one)]
         self._seen = {function.pci_address for function in functions}
         while True:
             found: list[Diagnostic] = []
             nodes = self._topology.nodes(found)
             new = [function for function in new if not self._is_complete(function, nodes)]
-            if not new or time.monotonic() > until:
+            if not new or time.monotonic() > deadline:
                 problems += found
                 return nodes
-            time.sleep(_AGAIN)
+            time.sleep(_RETRY_INTERVAL_S)
 
     def _can_be_divided(self, function: Function) -> bool:
         return lists_modes(pci_files(self._host, function, []).text("available_compute_partition"))
@@ -227,9 +227,9 @@ class PartitionableGpus:
         if not modes.divided:
             return None
         if modes.dies < most:
-            what = f"KFD shows {modes.dies} of its {most} dies, so claims cannot partition it"
+            message = f"KFD shows {modes.dies} of its {most} dies, so claims cannot partition it"
             hint = "give the agent's cgroup all of its render nodes, or reset the GPU"
-            problems.append(Diagnostic(name, what, hint, severity="warning"))
+            problems.append(Diagnostic(name, message, hint, severity="warning"))
             return None
         problems += quiet
         total = files.number("mem_info_vram_total") or modes.divisible_memory(whole.memory_bytes)
@@ -280,6 +280,6 @@ class PartitionableGpus:
 def half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
     """Report a GPU whose KFD nodes are not those of its mode."""
     of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
-    what = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
+    message = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
     hint = "check the kernel log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
-    return Diagnostic(name, what, hint)
+    return Diagnostic(name, message, hint)

@@ -266,12 +266,12 @@ class NvidiaBackend:
                 problems.append(Diagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
         instances = self._mig.get(address, [])
         if not instances and whole.health == "healthy" and answered:
-            what = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
+            message = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
             hint = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
-            problems.append(Diagnostic(whole.name, what, hint, severity="warning"))
+            problems.append(Diagnostic(whole.name, message, hint, severity="warning"))
         elif not instances:
-            what = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
-            problems.append(Diagnostic(whole.name, what))
+            message = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
+            problems.append(Diagnostic(whole.name, message))
         unplaced = any(instance.start is None for instance in instances)
         if unplaced and report_placements:
             problems.append(placements_denied(whole.name))
@@ -324,11 +324,11 @@ def _classify_error(draft: DeviceBuilder, error: NvmlError) -> None:
     """Return the issues of a GPU for which NVML returns an error."""
     if isinstance(error, GpuLostError):
         draft.add_issue("gpu-lost", f"NVML: {error.message}")
-        what, hint = f"the GPU is lost ({error.message})", "drain the node and reset or power-cycle the GPU"
+        message, hint = f"the GPU is lost ({error.message})", "drain the node and reset or power-cycle the GPU"
     else:
         draft.add_issue("unreadable", f"NVML: {error.message}")
-        what, hint = error.message, error.hint or "check the kernel log (dmesg)"
-    draft.problems.append(Diagnostic(draft.name, what, hint))
+        message, hint = error.message, error.hint or "check the kernel log (dmesg)"
+    draft.problems.append(Diagnostic(draft.name, message, hint))
 
 
 def _judge(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> None:
@@ -361,8 +361,8 @@ _FABRIC_HINT = (
 
 def _library_problem(error: RetryableError) -> Diagnostic:
     hint = error.hint or "check the kernel log (dmesg) and run `nvidia-smi`"
-    what = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
-    return Diagnostic("NVML", what, hint)
+    message = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
+    return Diagnostic("NVML", message, hint)
 
 
 def _hung_problem(name: str, error: CallTimeoutError) -> Diagnostic:

@@ -26,7 +26,7 @@ from dra_agent.inventory.sysfs import SysfsDir
 
 _T = TypeVar("_T")
 _MIB = 1 << 20
-_LOOKS = 3
+_MAX_READS = 3
 """An error in so many reads in a row is not caused by an instance that was just removed."""
 
 _ENGINES = {
@@ -72,7 +72,7 @@ def retry_if_changed(look: Callable[[], _T]) -> _T:
     For a removed handle NVML returns "Invalid Argument", "Not Found" or "Not Supported", as for queries
     that are wrong: an error that stays is raised as it is.
     """
-    for _ in range(_LOOKS - 1):
+    for _ in range(_MAX_READS - 1):
         try:
             return look()
         except (UnknownGpuError, NotSupportedError, InstancesChangedError):

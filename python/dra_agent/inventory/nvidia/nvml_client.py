@@ -78,8 +78,8 @@ _QUIET = 0.01
 class NvmlError(RetryableError):
     """NVML returned an error."""
 
-    def __init__(self, what: str, code: int, hint: str | None = None) -> None:
-        super().__init__(what, where="NVML", hint=hint)
+    def __init__(self, message: str, code: int, hint: str | None = None) -> None:
+        super().__init__(message, where="NVML", hint=hint)
         self.code = code
 
 

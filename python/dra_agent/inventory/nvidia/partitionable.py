@@ -26,7 +26,7 @@ from dra_agent.inventory.nvidia.partitions import GpuInstance, Partition, Partit
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, read_profiles
 from dra_agent.inventory.settings import PartitionRule
 
-_MOST_INSTANCES = 16
+_MAX_INSTANCES = 16
 _HOPPER = (9, 0)
 """Compute capability from which on MIG mode changes without a reset of the GPU (MIG user guide)."""
 
@@ -160,9 +160,9 @@ class PartitionableGpus:
         if facts.mig or not fixed:
             devices += self._partitions(whole, facts, driver, rule, division, foreign)
         else:
-            what = "MIG mode is off and changes only with a reset of this GPU, so that it is offered as a whole only"
+            message = "MIG mode is off and changes only with a reset of this GPU, so that it is offered as a whole only"
             hint = "switch the mode on and reset the GPU (nvidia-smi -mig 1, nvidia-smi --gpu-reset) to have partitions"
-            whole.problems.append(Diagnostic(name, what, hint, severity="warning"))
+            whole.problems.append(Diagnostic(name, message, hint, severity="warning"))
         ids = {instance.id for instance in division.foreign}
         for live in self._live.get(address, []):
             if live.gpu_instance in ids:
@@ -242,8 +242,8 @@ def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequen
 
 def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) -> list[Any]:
     """Give NVML's handles of the instances of one profile."""
-    handles = (nvml.module.c_nvmlGpuInstance_t * _MOST_INSTANCES)()
-    count = ctypes.c_uint(_MOST_INSTANCES)
+    handles = (nvml.module.c_nvmlGpuInstance_t * _MAX_INSTANCES)()
+    count = ctypes.c_uint(_MAX_INSTANCES)
     try:
         nvml.call("nvmlDeviceGetGpuInstances", handle, profile, handles, ctypes.byref(count), about=address)
     except NotSupportedError:

@@ -14,7 +14,7 @@ from typing import Any
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_MOST_PLACEMENTS = 32
+_MAX_PLACEMENTS = 32
 INVALID_ARGUMENT = 2
 """Of nvmlReturn_t: this library knows no profile of that number."""
 
@@ -140,8 +140,8 @@ def _name(info: Any) -> str:
 
 
 def _placements(module: Any, ask: Callable[..., Any], handle: Any, profile: int) -> tuple[Placement, ...]:
-    places = (module.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
-    count = ctypes.c_uint(_MOST_PLACEMENTS)
+    places = (module.c_nvmlGpuInstancePlacement_t * _MAX_PLACEMENTS)()
+    count = ctypes.c_uint(_MAX_PLACEMENTS)
     try:
         ask("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile, places, ctypes.byref(count))
     except NotSupportedError:

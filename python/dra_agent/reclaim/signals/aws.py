@@ -200,9 +200,9 @@ class AwsSource:
             deadline, deadline_note = clamp_deadline(
                 announced, ahead=response.ahead, now=now, usual=SPOT_DEFAULT_LEAD, most=SPOT_MAX_LEAD
             )
-        what = f"spot interruption: {action.action}"
+        description = f"spot interruption: {action.action}"
         signal = Signal(
-            "aws.spot", "notice", "instance-action", what, deadline, sticky=True, deadline_note=deadline_note
+            "aws.spot", "notice", "instance-action", description, deadline, sticky=True, deadline_note=deadline_note
         )
         return _only(treated(signal, self._signals.spot))
 
@@ -250,9 +250,15 @@ class AwsSource:
         )
         near = event.code in _STOPS and not deadline_note.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)
-        what = f"scheduled {printable(event.code)}"
+        description = f"scheduled {printable(event.code)}"
         return Signal(
-            "aws.maintenance", "notice" if near else "hint", name, what, begins, deadline_note=deadline_note, once="id"
+            "aws.maintenance",
+            "notice" if near else "hint",
+            name,
+            description,
+            begins,
+            deadline_note=deadline_note,
+            once="id",
         )
 
     def _is_over(self, announced: datetime, response: Response) -> bool:

@@ -136,7 +136,7 @@ class AzureSource:
     async def _approve(self, event: _Event) -> None:
         self._approved.add(event.event_id)
         body = msgspec.json.encode({"StartRequests": [{"EventId": event.event_id}]})
-        what = {"source": "azure", "event": printable(event.event_id)}
+        event_fields = {"source": "azure", "event": printable(event.event_id)}
         try:
             response = await self._service.request(
                 EVENTS,
@@ -148,9 +148,11 @@ class AzureSource:
             if response.status != 200:
                 raise response.error()
         except SourceError as error:
-            log.warning("the event could not be acknowledged; it waits its time", extra={**what, "reason": str(error)})
+            log.warning(
+                "the event could not be acknowledged; it waits its time", extra={**event_fields, "reason": str(error)}
+            )
         else:
-            log.info("event acknowledged: every claim is released", extra=what)
+            log.info("event acknowledged: every claim is released", extra=event_fields)
 
     async def _name(self) -> str:
         response = await self._request(VM_NAME, REQUEST_TIMEOUT_S)
@@ -194,12 +196,12 @@ class AzureSource:
         stops = event.event_type in _STOPS and not over
         treated_as_notice = event.event_type not in _STOPS and self._treatment(event) == "notice"
         notice = event.event_type in _ENDS or ((stops or treated_as_notice) and near)
-        what = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
+        description = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
         return Signal(
             "azure",
             "notice" if notice else "hint",
             printable(event.event_id),
-            what,
+            description,
             begins,
             deadline_note=deadline_note,
             once="id",

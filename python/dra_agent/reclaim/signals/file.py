@@ -29,7 +29,7 @@ class _FileSignal(msgspec.Struct, forbid_unknown_fields=True):
     kind: Literal["hint", "notice"] = "notice"
     deadline: str = ""
     event: str = "file"
-    what: str = ""
+    description: str = msgspec.field(default="", name="what")
 
 
 class FileSource:
@@ -65,13 +65,15 @@ class FileSource:
             announced = parse_time(values.deadline) if values.deadline else None
         except (msgspec.DecodeError, ValueError, OverflowError) as error:
             raise SourceError(f"invalid content: {printable(str(error))}", where=str(self._path)) from error
-        what = printable(values.what) or f"{self._path} is there"
+        description = printable(values.description) or f"{self._path} is there"
         if announced is None:
-            return (Signal("file", values.kind, printable(values.event), what),)
+            return (Signal("file", values.kind, printable(values.event), description),)
         deadline, deadline_note = clamp_deadline(
             announced, ahead=STEADY.offset, now=self._now(), usual=_DEFAULT_LEAD, most=_MAX_LEAD
         )
-        return (Signal("file", values.kind, printable(values.event), what, deadline, deadline_note=deadline_note),)
+        return (
+            Signal("file", values.kind, printable(values.event), description, deadline, deadline_note=deadline_note),
+        )
 
     def _read(self) -> bytes | None:
         try:

@@ -83,7 +83,7 @@ class MetadataValue:
         if meaning is None:
             self._restored_since.clear()
             return ()
-        what, remaining = meaning
+        description, remaining = meaning
         assert self._since is not None
         deadline = self._since + remaining
         near = self._lead is None or deadline - response.received <= self._lead
@@ -91,7 +91,9 @@ class MetadataValue:
             self._becomes_notice_at = deadline - self._lead
         lasting = near and self._name == "gcp.preempted"
         kind: Kind = "notice" if near else "hint"
-        signal = treated(Signal(self._name, kind, value, what, deadline, sticky=lasting, once="word"), self._treatment)
+        signal = treated(
+            Signal(self._name, kind, value, description, deadline, sticky=lasting, once="word"), self._treatment
+        )
         return () if signal is None else (signal,)
 
     def recall(self, signal: Signal) -> None:

@@ -63,10 +63,10 @@ class Response:
     def error(self) -> SourceError:
         """Return the error of an unexpected status."""
         values = {401: "does not accept the session token", 403: "denies access", 429: "rate-limits requests"}
-        what = f"returns {self.status}" + (f": {values[self.status]}" if self.status in values else "")
+        message = f"returns {self.status}" + (f": {values[self.status]}" if self.status in values else "")
         if 300 <= self.status < 400:
-            what = f"returns {self.status}, a redirect, which is not followed"
-        return SourceError(what, retry_after=self._retry_after())
+            message = f"returns {self.status}, a redirect, which is not followed"
+        return SourceError(message, retry_after=self._retry_after())
 
     def _retry_after(self) -> float | None:
         text = self.headers.get("retry-after", "").strip()
