@@ -27,7 +27,7 @@ def variables(render: Render, values: dict[str, Any]) -> dict[str, str]:
 
 
 def started(render: Render, values: dict[str, Any], toolkit: Toolkit) -> Container:
-    """Give the agent's container, as NVIDIA's runtime starts it."""
+    """Return the agent's container, as NVIDIA's runtime starts it."""
     context, given = security(render, values), variables(render, values)
     return Container(
         toolkit,

@@ -13,7 +13,7 @@ from eventually import DEADLINE_S, POLL_INTERVAL_S
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Give the deadline of accesses: it passes as soon as one hangs in the simulated kernel."""
+    """Return the deadline of accesses: it passes as soon as one hangs in the simulated kernel."""
     hanging: set[threading.Thread] = set()
     patience_s = 10 * DEADLINE_S
 

@@ -32,7 +32,7 @@ def machine_of(model: GpuModel) -> Machine:
 
 
 def partitioned(root: Path, model: GpuModel) -> Inventory:
-    """Give the inventory of a host; a GPU before Hopper has had its MIG mode switched on by a reset."""
+    """Return the inventory of a host; a GPU before Hopper has had its MIG mode switched on by a reset."""
     machine = machine_of(model)
     host = build_machine(machine, root)
     with ExitStack() as stack:
@@ -55,6 +55,6 @@ def switch_on(root: Path, machine: Machine) -> None:
 
 
 def partitions(inventory: Inventory) -> list[Device]:
-    """Give the partitions in their published order."""
+    """Return the partitions in their published order."""
     found = [device for device in inventory.devices if device.name.startswith(f"{NAME}-mig-")]
     return sorted(found, key=lambda device: device.order)

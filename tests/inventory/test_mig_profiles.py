@@ -21,7 +21,7 @@ PROFILE_INFO = "nvmlDeviceGetGpuInstanceProfileInfo"
 
 
 def strict(machine: Machine) -> Machine:
-    """Give the machine with a driver that does as nvml.h says."""
+    """Return the machine with a driver that does as nvml.h says."""
     assert machine.nvidia is not None
     driver = NvidiaDriver(machine.nvidia.version, machine.nvidia.cuda, profiles_need_mig=True)
     return replace(machine, nvidia=driver)

@@ -223,7 +223,7 @@ class _Server:
             os._exit(code)
 
     def _patch(self, file: str, before: ast.Module, after: ast.Module) -> bool:
-        """Give changed functions their new code. False if one cannot be changed."""
+        """Return changed functions their new code. False if one cannot be changed."""
         name = f"{_source}/{file}"
         new = {(code.co_qualname, code.co_firstlineno): code for code in _codes(compile(after, name, "exec"))}
         for code in _codes(compile(before, name, "exec")):

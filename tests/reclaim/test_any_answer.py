@@ -27,7 +27,7 @@ Poll = Callable[[], Awaitable[Sequence[Signal]]]
 
 
 class FixedService:
-    """Gives the same response to every request."""
+    """Return the same response to every request."""
 
     def __init__(self, answer: Response) -> None:
         self.answer = answer

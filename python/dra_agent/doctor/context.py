@@ -35,7 +35,7 @@ class CommandRunner(Protocol):
     """The programs of a host."""
 
     def find(self, name: str) -> str | None:
-        """Give the path of a program; None where it is not installed."""
+        """Return the path of a program; None if it is not installed."""
         ...
 
     def run(self, argv: Sequence[str]) -> CommandResult:

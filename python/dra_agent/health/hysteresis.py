@@ -51,7 +51,7 @@ class IssueTracker:
         return iter(self._spells.values())
 
     def of(self, device: str) -> list[ActiveIssue]:
-        """Give what counts for a device: the most severe first, then the oldest."""
+        """Return the issues that apply to a device: the most severe first, then the oldest."""
         found = [spell for spell in self._spells.values() if spell.device == device]
         return sorted(found, key=lambda spell: (-spell.cause.severity, spell.began or 0.0, spell.cause.name))
 

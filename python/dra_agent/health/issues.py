@@ -176,6 +176,6 @@ def severity(name: str) -> Severity:
 
 
 def xid(name: str) -> int | None:
-    """Give the number of a cause that is an XID."""
+    """Return the number of a cause that is an XID."""
     kind, dash, number = name.partition("-")
     return int(number) if kind == "xid" and dash and number.isdecimal() else None

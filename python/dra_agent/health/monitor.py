@@ -145,7 +145,7 @@ class Monitor:
         return self._confirmation.due(self._clock())
 
     def spells(self, device: str) -> list[ActiveIssue]:
-        """Give what counts for a device, the most severe first."""
+        """Return the issues that apply to a device, the most severe first."""
         return self._spells.of(device)
 
     def _count_errors(self, device: Device, now: float) -> bool:

@@ -24,7 +24,7 @@ def apply_health(
     driver: str,
     spells: Callable[[Device], Sequence[ActiveIssue]] | None = None,
 ) -> Inventory:
-    """Give the inventory with taints; without `spells`, what the inventory itself shows counts, and nothing before it.
+    """Return the inventory with taints. Without `spells`, only the issues that the inventory itself shows apply.
 
     `spells` are a device's, the most severe first.
     """

@@ -105,7 +105,7 @@ class DeviceBuilder:
         self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
 
     def build(self) -> Device:
-        """Give the device."""
+        """Return the device."""
         room = MAX_ENTRIES - len(self.capacity)
         for name in list(self.attributes)[room:]:
             self._warn(f"{name} is left out: a device has at most {MAX_ENTRIES} attributes and capacities")
@@ -178,7 +178,7 @@ class DeviceBuilder:
 
 
 def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> SysfsDir:
-    """Give the sysfs folder of a PCI function."""
+    """Return the sysfs directory of a PCI function."""
     return SysfsDir(host.sysfs / "bus/pci/devices" / function.pci_address, problems)
 
 

@@ -143,12 +143,12 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"{self.name!r} is not a DNS label")
 
     def to_api(self) -> dict[str, Any]:
-        """Give the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
+        """Return the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
         builtins: dict[str, Any] = msgspec.json.decode(self.to_json())
         return builtins
 
     def to_json(self) -> bytes:
-        """Give the same as JSON."""
+        """Return the Device as JSON."""
         device: dict[str, Any] = {"name": self.name}
         if self.attributes:
             device["attributes"] = self.attributes
@@ -193,7 +193,7 @@ class Inventory(msgspec.Struct, frozen=True):
         return device if device is not None and device_key(pool, name) == (device.family, name) else None
 
     def family(self, family: Family) -> tuple[Device, ...]:
-        """Give the devices of one family: the contents of its pool."""
+        """Return the devices of one family: the contents of its pool."""
         return tuple(device for device in self.devices if device.family == family)
 
 

@@ -55,7 +55,7 @@ class VfioBindingStore:
         self.moved = MovedInterfaces(state_dir)
 
     def all(self) -> dict[str, VfioBinding]:
-        """Give them by address; RetryableError where the folder cannot be read.
+        """Return the bindings by PCI address. Raises RetryableError if the directory cannot be read.
 
         An unusable file is quarantined. A user without permission for the folder gets
         none, and sees functions as the kernel shows them.
@@ -203,7 +203,7 @@ class Passthrough:
         problems: list[Diagnostic],
         excluded: list[Exclusion],
     ) -> list[Device]:
-        """Give the devices, those that a rule matches as ones for vfio-pci; what cannot be one is left out."""
+        """Return the devices; those that a rule matches are offered for vfio-pci, or left out if that is impossible."""
         for rule in self._rules:
             rule.begin()
         if not self._rules:

@@ -157,13 +157,13 @@ _BOARD_MEMORY_GIB = {
 
 
 def product_of(function: Function) -> str | None:
-    """Give a device's product name."""
+    """Return a device's product name."""
     card = _FPGA_CARDS.get(_key(function))
     return card.name if card is not None else _PRODUCTS.get(_key(function))
 
 
 def fpga_card_of(function: Function) -> FpgaCard | None:
-    """Give what is known of an FPGA card."""
+    """Return the description of an FPGA card."""
     return _FPGA_CARDS.get(_key(function))
 
 
@@ -178,7 +178,7 @@ def is_fpga_companion(function: Function) -> bool:
 
 
 def fpga_companions(function: Function, functions: Sequence[Function]) -> list[Function]:
-    """Give the functions of the same card that are used together with this one."""
+    """Return the functions of the same card that are used together with this one."""
     slot = function.pci_address.rpartition(".")[0]
     return [
         other
@@ -188,7 +188,7 @@ def fpga_companions(function: Function, functions: Sequence[Function]) -> list[F
 
 
 def board_memory_of(function: Function) -> int | None:
-    """Give the bytes of memory of a board that exists with one amount only."""
+    """Return the memory in bytes of a board that is sold with one memory size."""
     gib = _BOARD_MEMORY_GIB.get(_key(function))
     return None if gib is None else gib << 30
 

@@ -137,7 +137,7 @@ class Rules:
     def apply(
         self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
     ) -> tuple[Device, ...]:
-        """Give the devices that are published, with the operator's attributes; attributes are set before choosing.
+        """Return the published devices with the operator's attributes. Attributes are set before devices are selected.
 
         So an operator's own attribute can be used in `include` and `exclude`.
         """
@@ -221,7 +221,7 @@ class PartitionRules:
         return any(rule.mode == mode for _, rule in self._rules)
 
     def rule_for(self, whole: Device, mode: str) -> PartitionRule | None:
-        """Give the rule by which a whole device is offered in partitions of this mode; None: it is not."""
+        """Return the rule that publishes a whole device in partitions of this mode; None if there is none."""
         of_mode = [(compiled, rule) for compiled, rule in self._rules if rule.mode == mode]
         if not of_mode:
             return None
@@ -236,6 +236,6 @@ class PartitionRules:
 
 
 def used_counter_sets(devices: Iterable[Device], sets: Iterable[CounterSet]) -> tuple[CounterSet, ...]:
-    """Give the counter sets that any of the devices consumes: one without consumers would be a slice about nothing."""
+    """Return the counter sets that devices consume; a set without consumers would occupy a slice for nothing."""
     names = {consumption.counter_set for device in devices for consumption in device.consumes_counters}
     return tuple(counters for counters in sets if counters.name in names)

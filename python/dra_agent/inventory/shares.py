@@ -50,7 +50,7 @@ class Shares:
         self._offers = [_offer(number, rule) for number, rule in enumerate(rules)]
 
     def apply(self, devices: Iterable[Device], problems: list[Diagnostic]) -> tuple[Device, ...]:
-        """Give the devices, those that a rule matches as shared ones."""
+        """Return the devices; a device that a rule matches is returned as its shares."""
         rules = [offer.rule for offer in self._offers]
         for rule in rules:
             rule.begin()

@@ -28,11 +28,11 @@ class SysfsDir:
         self._problems = problems
 
     def subdir(self, name: str) -> SysfsDir:
-        """Give a folder inside this one."""
+        """Return a directory inside this one."""
         return SysfsDir(self.folder / name, self._problems)
 
     def text(self, name: str) -> str | None:
-        """Give a file's contents without white space around; None where it is missing or empty."""
+        """Return a file's contents without surrounding white space; None if it is missing or empty."""
         path = self.folder / name
         try:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
@@ -47,7 +47,7 @@ class SysfsDir:
         return raw.decode(errors="replace").strip("\0 \t\r\n") or None
 
     def number(self, name: str) -> int | None:
-        """Give a file's number, decimal or 0x...; what is not a number is a problem."""
+        """Return a file's number, decimal or 0x...; other contents are reported as a problem."""
         text = self.text(name)
         if text is None:
             return None
@@ -59,7 +59,7 @@ class SysfsDir:
             return None
 
     def names(self, name: str = ".") -> list[str]:
-        """Give the sorted names in a folder; none where it is missing."""
+        """Return the sorted names in a directory; none if it is missing."""
         path = self.folder / name
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - a name, not a Path, per entry
@@ -68,7 +68,7 @@ class SysfsDir:
             return []
 
     def link(self, name: str) -> str | None:
-        """Give the last component of a link's target."""
+        """Return the last component of a link's target."""
         path = self.folder / name
         try:
             return path.readlink().name or None
@@ -77,7 +77,7 @@ class SysfsDir:
             return None
 
     def key_values(self, name: str, separator: str = " ") -> dict[str, str]:
-        """Give a file of lines "KEY VALUE" as a dict."""
+        """Return a file of lines "KEY VALUE" as a dict."""
         lines = (self.text(name) or "").splitlines()
         return {key: value.strip() for key, found, value in (line.partition(separator) for line in lines) if found}
 
@@ -91,7 +91,7 @@ def _todo(error: OSError) -> str | None:
 
 
 def character_devices(files: SysfsDir, depth: int = 3) -> Iterator[str]:
-    """Give the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
+    """Return the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
 
     Only the function's own folders are walked: links (to the driver, to other functions) are not followed.
     """

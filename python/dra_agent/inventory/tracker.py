@@ -54,7 +54,7 @@ class InventoryTracker:
         return diff(before, after)
 
     def faults(self) -> list[DeviceEvent]:
-        """Give what happened to devices since the last call; may wait as `refresh` does."""
+        """Return the changes of devices since the last call; may wait as `refresh` does."""
         with self._lock:
             return self._collector.faults()
 

@@ -32,7 +32,7 @@ class Uplinks:
         self._facts = net_links.LinkFacts()
 
     def interfaces(self, problems: list[Diagnostic]) -> frozenset[str]:
-        """Give the names of every interface that the host's default traffic passes."""
+        """Return the names of all interfaces that the host's default traffic passes."""
         net = SysfsDir(self._host.sysfs / "class/net", problems)
         routes = SysfsDir(self._host.net or self._host.proc / "net", problems)
         ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
@@ -79,7 +79,7 @@ class Uplinks:
 
 
 def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
-    """Give the hardware interfaces of a sysfs that are not in the agent's own network namespace.
+    """Return the hardware interfaces of a sysfs that are not in the agent's own network namespace.
 
     Names are not enough: a pod has an eth0 of its own.
     """

@@ -282,7 +282,7 @@ class RestartPolicy:
         self._last = now
 
     def remaining(self, now: float) -> float:
-        """Give the seconds for which none is to be started yet."""
+        """Return the seconds until the next process may start."""
         failures = self._count(now)
         if failures < 2:
             return 0.0

@@ -37,7 +37,7 @@ class Handles:
         self._addresses: dict[int, int] = {}
 
     def token(self, address: int) -> int:
-        """Give the token of an address; 0 stays 0."""
+        """Return the token of an address; 0 stays 0."""
         if not address:
             return 0
         token = self._tokens.setdefault(address, self._base + len(self._tokens) + 1)
@@ -45,7 +45,7 @@ class Handles:
         return token
 
     def address(self, token: int) -> int:
-        """Give the address of a token; raises StaleHandleError."""
+        """Return the address of a token; raises StaleHandleError."""
         if not token:
             return 0
         try:
@@ -104,7 +104,7 @@ class Codec:
         raise ValueError(f"no value of kind {kind!r}")
 
     def content(self, data: Any) -> str:
-        """Give a ctypes value's bytes, in hex, with the handles in it translated."""
+        """Return a ctypes value's bytes, in hex, with the handles in it translated."""
         return _translated(bytes(data), type(data), self._give).hex()
 
     def fill(self, data: Any, content: str) -> None:
@@ -137,7 +137,7 @@ class Codec:
 
 
 def targets(value: Any) -> Any:
-    """Give what a call may fill in of an argument: the value, or what a reference refers to; None where nothing."""
+    """Return the object that a call may write: the value, or the target of a reference; None if there is none."""
     inner = value._obj if isinstance(value, _REFERENCE) else value  # type: ignore[attr-defined]
     return inner if isinstance(inner, _DATA) and not isinstance(inner, _POINTER) else None
 

@@ -41,7 +41,7 @@ def set_memory_limits(module: Any, device: Any, cgroup: str, soft: int, hard: in
 
 
 def get_memory_limits(module: Any, device: Any, cgroup: str) -> tuple[int, int, int]:
-    """Give guaranteed, most and used bytes."""
+    """Return the guaranteed, maximum and used bytes."""
     limits = module.c_nvmlGetMemoryLimits_v1_t(os.fsencode(cgroup), 0, 0, 0)
     module.nvmlDeviceGetMemoryLimits_v1(device, limits)
     return limits.softLimit, limits.hardLimit, limits.currentUsed

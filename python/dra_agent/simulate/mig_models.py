@@ -37,7 +37,7 @@ from dra_agent.simulate.models import (
 
 
 def _named(memory: tuple[int, ...], names: str) -> tuple[MigProfile, ...]:
-    """Give profiles as those of the H100 SXM with other names and memory."""
+    """Return the profiles of the H100 SXM with other names and memory."""
     return tuple(
         replace(profile, name=f"MIG {name}", memory_mib=mib)
         for profile, name, mib in zip(H100_SXM.mig, names.split(), memory, strict=True)
@@ -54,7 +54,7 @@ def _profile(
     media: tuple[int, int, int, int],
     most: int,
 ) -> MigProfile:
-    """Give a profile of a GPU with four compute and four memory slices; `media`: decoders, encoders, JPEG, OFA."""
+    """Return a profile of a GPU with four compute and four memory slices; `media`: decoders, encoders, JPEG, OFA."""
     decoders, encoders, jpeg, ofa = media
     placements = tuple((start, size) for start in range(0, 4, size))
     return MigProfile(
@@ -179,7 +179,7 @@ B200 = GpuModel(
 
 
 def _later(model: GpuModel, total_mib: int, names: str, memory: tuple[int, ...]) -> GpuModel:
-    """Give the product as a later driver describes it: total memory, and names and memory of the profiles."""
+    """Return the product as a later driver describes it: total memory, and names and memory of the profiles."""
     profiles = zip(model.mig, names.split(), memory, strict=True)
     mig = tuple(replace(profile, name=f"MIG {name}", memory_mib=mib) for profile, name, mib in profiles)
     return replace(model, memory_bytes=total_mib * MIB, mig=mig)

@@ -300,7 +300,7 @@ class TreeReader:
 
 
 def tree_entries(reader: TreeReader) -> Iterator[Entry]:
-    """Give the entries in the order of their paths, without those inside of a path that another entry occupies."""
+    """Return the entries in the order of their paths, without those inside of a path that another entry occupies."""
     for path in sorted(reader.entries):
         parts = path.split("/")
         above = (reader.entries.get("/".join(parts[:length])) for length in range(2, len(parts)))

@@ -55,7 +55,7 @@ class AmdBackend:
         self._changes = changes
 
     def counter_sets(self) -> Sequence[CounterSet]:
-        """Give what the partitions of each divisible GPU share."""
+        """Return the counter sets of the GPUs that can be partitioned."""
         return self._divisible.counters if self._divisible is not None else []
 
     def faults(self) -> list[DeviceEvent]:
@@ -145,7 +145,7 @@ class AmdBackend:
         return devices
 
     def _xcp_nodes(self, problems: list[Diagnostic]) -> dict[str, str]:
-        """Give card by render node of the partitions beyond the first: platform devices without an address."""
+        """Return the card by render node, for partitions after the first: platform devices without a PCI address."""
         platform = SysfsDir(self._host.sysfs / "devices/platform", problems)
         cards = {}
         for name in platform.names():

@@ -74,7 +74,7 @@ class KfdReader:
         self._accepted: _Version | None = None
 
     def nodes(self, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
-        """Give the GPU nodes by PCI address, in the order of their ids; waits for a rebuild, but not for ever."""
+        """Return the GPU nodes by PCI address, in the order of their ids. Waits for a rebuild, for a limited time."""
         deadline = time.monotonic() + REBUILD_TIMEOUT_S
         while True:
             found: list[Diagnostic] = []
@@ -237,7 +237,7 @@ def merge_partitions(nodes: Sequence[KfdNode]) -> KfdNode:
 
 
 def partition_of(whole: KfdNode, parts: int) -> KfdNode:
-    """Give one of the equal parts into which a mode divides a GPU."""
+    """Return one of the equal parts into which a mode divides a GPU."""
     return replace(
         whole,
         compute_units=whole.compute_units and whole.compute_units // parts,

@@ -92,7 +92,7 @@ class Modes:
         return tuple(mode for mode in self.all if mode.partitions > 1)
 
     def counters(self, name: str) -> CounterSet:
-        """Give the counter set of a GPU of this name."""
+        """Return the counter set of a GPU of this name."""
         guards = dict.fromkeys(self._guards(), Counter(str(self._unit)))
         return CounterSet(name, {DIES: Counter(str(self.dies)), **guards})
 

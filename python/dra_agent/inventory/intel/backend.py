@@ -62,7 +62,7 @@ class VirtualFunctions:
         )
 
     def counters(self, name: str) -> CounterSet:
-        """Give what the physical function and the virtual ones share."""
+        """Return the counter sets that a physical function and its virtual functions share."""
         return CounterSet(name, self._all())
 
     def whole(self, name: str) -> CounterConsumption:
@@ -113,7 +113,7 @@ class IntelBackend:
         self._rules = rules
 
     def counter_sets(self) -> Sequence[CounterSet]:
-        """Give what the functions of each such GPU share."""
+        """Return the counter sets that the functions of each such GPU share."""
         return self._counters
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:

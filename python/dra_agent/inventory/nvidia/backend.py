@@ -111,11 +111,11 @@ class NvidiaBackend:
         self._rules = rules
 
     def counter_sets(self) -> Sequence[CounterSet]:
-        """Give what whole GPUs and their partitions share."""
+        """Return the counter sets that whole GPUs and their partitions share."""
         return self._divided.counter_sets
 
     def withheld(self) -> Sequence[Exclusion]:
-        """Give the partitions, and GPUs, that cannot be offered now."""
+        """Return the partitions and GPUs that cannot be offered now."""
         return self._divided.withheld
 
     def faults(self) -> list[DeviceEvent]:

@@ -21,7 +21,7 @@ CONTROL = "nvidia-cuda-mps-control"
 
 
 def memory_limits(host: Host, driver_limits: bool, *, mig: bool) -> dict[str, str]:
-    """Give mechanisms and why they cannot be used, "" where they can; `driver_limits` is whether NVML has the call."""
+    """Return mechanisms and why they cannot be used, "" if they can; `driver_limits`: whether NVML has the call."""
     return {
         "mps": "" if find_mps_control(host) else f"{CONTROL} is not found",
         "nvml-cgroup": _cgroup(host, driver_limits, mig),

@@ -198,7 +198,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
 
 
 def read_procfs(host: Host, address: str, problems: list[Diagnostic]) -> GpuInfo:
-    """Give what the driver shows in /proc/driver/nvidia without NVML."""
+    """Return the driver's description of a GPU in /proc/driver/nvidia, which needs no NVML."""
     files = SysfsDir(host.proc / "driver/nvidia/gpus" / address, problems)
     information = files.key_values("information", ":")
     uuid, minor = information.get("GPU UUID", ""), information.get("Device Minor", "")
@@ -214,7 +214,7 @@ def read_procfs(host: Host, address: str, problems: list[Diagnostic]) -> GpuInfo
 
 
 def read_module(host: Host, problems: list[Diagnostic]) -> DriverInfo:
-    """Give the version of the loaded kernel module."""
+    """Return the version of the loaded kernel module."""
     return DriverInfo(version=SysfsDir(host.sysfs / "module/nvidia", problems).text("version"))
 
 

@@ -155,7 +155,7 @@ def _start(ask: Callable[..., Any], gpu: Any, gpu_instance: int) -> int | None:
 def capability_minors(
     host: Host, minor: int | None, gpu_instance: int, compute_instance: int, problems: list[Diagnostic]
 ) -> tuple[int, ...]:
-    """Give the minors of the nodes below /dev/nvidia-caps that open the two, by their ids and the GPU's minor."""
+    """Return the minors of the nodes below /dev/nvidia-caps that open the two, by their ids and the GPU's minor."""
     if minor is not None and not has_capabilities(host, minor):
         return _numbered(host, minor, gpu_instance, compute_instance)
     found = []
@@ -174,7 +174,7 @@ def capability_minors(
 
 
 def _numbered(host: Host, minor: int, gpu_instance: int, compute_instance: int) -> tuple[int, int]:
-    """Give the minors from the driver's list, or by its formula: each GPU has 15 instances, each of these 8."""
+    """Return the minors from the driver's list, or by its formula: each GPU has 15 instances, each of these 8."""
     instance = f"gpu{minor}/gi{gpu_instance}/access"
     compute = f"gpu{minor}/gi{gpu_instance}/ci{compute_instance}/access"
     found: dict[str, int] = {}

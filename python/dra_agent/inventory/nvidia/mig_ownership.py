@@ -34,7 +34,7 @@ class OwnedInstance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def placement(self) -> Placement:
-        """Give its place."""
+        """Return its path."""
         return Placement(self.start, self.size)
 
 

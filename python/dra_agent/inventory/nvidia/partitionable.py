@@ -59,12 +59,12 @@ class PartitionableGpus:
                 del known[gone]
 
     def places(self, address: str) -> list[tuple[int, str]]:
-        """Give the instances that exist on a GPU: number, and place as the identity `mig` of a partition has it."""
+        """Return the instances of a GPU: number, and placement as in the identity `mig` of a partition."""
         found = self._existing.get(address, [])
         return [(one.id, f"{one.profile}:{one.placement.start}:{one.placement.size}") for one in found]
 
     def whole_facts(self, address: str, facts: GpuInfo) -> GpuInfo:
-        """Give what is published of the GPU as a whole, in either mode."""
+        """Return the published device of the whole GPU, in either mode."""
         if facts.mig is False:
             self._undivided[address] = facts
         return self._undivided.get(address, facts)
@@ -241,7 +241,7 @@ def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequen
 
 
 def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) -> list[Any]:
-    """Give NVML's handles of the instances of one profile."""
+    """Return NVML's handles of the instances of one profile."""
     handles = (nvml.module.c_nvmlGpuInstance_t * _MAX_INSTANCES)()
     count = ctypes.c_uint(_MAX_INSTANCES)
     try:

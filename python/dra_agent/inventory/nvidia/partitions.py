@@ -49,7 +49,7 @@ class Partition:
 
     @property
     def amounts(self) -> Amounts:
-        """Give what it takes of its GPU."""
+        """Return what a partition consumes of its GPU."""
         taken = {"memory": self.profile.memory_bytes}
         taken |= {COUNTERS[name]: count for name, count in self.profile.engines.items()}
         return taken | {f"memory-slice-{number}": 1 for number in self.placement.slices}
@@ -89,15 +89,15 @@ class PartitionLayout:
         return f"profile {profile} at memory slice {start}"
 
     def counters(self, name: str) -> CounterSet:
-        """Give the counter set of the GPU of that name; what foreign instances have is not in it."""
+        """Return the counter set of the GPU of that name, without the share of foreign instances."""
         return CounterSet(name, _counters(self.left))
 
     def of_whole(self, name: str) -> CounterConsumption:
-        """Give what the GPU as a whole takes of its counter set."""
+        """Return what the whole GPU consumes of its counter set."""
         return CounterConsumption(name, _counters(self.whole))
 
     def of_partition(self, name: str, partition: Partition) -> CounterConsumption:
-        """Give what a partition takes of its GPU's counter set."""
+        """Return what a partition consumes of its GPU's counter set."""
         return CounterConsumption(name, _counters(partition.amounts))
 
     def _taken(self, instance: GpuInstance) -> Amounts:

@@ -52,7 +52,7 @@ class Placement:
 
     @property
     def slices(self) -> range:
-        """Give the memory slices that it takes."""
+        """Return the memory slices that it consumes."""
         return range(self.start, self.start + self.size)
 
     def overlaps(self, other: Placement) -> bool:
@@ -150,7 +150,7 @@ def _placements(module: Any, ask: Callable[..., Any], handle: Any, profile: int)
 
 
 def packing_order(profiles: Sequence[MigProfile]) -> list[tuple[MigProfile, Placement]]:
-    """Give every profile at every place, in the order in which they are to be taken."""
+    """Return every profile at every placement, in the order of allocation."""
     everything = [(profile, placement) for profile in profiles for placement in profile.placements]
 
     def order(one: tuple[MigProfile, Placement]) -> tuple[int, int, int, int, int, int]:
