@@ -188,7 +188,7 @@ class Replacements:
         return bytes(changed)
 
     def _shaped(self, value: str) -> str:
-        """Return a text with other digits for digits and other letters for letters; hexadecimal digits stay hexadecimal."""
+        """Return a text of the same shape: digits for digits, letters for letters, hexadecimal for hexadecimal."""
         stream = self._bytes("text", value, len(value))
         prefix = 2 if value[:2].lower() == "0x" else 0
         body = value[prefix:]
