@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import preloaded
 from fake_apiserver.fixture import fake_api
 from leftovers import (
     nothing_left_behind,
@@ -38,6 +39,13 @@ keep_in_memory()
 # The time to draw examples depends on the load of the machine only.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preloaded_process() -> Iterator[None]:
+    """Ends the process that forks commands; the first command of a worker has started it."""
+    yield
+    preloaded.close()
 
 
 @pytest.fixture

@@ -19,27 +19,35 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from eventually import DEADLINE_S, POLL_INTERVAL_S
 
+if TYPE_CHECKING:
+    from preloaded import Command
+
 SESSION = "DRA_AGENT_TEST_SESSION"
-_processes: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_processes: weakref.WeakSet[subprocess.Popen[Any] | Command] = weakref.WeakSet()
 _wide_fixtures = 0
 _start = subprocess.Popen.__init__
 
 
-def _record_process(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+def _record_start(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
     _start(process, *args, **kwargs)
+    record_process(process)
+
+
+def record_process(process: subprocess.Popen[Any] | Command) -> None:
+    """Have the test fail that started the process if it does not end with the test."""
     if not _wide_fixtures:
         _processes.add(process)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark this run: processes inherit the mark, and are found by it at the end."""
-    subprocess.Popen.__init__ = _record_process  # type: ignore[method-assign,assignment]  # the only place with every process
+    subprocess.Popen.__init__ = _record_start  # type: ignore[method-assign,assignment]  # the only place with every process
     if not hasattr(config, "workerinput"):
         os.environ[SESSION] = uuid.uuid4().hex
 
@@ -108,7 +116,7 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def _was_killed(process: subprocess.Popen[Any]) -> bool:
+def _was_killed(process: subprocess.Popen[Any] | Command) -> bool:
     _processes.discard(process)
     if process.returncode is not None:
         return False
@@ -116,9 +124,10 @@ def _was_killed(process: subprocess.Popen[Any]) -> bool:
     if running:
         process.kill()
         process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+    if isinstance(process, subprocess.Popen):
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
     return running
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
 from eventually import eventually
 
 
@@ -24,7 +25,7 @@ from eventually import eventually
 class AgentProcess:
     """`dra-agent run`, and its log."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | preloaded.Command
     log: Path
 
     def log_text(self) -> str:
@@ -108,18 +109,22 @@ def start(tmp_path: Path, state: Path) -> Iterator[Start]:
     """Start agents on the state directory; remaining agents are killed at the end."""
     agents: list[AgentProcess] = []
 
-    def start(*flags: str, environment: dict[str, str] | None = None, patch: str = "") -> AgentProcess:
+    def start(
+        *flags: str, environment: dict[str, str] | None = None, patch: str = "", new_interpreter: bool = False
+    ) -> AgentProcess:
         """Start an agent; `patch` has statements that run first, for time limits on which a test must not depend."""
         log = tmp_path / f"log-{len(agents)}"
-        main = f"import sys\nfrom dra_agent.cli.main import main\n{patch}\nsys.exit(main())"
-        command = [sys.executable, *(("-c", main) if patch else ("-m", "dra_agent")), "run", "--standalone"]
-        command += ["--state-dir", str(state)]
+        command = ["run", "--standalone", "--state-dir", str(state)]
         command += ["--cdi-dir", str(tmp_path / "cdi"), "--simulate", "vm-1gpu", "--node-name", "node-a", *flags]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        variables |= environment or {}
+        process: subprocess.Popen[str] | preloaded.Command
         with log.open("w") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=file, text=True, env={**variables, **(environment or {})}
-            )
+            if new_interpreter:
+                whole = [sys.executable, "-m", "dra_agent", *command]
+                process = subprocess.Popen(whole, stdout=file, stderr=file, text=True, env=variables)
+            else:
+                process = preloaded.Command(command, stdout=file, stderr=file, env=variables, patch=patch)
         agents.append(AgentProcess(process, log))
         return agents[-1]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import preloaded
 from dra_agent import simulate
 from dra_agent.simulate import inject
 from eventually import eventually
@@ -53,10 +52,7 @@ def cli(state: Path, tmp_path: Path) -> Callable[..., str]:
     def run(*arguments: str) -> str:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         variables["DRA_AGENT_STATE_DIR"] = str(state)
-        command = [sys.executable, "-m", "dra_agent", *arguments]
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=variables, cwd=tmp_path, check=False
-        )
+        result = preloaded.run(arguments, env=variables, cwd=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 

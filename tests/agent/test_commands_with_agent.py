@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import preloaded
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
@@ -44,8 +44,7 @@ def cli(state: Path, tmp_path: Path) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         variables |= {"DRA_AGENT_STATE_DIR": str(state), "COLUMNS": "80", "NO_COLOR": "1"}
-        command = [sys.executable, "-m", "dra_agent", *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, cwd=tmp_path)
+        result = preloaded.run(arguments, env=variables, cwd=tmp_path)
         assert "Traceback" not in result.stderr
         return result
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+import preloaded
 from agent.conftest import AgentProcess, Start
 from dra_agent.agent import conflict_filter as guard_module
 from dra_agent.agent.config import Config
@@ -77,8 +78,7 @@ def wait_until_published(api: FakeApi, agent: AgentProcess, expected: Callable[[
 
 
 def devices_command(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dra_agent", "devices", "--simulate", "vm-1gpu", "--state-dir", str(state)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    return preloaded.run(["devices", "--simulate", "vm-1gpu", "--state-dir", str(state), *arguments])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 from agent.test_kubernetes_mode import GPU, allocate, kubernetes, prepare, registered
 from eventually import eventually
 from fake_apiserver.fake import FakeApi
@@ -21,8 +21,7 @@ __all__ = ["kubernetes"]
 
 def release(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
-    command = [sys.executable, "-m", "dra_agent", "claims", "release", *arguments, "--state-dir", str(state)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+    return preloaded.run(["claims", "release", *arguments, "--state-dir", str(state)], env=variables)
 
 
 def test_a_claim_without_its_object_is_released_by_the_agent(

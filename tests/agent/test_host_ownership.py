@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import preloaded
 from agent.conftest import AgentProcess
 from dra_agent import simulate
 from dra_agent.agent.host_ownership import ID_FILE, state_id
@@ -27,12 +26,12 @@ def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
         root = tmp_path / "host"
         host = Host(root / "sys", root / "dev") if root.exists() else simulate.build(profile, root)
         log = tmp_path / f"log-{len(agents)}"
-        command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--state-dir", str(tmp_path / state)]
+        command = ["run", "--standalone", "--state-dir", str(tmp_path / state)]
         command += ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"]
         command += ["--cdi-dir", str(tmp_path / "cdi"), "--run-dir", str(tmp_path / "run"), *flags]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, text=True, env=variables)
+            process = preloaded.Command(command, stdout=file, stderr=file, env=variables)
         agents.append(AgentProcess(process, log))
         return agents[-1]
 
@@ -69,9 +68,8 @@ def test_doctor_names_both_agents_of_different_drivers(start_real: Callable[...,
     excluding.write_text("[inventory]\nexclude = ['true']\n")
 
     def doctor(state: str) -> tuple[int, list[dict[str, str]]]:
-        command = [sys.executable, "-m", "dra_agent", "doctor", "--state-dir", str(tmp_path / state), "-o", "json"]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        result = preloaded.run(["doctor", "--state-dir", str(tmp_path / state), "-o", "json"], env=variables)
         findings = json.loads(result.stdout)["findings"]
         return result.returncode, [finding for finding in findings if "two agents of this host" in finding["what"]]
 

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 import pytest
 
+import preloaded
 from dra_agent import simulate
 from dra_agent.simulate import inject, mig, nvml
 from eventually import eventually
@@ -91,7 +91,7 @@ class Node:
 
     def start(self) -> AgentProcess:
         flags = ("--simulate", "dgx-h100", "--config", str(self._config))
-        self.agent = self._start(*flags, environment={"PYTHONFAULTHANDLER": "1"}).ready()
+        self.agent = self._start(*flags, patch="import faulthandler; faulthandler.enable()").ready()
         return self.agent
 
     def dump_threads(self) -> str:
@@ -175,8 +175,7 @@ class Node:
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         variables["DRA_AGENT_STATE_DIR"] = str(self._state)
-        command = [sys.executable, "-m", "dra_agent", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        return preloaded.run(arguments, env=variables)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
 
 
 def test_memory_stays_within_its_budget(start: Start) -> None:
-    agent = start("--simulate", "dgx-h100", "--metrics-address", "127.0.0.1:0").ready()
+    agent = start("--simulate", "dgx-h100", "--metrics-address", "127.0.0.1:0", new_interpreter=True).ready()
     agent.get("/metrics")
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
     assert int(status.split("VmRSS:")[1].split()[0]) / 1024 < 60

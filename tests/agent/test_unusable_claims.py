@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preloaded
 from dra_agent.simulate import inject
 from eventually import eventually
 
@@ -38,8 +37,7 @@ def test_a_lost_device_is_shown_wherever_claims_are_listed(
 
     def run_json(*arguments: str) -> Any:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
-        command = [sys.executable, "-m", "dra_agent", *arguments, "--state-dir", str(state), "-o", "json"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        result = preloaded.run([*arguments, "--state-dir", str(state), "-o", "json"], env=variables)
         assert result.stdout, result.stderr
         return json.loads(result.stdout)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import preloaded
 from eventually import eventually
 
 
@@ -22,10 +21,10 @@ class Agent:
         self.state_dir = folder / "s"
         self.log = folder / f"log-{time.monotonic_ns()}"
         (folder / "config.toml").write_text(config)
-        command = [sys.executable, "-m", "dra_agent", "run", "--config", str(folder / "config.toml"), "--standalone"]
+        command = ["run", "--config", str(folder / "config.toml"), "--standalone"]
         command += ["--state-dir", str(self.state_dir), "--cdi-dir", str(folder / "cdi"), "--simulate", "vm-1gpu"]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
+            self.process = preloaded.Command([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until the log matches the pattern; fail with the log otherwise."""
@@ -40,8 +39,7 @@ class Agent:
         return match
 
     def command(self, *words: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "dra_agent", *words, "--state-dir", str(self.state_dir)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        result = preloaded.run([*words, "--state-dir", str(self.state_dir)])
         return result.returncode, result.stdout + result.stderr
 
     def status(self) -> dict[str, Any]:

@@ -1,0 +1,13 @@
+"""Starts `dra-agent` commands in a third of the CPU time: as forks of a process that has imported the modules.
+
+Imports are most of a short command and half of the start of an agent, and tests start hundreds of both. A fork has an
+environment, working directory, files, threads and an end of its own, like any process. Each pytest worker has one
+process that forks. Tests of what happens while an interpreter starts, of signals at that time, of memory and of the
+command line itself use `subprocess`.
+"""
+
+from __future__ import annotations
+
+from preloaded.command import Command, close, run
+
+__all__ = ["Command", "close", "run"]

@@ -1,0 +1,154 @@
+"""`dra-agent` commands that the preloaded process forks, with the methods of `subprocess.Popen` that tests use."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from eventually import DEADLINE_S
+from leftovers import record_process
+from preloaded import server
+
+READ_BY_INTERPRETER = ("PYTHON", "LC_", "LANG", "MALLOC_", "LD_")
+"""Beginnings of variables that have an effect only while an interpreter starts."""
+
+
+class _Server:
+    """The preloaded process of this process; the first command starts it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: socket.socket | None = None
+        self._pid = 0
+
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Return the pid of the child."""
+        with self._lock:
+            requests = self._requests or self._start()
+            socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
+            reply = requests.recv(32)
+        assert reply, f"{server.__file__} has ended; the reason is on the standard error of pytest"
+        return int(reply)
+
+    def _start(self) -> socket.socket:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            theirs.set_inheritable(True)
+            command = [sys.executable, server.__file__, str(theirs.fileno())]
+            environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+            # Not a Popen: it outlives the test that needs it first.
+            self._pid = os.posix_spawn(sys.executable, command, environment)
+        return self._requests
+
+    def close(self) -> None:
+        with self._lock:
+            if self._requests is not None:
+                self._requests.close()
+                self._requests = None
+                os.waitpid(self._pid, 0)
+
+
+_server = _Server()
+close = _server.close
+"""End the preloaded process, if there is one; commands continue."""
+
+
+class Command:
+    """A child of the preloaded process, which reaps it and sends its status through a pipe."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdout: int | IO[Any] = 1,
+        stderr: int | IO[Any] = 2,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        patch: str = "",
+    ) -> None:
+        """Start `dra-agent ARGUMENTS`; `patch` has Python statements that run first."""
+        variables = dict(os.environ if env is None else env)
+        for name in variables.keys() | os.environ.keys():
+            if name.startswith(READ_BY_INTERPRETER) and variables.get(name) != os.environ.get(name):
+                raise ValueError(f"{name}: only a new interpreter reads it; start this command with subprocess")
+        self.args = ["dra-agent", *arguments]
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        request = {
+            "arguments": arguments,
+            "patch": patch,
+            "environment": variables,
+            "directory": os.fspath(cwd or Path.cwd()),
+        }
+        self._status, theirs = os.pipe()
+        try:
+            files = [stream if isinstance(stream, int) else stream.fileno() for stream in (0, stdout, stderr)]
+            self.pid = _server.fork(request, [*files, theirs])
+        except BaseException:
+            os.close(self._status)
+            raise
+        finally:
+            os.close(theirs)
+        record_process(self)
+
+    def poll(self) -> int | None:
+        """Return the exit code if it has ended."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired after `timeout` seconds."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                poll = select.poll()
+                poll.register(self._status, select.POLLIN)
+                if poll.poll(None if timeout_s is None else timeout_s * 1000):
+                    status = os.read(self._status, 32)
+                    os.close(self._status)
+                    assert status, f"{server.__file__} has ended before {self.args}"
+                    self.returncode = os.waitstatus_to_exitcode(int(status))
+            return self.returncode
+
+
+def run(
+    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `dra-agent ARGUMENTS` to its end; returns its exit code and output."""
+    with os.fdopen(os.memfd_create("stdout"), "r+") as stdout, os.fdopen(os.memfd_create("stderr"), "r+") as stderr:
+        command = Command(arguments, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
+        try:
+            code = command.wait(DEADLINE_S * 2)
+        except BaseException:
+            command.kill()
+            command.wait()
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(command.args, code, stdout.read(), stderr.read())
