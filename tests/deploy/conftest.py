@@ -41,17 +41,22 @@ def render(helm: Path) -> Render:
     """Render the chart with values, each set once; fails with Helm's message."""
 
     @cache
-    def text(values: str, release: str, namespace: str) -> str:
+    def text(values: str, release: str, namespace: str, api_versions: tuple[str, ...]) -> str:
         command: list[str | Path] = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
+        command += [f"--api-versions={version}" for version in api_versions]
         result = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RefusedError(result.stderr)
         return result.stdout
 
     def rendered(
-        values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"
+        values: dict[str, Any] | None = None,
+        *,
+        release: str = "dra-agent",
+        namespace: str = "dra-agent",
+        api_versions: tuple[str, ...] = (),
     ) -> Objects:
-        found = yaml.safe_load_all(text(yaml.safe_dump(values or {}), release, namespace))
+        found = yaml.safe_load_all(text(yaml.safe_dump(values or {}), release, namespace, api_versions))
         return [item for item in found if item]
 
     return rendered

@@ -13,10 +13,15 @@ Objects = list[dict[str, Any]]
 
 
 class Render(Protocol):
-    """Return the objects that the chart renders with values."""
+    """Return the objects that the chart renders with values, on a cluster that has `api_versions`."""
 
     def __call__(
-        self, values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"
+        self,
+        values: dict[str, Any] | None = None,
+        *,
+        release: str = "dra-agent",
+        namespace: str = "dra-agent",
+        api_versions: tuple[str, ...] = (),
     ) -> Objects: ...
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.rendering import ROOT, Objects, RefusedError, Render, objects_by_name, only_object
+from deploy.rendering import CHART, ROOT, Objects, RefusedError, Render, objects_by_name, only_object
 
 GPU: dict[str, Any] = {
     "name": "gpu",
@@ -119,6 +122,43 @@ def test_every_node_has_one_agent(render: Render, affinity: bool) -> None:
     assert not [
         one for one, spec in found.items() if admits(spec, {"dra-agent.internal/manager": "device-plugin", "zone": "a"})
     ]
+
+
+def test_nodes_without_accelerators_can_be_excluded(render: Render) -> None:
+    label = "feature.node.kubernetes.io/pci-0302_10de.present"
+    chosen = {"nodes": "accelerators"}
+    found = daemonsets(render, {**GPU, "nodes": "all"}, NET, **chosen)
+    for labels, expected in (
+        ({}, []),
+        ({label: "true"}, ["dra-agent"]),
+        ({label: "false"}, []),
+        ({"example.com/pool": "gpu"}, ["dra-agent-gpu"]),
+        ({**NET["nodeSelector"]}, []),
+        ({**NET["nodeSelector"], label: "true"}, ["dra-agent-net"]),
+    ):
+        assert [name for name, spec in found.items() if admits(spec, labels)] == expected, labels
+    own = daemonsets(render, **chosen, acceleratorLabels=["example.com/neuron"])["dra-agent"]
+    assert admits(own, {"example.com/neuron": "true"}) and not admits(own, {label: "true"})
+    with pytest.raises(RefusedError, match="'/nodes'"):
+        render({"nodes": "gpus"})
+
+
+def notes(helm: Path, *flags: str) -> str:
+    command: list[str | Path] = [helm, "install", "dra-agent", CHART, "--dry-run=client", "--namespace", "infra"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+def test_notes_state_what_the_chosen_values_mean(helm: Path) -> None:
+    text = notes(helm)
+    assert "publishes their NICs" in text and "nodes: accelerators" in text and "hostNetwork" not in text
+    pools = ("--set-json", f"pools={json.dumps([NET])}", "--set", "nodes=accelerators")
+    text = notes(helm, *pools)
+    assert "publishes their NICs" not in text
+    assert "daemonset/dra-agent-net" in text and "(20%, rounded up) are NotReady" in text
+    assert "No NetworkPolicy" not in text
+    assert "No NetworkPolicy" in notes(helm, "--set", "hostNetwork=true")
 
 
 def test_default_daemonset_is_optional(render: Render) -> None:

@@ -225,7 +225,8 @@ the last one applies. The admission policies restrict the agent by the node and 
 
 {{/*
 The affinity from the values. Each of its terms also excludes nodes with the labels in avoidNodeLabels, and, for the default
-pool, the nodes of all other pools: those that have all labels of a pool.
+pool, the nodes of all other pools: those that have all labels of a pool. With nodes: accelerators, each term also requires one
+of the labels.
 */}}
 {{- define "dra-agent.affinity" -}}
 {{- $avoid := list }}
@@ -248,6 +249,15 @@ pool, the nodes of all other pools: those that have all labels of a pool.
 {{- end }}
 {{- $alternatives = $next }}
 {{- end }}
+{{- end }}
+{{- if eq .Values.nodes "accelerators" }}
+{{- $next := list }}
+{{- range $expressions := $alternatives }}
+{{- range $label := $.Values.acceleratorLabels }}
+{{- $next = append $next (append $expressions (dict "key" $label "operator" "In" "values" (list "true"))) }}
+{{- end }}
+{{- end }}
+{{- $alternatives = $next }}
 {{- end }}
 {{- $affinity := deepCopy .Values.affinity }}
 {{- if ne (toJson $alternatives) "[[]]" }}

@@ -45,6 +45,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{/* The labels of an object, with additional ones from a value, which cannot repeat them. */}}
+{{- define "dra-agent.labelsWith" -}}
+{{- $labels := include "dra-agent.labels" .root | fromYaml }}
+{{- range $key, $value := .labels }}
+{{- if hasKey $labels $key }}
+{{- fail (printf "%s: the chart sets %s" $.value $key) }}
+{{- end }}
+{{- $_ := set $labels $key $value }}
+{{- end }}
+{{- toYaml $labels }}
+{{- end }}
+
+{{- define "dra-agent.webhookLabel" -}}
+{{- printf "%s-webhook" (include "dra-agent.name" . | trunc 55 | trimSuffix "-") }}
+{{- end }}
+
 {{- define "dra-agent.image" -}}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}

@@ -1,0 +1,128 @@
+"""PodMonitor, PrometheusRule, the alerting rules, and the priority levels of the API server."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.rendering import CHART, ROOT, RefusedError, Render, objects_by_name, only_object
+
+ALERTS = CHART / "files/alerts.yaml"
+ALERT_TESTS = Path(__file__).with_name("alerts.test.yaml")
+OPERATOR = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
+WEBHOOK = {"enabled": True, "tlsSecret": "a", "caBundle": "Q0E="}
+POOL = {"name": "gpu", "nodeSelector": {"pool": "gpu"}}
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    return list(group["rules"])
+
+
+def monitor(render: Render, **values: Any) -> dict[str, Any]:
+    values = {"metrics": {"podMonitor": {"create": True, **values}}, "webhook": WEBHOOK, "pools": [POOL]}
+    objects = render(values, api_versions=OPERATOR)
+    spec = only_object(objects, "PodMonitor")["spec"]
+    selector = spec["selector"]
+    (expression,) = selector["matchExpressions"]
+    pods = [found["spec"]["template"] for found in objects if found["kind"] in ("DaemonSet", "Deployment")]
+    assert len(pods) == 3
+    for pod in pods:
+        labels = pod["metadata"]["labels"]
+        assert selector["matchLabels"].items() <= labels.items() and labels[expression["key"]] in expression["values"]
+        (container,) = pod["spec"]["containers"]
+        assert spec["podMetricsEndpoints"][0]["port"] in {port["name"] for port in container["ports"]}
+    return only_object(objects, "PodMonitor")
+
+
+def test_pod_monitor_selects_all_agents_and_the_webhook(render: Render) -> None:
+    (endpoint,) = monitor(render)["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
+    assert "interval" not in endpoint
+    drop = {"action": "labeldrop", "regex": "pool"}
+    found = monitor(render, labels={"release": "prometheus"}, interval="30s", metricRelabelings=[drop])
+    (endpoint,) = found["spec"]["podMetricsEndpoints"]
+    assert (endpoint["interval"], endpoint["metricRelabelings"]) == ("30s", [drop])
+    assert found["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
+    def spec(**values: Any) -> dict[str, Any]:
+        values = {"metrics": {"prometheusRule": {"create": True, **values}}}
+        found = only_object(render(values, api_versions=OPERATOR), "PrometheusRule")["spec"]
+        assert isinstance(found, dict)
+        return found
+
+    assert spec() == yaml.safe_load(ALERTS.read_text()), "Helm evaluates no template of Prometheus"
+    (group,) = spec(disabled=["DraAgentFieldsDropped"])["groups"]
+    assert len(group["rules"]) == len(rules()) - 1
+    with pytest.raises(RefusedError, match='unknown alert "X"; the alerts are DraAgentCannotRecordClaims'):
+        spec(disabled=["X"])
+
+
+@pytest.mark.parametrize("value", ["podMonitor", "prometheusRule"])
+def test_monitoring_requires_the_types_of_the_operator(render: Render, value: str) -> None:
+    kind = value[0].upper() + value[1:]
+    assert kind not in {found["kind"] for found in render(api_versions=OPERATOR)}
+    with pytest.raises(RefusedError, match=rf"metrics\.{value}\.create: the cluster has no {kind}.*--api-versions"):
+        render({"metrics": {value: {"create": True}}})
+    labels = {"create": True, "labels": {"app.kubernetes.io/name": "x"}}
+    with pytest.raises(RefusedError, match=rf"metrics\.{value}\.labels: the chart sets"):
+        render({"metrics": {value: labels}}, api_versions=OPERATOR)
+
+
+def test_alerts_use_documented_metrics_and_are_documented() -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    metrics, alerts = page.split("## Alerts")
+    assert re.findall(r"^\| `(DraAgent\w+)` \| (\w+)", alerts, re.MULTILINE) == [
+        (rule["alert"], rule["labels"]["severity"]) for rule in rules()
+    ]
+    for rule in rules():
+        names = re.findall(r"\b(dra_agent_\w+)", rule["expr"])
+        assert names and all(f"`{name}`" in metrics or f"`{name}`," in metrics for name in names), rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_every_alert_has_a_unit_test() -> None:
+    text = ALERT_TESTS.read_text()
+    for rule in rules():
+        assert text.count(rule["alert"]) >= 1, f"{rule['alert']}: no test shows that it fires"
+
+
+def test_alerts_fire_for_first_failures_only() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    for command in (["check", "rules", "--lint-fatal", str(ALERTS)], ["test", "rules", str(ALERT_TESTS)]):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_priority_levels_are_optional_and_cover_the_account(render: Render) -> None:
+    kinds = ("FlowSchema", "PriorityLevelConfiguration")
+    assert not [found for found in render() if found["kind"] in kinds]
+    objects = render({"flowControl": {"create": True, "matchingPrecedence": 700}}, namespace="infra")
+    schemas, levels = (objects_by_name(objects, kind) for kind in kinds)
+    assert set(schemas) == set(levels) == {"infra-dra-agent", "infra-dra-agent-claims"}
+    claims, others = schemas["infra-dra-agent-claims"]["spec"], schemas["infra-dra-agent"]["spec"]
+    assert claims["matchingPrecedence"] < others["matchingPrecedence"] == 701
+    for name, schema in schemas.items():
+        assert schema["spec"]["priorityLevelConfiguration"] == {"name": name}
+        (rule,) = schema["spec"]["rules"]
+        (subject,) = rule["subjects"]
+        assert subject["serviceAccount"] == {"name": "dra-agent", "namespace": "infra"}
+    granted = {
+        (resource, verb)
+        for rule in only_object(objects, "ClusterRole")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    (rule,) = claims["rules"][0]["resourceRules"]
+    assert ("resourceclaims", "get") in granted and ("resourceclaims/status", "patch") in granted
+    assert (rule["resources"], rule["verbs"]) == (["resourceclaims", "resourceclaims/status"], ["get", "patch"])
