@@ -57,7 +57,10 @@ def test_a_claim_that_fits_exits_with_0(in_directory: Path, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "fits on node n1" in text
     assert "it is held by claim default/x" in text
-    assert any(line.split()[0] == "b" and "allocated" in line for line in text.splitlines() if line)
+    assert any(line.split() == ["allocated", "1", "b", "-"] for line in text.splitlines())
+    assert main([*write(in_directory, query), "--all-devices"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(row[:1] == ["b"] and row[2:] == ["allocated", "-"] for row in rows)
 
 
 def test_a_claim_that_does_not_fit_exits_with_1(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,17 @@ def test_a_claim_that_does_not_fit_exits_with_1(in_directory: Path, capsys: pyte
     assert explanation["fits"] is False
     (entry,) = explanation["claims"][0]["requests"][0]["devices"]
     assert entry["rejections"][0]["expression"] == model("B")
+
+
+def test_devices_are_grouped_by_reason(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    devices = [device(f"a-{number}", {"model": "A"}) for number in range(5)]
+    query = make_query([slice_of(*devices)], [claim(make_request(expression=model("B")))])
+    assert main(write(in_directory, query)) == 1
+    text = capsys.readouterr().out
+    assert sum(line.startswith("rejected   5 ") for line in text.splitlines()) == 1
+    assert "a-0, a-1, a-2 and 2 more" in text and text.endswith("--all-devices shows every device\n")
+    assert main([*write(in_directory, query), "--all-devices"]) == 1
+    assert sum(line.startswith("a-") for line in capsys.readouterr().out.splitlines()) == 5
 
 
 def test_explain_writes_no_file(in_directory: Path) -> None:

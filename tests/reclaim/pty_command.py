@@ -18,14 +18,14 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """Runs `dra-agent` with these arguments until it exits."""
+    """Runs `dra-agent` with these arguments until it exits; `interactive`: it reads from the terminal too."""
 
-    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *words: str, environment: Mapping[str, str] | None = None, interactive: bool = False) -> None:
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the block)
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dra_agent", *words],
-            stdin=subprocess.DEVNULL,
+            stdin=slave if interactive else subprocess.DEVNULL,
             stdout=self._out,
             stderr=slave,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "160", **(environment or {})},
@@ -58,6 +58,10 @@ class Terminal:
     def shown(self) -> str:
         """Return everything that the terminal has displayed, without colors and cursor movements."""
         return _CONTROL.sub("", bytes(self._seen).decode(errors="replace"))
+
+    def type(self, text: str) -> None:
+        """Type at the terminal."""
+        os.write(self._master, text.encode())
 
     def wait_for(self, pattern: str) -> None:
         """Wait until the terminal has displayed the pattern."""

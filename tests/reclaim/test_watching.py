@@ -63,6 +63,22 @@ def test_a_file_gets_a_line_per_change_and_the_result_as_json(agent: Agent, tmp_
     assert all(0 <= claim_["seconds"] <= duration for claim_ in status["claims"])
 
 
+def test_a_reclaim_on_a_terminal_is_started_after_confirmation(agent: Agent, gate: Path) -> None:
+    gate.touch()
+    start_words = ("reclaim", "start", "--in", "9000", "--state-dir", str(agent.state_dir))
+    for answer, code, phase in (("n\n", 1, "none"), ("\n", 1, "none"), ("y\n", 0, "notice")):
+        with Terminal(*start_words, interactive=True) as terminal:
+            terminal.wait_for(r"this releases 2 claims of this node.*\s+default/a\s+default/b\s+start\? \[y/N\] ")
+            terminal.type(answer)
+            assert terminal.end()[0] == code
+        assert agent.status()["phase"] == phase
+    agent.command("reclaim", "cancel")
+    with Terminal(*start_words, "--yes", interactive=True) as terminal:
+        assert terminal.end()[0] == 0 and "start?" not in terminal.shown
+    code, text = agent.command("reclaim", "start")
+    assert code == 0 and "no claim holds a device" in text and "start?" not in text, "a pipe is not asked"
+
+
 def test_an_incomplete_release_at_the_deadline_is_a_failure(start: Start, tmp_path: Path, claims: Path) -> None:
     agent = start("")
     agent.command("claim", "apply", "-f", str(claims))

@@ -1,11 +1,11 @@
-"""`dra-agent claim VERB`: claims of this host in the API's own YAML, and what they hold."""
+"""`dra-agent claim VERB`: claims of this host in the API's own YAML, what they hold, and commands that use them."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli import claims
+from dra_agent.cli import claim_run, claims
 from dra_agent.cli.flags import (
     add_dry_run_flag,
     add_filename_flags,
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (apply, listing, get, wait, delete):
         add_connection_flags(verb)
         add_output_flag(verb, cdi=verb is not delete)
+    claim_run.add_verb(verbs)
     claims.add_verbs(verbs)
 
 
@@ -100,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb."""
     if args.verb in ("holders", "usage", "release"):
         return claims.run(args)
+    if args.verb == "run":
+        return claim_run.run(args)
     if args.verb == "apply":
         from dra_agent.cli.claim_apply import run as run_verb
     elif args.verb == "delete":

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.inventory.model import FAMILIES
 
     parser.epilog = EPILOG
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this device only, with all that is known of it")
+    parser.add_argument("name", nargs="?", metavar="DEVICE", help="show this device only, with all that is known of it")
     parser.add_argument("--family", choices=FAMILIES, help="show the devices of one family only")
     add_flags(parser, HOST_FLAGS)
     add_output_flag(parser)

@@ -23,6 +23,8 @@ exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 )
 
+MAX_NAMED_DEVICES = 3
+"""Devices with the same reason that are named."""
 NO_SLICES = (
     "does not fit: no ResourceSlices are published, so there are no devices to allocate; check that a DRA driver runs "
     "on the node and publishes: `kubectl get resourceslices`, and `dra-agent doctor` on the node"
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allocated", action="append", default=[], metavar="FILE", help="ResourceClaims that hold devices"
     )
     files.add_argument("--node", metavar="NAME", help="the node to allocate on")
-    parser.add_argument("--all-devices", action="store_true", help="list also the devices that the class refuses")
+    parser.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
     add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
 
@@ -160,9 +162,7 @@ def _print(explanation: dict[str, Any], *, everything: bool) -> None:
 
 
 def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
-    """Print for each device of one node why it is not allocated."""
-    from dra_agent.cli.output import table
-
+    """Print why devices of one node are not allocated, by reason, with `everything` device by device."""
     for pool in explanation["pools"]:
         if pool["problem"]:
             print(f"pool {pool['driver']}/{pool['pool']}: {pool['problem']}")
@@ -175,11 +175,34 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
             devices = request["devices"]
             # If no device is of the class, the reason is the answer.
             shown = [device for device in devices if everything or not _of_another_class(device)] or devices
-            if shown:
-                table(("device", "pool", "verdict", "why"), (_row(device) for device in shown))
+            is_shortened = _print_devices(shown, everything=everything) if shown else False
             if hidden := len(devices) - len(shown):
                 more = f"{hidden} more device{' is' if hidden == 1 else 's are'}"
                 print(f"{more} not of class {request['class']}; --all-devices shows them")
+            elif is_shortened:
+                print("--all-devices shows every device")
+
+
+def _print_devices(devices: list[dict[str, Any]], *, everything: bool) -> bool:
+    """Print a row for each device, or for each reason; returns whether names were left out."""
+    from dra_agent.cli.output import prints_names, table
+
+    rows = [_row(device) for device in devices]
+    if everything or prints_names():
+        table(("device", "pool", "verdict", "why"), rows, optional=("pool",), prose=("why",))
+        return False
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, _, verdict, why in rows:
+        groups.setdefault((verdict, why), []).append(name)
+    grouped = ((verdict, len(names), _some(names), why) for (verdict, why), names in groups.items())
+    table(("verdict", "count", "devices", "why"), grouped, prose=("devices", "why"))
+    return any(len(names) > MAX_NAMED_DEVICES for names in groups.values())
+
+
+def _some(names: list[str]) -> str:
+    if len(names) <= MAX_NAMED_DEVICES:
+        return ", ".join(names)
+    return f"{', '.join(names[:MAX_NAMED_DEVICES])} and {len(names) - MAX_NAMED_DEVICES} more"
 
 
 def _of_another_class(device: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ COMMANDS = {
     "devices": "show what can be claimed on this host, and who holds it",
     "slices": "show the ResourceSlices that describe this host",
     "claim": "apply, get, list, await and delete claims, and show what they hold",
-    "claims": "show the claims that hold devices here",
+    "claims": "show the claims that hold devices here (`claim holders`)",
     "explain": "explain why a claim does not fit, device by device",
     "config": "check the configuration that claims and classes carry",
     "webhook": "refuse mistaken configuration when it is applied (optional)",
@@ -27,6 +27,7 @@ COMMANDS = {
     "cdi": "show and check CDI specs",
     "doctor": "find problems of this host and how to fix them",
     "simulate": "build a simulated host and change it while an agent runs on it",
+    "completion": "print the completion script of a shell",
 }
 EPILOG = """\
 exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.
@@ -35,11 +36,25 @@ exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid fil
 _CHOICE = re.compile(r"(?:argument (?P<argument>.+?): )?invalid choice: '(?P<given>[^']*)'")
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves descriptions as they are, and has room for the longest command."""
+
+    def __init__(self, prog: str, **keywords: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 28, **keywords})
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Make room for the names of commands, which argparse counts without their indentation."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            longest = max(map(len, action.choices), default=0) + self._current_indent + self._indent_increment
+            self._action_max_length = max(self._action_max_length, longest)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that names the nearest flag or command where it refuses one."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        keywords.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dra_agent.cli import output
@@ -20,6 +21,7 @@ MAX_NAMED_PODS = 3
 
 _START_EXAMPLES = (
     ("reclaim start --in 120 --why maintenance", "release every claim within two minutes"),
+    ("reclaim start --in 120 --yes", "without a question on a terminal"),
     ("reclaim start --hint", "prevent new claims only"),
 )
 _CANCEL_EXAMPLES = (
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in", dest="seconds", type=_seconds, metavar="SECONDS", help="time until the host is terminated"
     )
     start.add_argument("--hint", action="store_true", help="only prevent new claims")
+    start.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation on a terminal")
     start.add_argument("--why", default="", metavar="TEXT", help="reason that is shown in events and status")
     cancel = verbs.add_parser("cancel", help="cancel it", epilog=examples(*_CANCEL_EXAMPLES))
     cancel.add_argument(
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         epilog=examples(*_STATUS_EXAMPLES),
     )
     status.add_argument(
-        "--watch", action="store_true", help="wait until every claim is released, or the host is terminated"
+        "-w", "--watch", action="store_true", help="wait until every claim is released, or the host is terminated"
     )
     for verb in (start, cancel, status):
         add_connection_flags(verb)
@@ -75,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
         case _:
             request = Status()
     state_dir = load_config(args).state_dir
+    if isinstance(request, Start) and not _is_confirmed(request.kind, args, state_dir):
+        print("nothing was started", file=sys.stderr)
+        return 1
     status = send_request(state_dir, request)
     if getattr(args, "watch", False):
         status = _watch(status, lambda: send_request(state_dir, request))
@@ -86,6 +92,39 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "cancel":
         return 1 if status["phase"] in ("hint", "notice") else 0
     return 1 if getattr(args, "watch", False) and status["phase"] == "notice" and not status["complete"] else 0
+
+
+def _is_confirmed(kind: str, args: argparse.Namespace, state_dir: Path) -> bool:
+    """Print what a reclaim evicts, and on a terminal ask; without a terminal it is started."""
+    if kind == "hint":
+        print("no new claims get devices of this node until `dra-agent reclaim cancel`", file=sys.stderr)
+    else:
+        held = _held(state_dir)
+        count = f"{len(held)} claim{'' if len(held) == 1 else 's'}"
+        effect = f"this releases {count} of this node, and evicts the pods that use them"
+        print(effect if held else "no claim holds a device of this node", file=sys.stderr)
+        for name in held:
+            print(f"  {name}", file=sys.stderr)
+    if args.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    print("start? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _held(state_dir: Path) -> list[str]:
+    """Return the claims that hold devices here, by NAMESPACE/NAME; the API server is not needed for it."""
+    from dra_agent.errors import AgentError
+    from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
+
+    if not (state_dir / SOCKET).exists():
+        entries, _ = read_copy(state_dir) or ([], None)
+        return sorted(f"{entry.namespace}/{entry.name}" for entry in entries)
+    try:
+        with Client(state_dir / SOCKET) as agent:
+            return sorted(f"{view['namespace']}/{view['name']}" for view in agent.call(ListClaims()) if view["devices"])
+    except AgentError:
+        return []  # what follows reports why the agent does not respond
 
 
 def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:

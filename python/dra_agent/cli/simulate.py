@@ -56,21 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     for name, what in (("unplug", "pull a device out"), ("replug", "put an unplugged device back")):
         action = _on_host(actions, name, what)
-        action.add_argument("device", metavar="DEVICE", help=_DEVICE)
+        action.add_argument("device", metavar="TARGET", help=_DEVICE)
 
     xid = _on_host(actions, "xid", "raise an XID on an NVIDIA GPU")
-    xid.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    xid.add_argument("device", metavar="TARGET", help=_DEVICE)
     xid.add_argument(
         "number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ..."
     )
     _add_instance(xid)
 
     recovery = _on_host(actions, "recovery", "let NVIDIA's driver request a recovery of a GPU")
-    recovery.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    recovery.add_argument("device", metavar="TARGET", help=_DEVICE)
     recovery.add_argument("what", choices=_RECOVERY_ACTIONS, metavar="ACTION", help=", ".join(_RECOVERY_ACTIONS))
 
     fabric = _on_host(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
-    fabric.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    fabric.add_argument("device", metavar="TARGET", help=_DEVICE)
     fabric.add_argument("state", choices=("not-started", "in-progress", "completed"), help="its state")
     fabric.add_argument("--status", type=positive_number, default=0, metavar="N", help="NVML's error number")
     fabric.add_argument(
@@ -85,11 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reset = _on_host(
         actions, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
     )
-    reset.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    reset.add_argument("device", metavar="TARGET", help=_DEVICE)
 
     process = _on_host(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
     process.add_argument("pid", metavar="PID", type=positive_number, help="its number; nothing of that number runs")
-    process.add_argument("--device", metavar="DEVICE", help="where it computes; without, it ends")
+    process.add_argument("--device", metavar="TARGET", help="where it computes; without, it ends")
     process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="what it takes; 1024")
     process.add_argument("--cgroup", metavar="PATH", help="its control group, which limits of memory are for")
     _add_instance(process)
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_after(fail)
 
     kernel = _on_host(actions, "kernel", "make writes to an attribute of a device hang, take longer or fail")
-    kernel.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    kernel.add_argument("device", metavar="TARGET", help=_DEVICE)
     kernel.add_argument("attribute", metavar="ATTRIBUTE", help="driver_override, unbind, drivers_probe, ...")
     kernel.add_argument("--errno", type=positive_number, metavar="N", help="fail with this error number (16 is EBUSY)")
     kernel.add_argument(
@@ -263,7 +263,7 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function", metavar="FUNCTION", nargs="?", help="such as nvmlDeviceGetMemoryInfo; without, every function"
     )
-    parser.add_argument("--device", metavar="DEVICE", help="only calls about this NVIDIA GPU")
+    parser.add_argument("--device", metavar="TARGET", help="only calls about this NVIDIA GPU")
 
 
 def _add_after(parser: argparse.ArgumentParser) -> None:

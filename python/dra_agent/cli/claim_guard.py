@@ -1,0 +1,104 @@
+"""A process that ends a command and releases its claim if `dra-agent claim run` is killed before it can do so.
+
+It is forked before the claim exists and reads from a pipe what to release. The end of the pipe without `DONE` means
+that the other process is gone. The claim carries a token as an annotation, so that a claim of the same name that was
+created by something else is never released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from dra_agent.errors import AgentError, NoSuchObjectError
+
+RUN = "dra-agent.internal/run"
+"""Annotation of a claim of `dra-agent claim run`: the token of the run."""
+STOP_TIMEOUT_S = 10.0
+"""From SIGTERM to SIGKILL of a command whose `dra-agent claim run` was killed."""
+RELEASE_TIMEOUT_S = 60.0
+_DONE = b"done\n"
+
+
+class ClaimGuard:
+    """The process, from the side of the one that it guards."""
+
+    def __init__(self, socket: Path, namespace: str, name: str, token: str) -> None:
+        """Start it; it does nothing to a claim without this token."""
+        reader, self._writer = os.pipe()
+        if os.fork():
+            os.close(reader)
+            return
+        os.close(self._writer)
+        try:
+            _guard(reader, socket, namespace, name, token)
+        finally:
+            # Nothing of the forked interpreter may run: it would flush the output of the other process again.
+            os._exit(0)
+
+    def started(self, pid: int) -> None:
+        """Report the command, which is ended before its claim is released."""
+        os.write(self._writer, f"{pid}\n".encode())
+
+    def done(self) -> None:
+        """Report that nothing is left to do."""
+        with contextlib.suppress(OSError):
+            os.write(self._writer, _DONE)
+        os.close(self._writer)
+
+
+def release(socket: Path, namespace: str, name: str, token: str) -> bool:
+    """Delete the claim of a run; returns whether that is complete. A claim without the token is left as it is.
+
+    It has a connection of its own: on another one, a request may be waiting for its response.
+    """
+    from dra_agent.standalone.protocol import Client, Delete, Get
+
+    with Client(socket) as agent:
+        try:
+            view = agent.call(Get(namespace, name))
+            if view["claim"]["metadata"].get("annotations", {}).get(RUN) != token:
+                return True
+            return bool(agent.call(Delete("ResourceClaim", name, namespace, RELEASE_TIMEOUT_S)))
+        except NoSuchObjectError:
+            return True
+
+
+def _guard(reader: int, socket: Path, namespace: str, name: str, token: str) -> None:
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    handle: int | None = None
+    received = b""
+    while part := os.read(reader, 64):
+        received += part
+        if _DONE in received:
+            return
+        if handle is None and b"\n" in received:
+            # Taken while the command has not been waited for: its number cannot be another process's yet.
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(int(received.partition(b"\n")[0]))
+    if handle is not None:
+        _end(handle)
+    try:
+        release(socket, namespace, name, token)
+    except AgentError as error:
+        print(f"dra-agent: claim {namespace}/{name} could not be released: {error}", file=sys.stderr, flush=True)
+
+
+def _end(handle: int) -> None:
+    """End a process, and return when it is gone."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        if not poll.poll(STOP_TIMEOUT_S * 1000):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            poll.poll()

@@ -1,0 +1,135 @@
+"""`dra-agent claim run`: the claim exists as long as the command, however either of them ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.manifests import CLASS, claim, write
+from dra_agent.cli.claim_run import expand
+from eventually import DEADLINE_S, eventually
+
+Command = Callable[..., tuple[int, str, str]]
+AGENT = Path(sys.executable).with_name("dra-agent")
+TRAP = "trap 'touch ended; exit 7' TERM HUP INT; touch ready; while :; do sleep 0.1; done"
+pytestmark = pytest.mark.usefixtures("agent")
+
+
+@pytest.fixture
+def run(command: Command) -> Command:
+    """Run a command with the claim `train` of two devices."""
+    write(Path("claim.yaml"), CLASS, claim("train", 2))
+    return lambda *words: command("claim", "run", "-f", "claim.yaml", "--timeout", str(int(DEADLINE_S)), *words)
+
+
+def start(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([AGENT, "claim", "run", "-f", "claim.yaml", *words])
+
+
+def claims(command: Command) -> list[str]:
+    return [entry["name"] for entry in json.loads(command("claim", "list", "-o", "json")[1])]
+
+
+def test_the_command_gets_the_ids_and_the_claim_is_released(run: Command, command: Command) -> None:
+    script = 'printf "%s\\n" "$@" "$DRA_AGENT_CLAIM" "$DRA_AGENT_CDI_DEVICES" > out; exit 3'
+    code, text, errors = run("--", "sh", "-c", script, "sh", "--device", "{cdi}", "last")
+    assert (code, text, errors) == (3, "", "")
+    words = Path("out").read_text().split("\n")
+    ids = [word for word in words[:4] if word != "--device"]
+    assert words == ["--device", ids[0], "--device", ids[1], "last", "default/train", " ".join(ids), ""]
+    assert len(set(ids)) == 2 and claims(command) == []
+
+
+def test_a_file_serves_several_runs_by_name(run: Command) -> None:
+    assert run("--name", "other", "--", "sh", "-c", 'echo "$DRA_AGENT_CLAIM" > out')[0] == 0
+    assert Path("out").read_text() == "default/other\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--", "sh", "-c", "kill -9 $$"), 137, ""),
+        (("--", "no-such-command"), 127, "no-such-command: No such file or directory"),
+        (("--", "/"), 126, "/: Permission denied"),
+        ((), 2, "no command is given"),
+    ],
+)
+def test_exit_codes_are_those_of_a_shell(
+    run: Command, command: Command, words: tuple[str, ...], code: int, message: str
+) -> None:
+    result, _, errors = run(*words)
+    assert result == code and message in errors
+    assert claims(command) == []
+
+
+def test_an_existing_claim_is_neither_used_nor_released(run: Command, command: Command) -> None:
+    assert command("claim", "apply", "-f", "claim.yaml")[0] == 0
+    code, _, errors = run("--", "touch", "out")
+    assert code == 2 and "default/train: a claim of this name exists" in errors
+    assert claims(command) == ["train"] and not Path("out").exists()
+
+
+def test_devices_that_are_not_ready_in_time_end_the_run(run: Command, command: Command) -> None:
+    write(Path("claim.yaml"), CLASS, claim("train", 3))
+    code, _, errors = command("claim", "run", "-f", "claim.yaml", "--timeout", "0", "--", "touch", "out")
+    assert code == 1 and "claim default/train: is pending after 0 s" in errors
+    assert "dra-agent explain claim/train" in errors
+    assert claims(command) == [] and not Path("out").exists()
+
+
+def test_a_file_with_several_claims_is_refused(command: Command) -> None:
+    write(Path("claim.yaml"), CLASS, claim("a"), claim("b"))
+    code, _, errors = command("claim", "run", "-f", "claim.yaml", "--", "true")
+    assert code == 2 and "claim.yaml:" in errors and "2 ResourceClaims, and a run has one" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_reach_the_command_and_the_claim_is_released(run: Command, command: Command, number: int) -> None:
+    process = start("--", "sh", "-c", TRAP)
+    eventually(Path("ready").exists)
+    assert claims(command) == ["train"]
+    process.send_signal(number)
+    assert process.wait(DEADLINE_S) == 7 and Path("ended").exists()
+    assert claims(command) == []
+
+
+def test_a_signal_before_the_command_releases_the_claim(run: Command, command: Command) -> None:
+    write(Path("claim.yaml"), CLASS, claim("train", 3))
+    process = start("--timeout", "1h", "--", "touch", "out")
+    eventually(lambda: claims(command) == ["train"])
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert claims(command) == [] and not Path("out").exists()
+
+
+def test_a_killed_run_ends_its_command_and_releases_the_claim(run: Command, command: Command) -> None:
+    process = start("--", "sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 1000")
+    eventually(Path("pid").exists)
+    process.kill()
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    eventually(lambda: claims(command) == [])
+    pid = int(Path("pid").read_text())
+    # Not every container has an init process that waits for orphans.
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("podman run --device {cdi} image", "podman run --device a --device b image"),
+        ("ctr run --device={cdi} image", "ctr run --device=a --device=b image"),
+        ("show {cdi} --all", "show a b --all"),
+        ("x --flag=1 {cdi}", "x --flag=1 a b"),
+        ("no placeholder", "no placeholder"),
+    ],
+)
+def test_placeholders_are_repeated_for_each_id(words: str, expected: str) -> None:
+    assert expand(words.split(), ["a", "b"]) == expected.split()
+    assert expand(["run", "--device", "{cdi}", "image"], []) == ["run", "image"]
