@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from deploy.pages import commands, man, settings
+from deploy.pages import chart_config, chart_values, commands, man, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +19,8 @@ def main() -> int:
     files = {
         ROOT / "docs/reference/cli.md": commands.page(),
         ROOT / "docs/reference/configuration-keys.md": settings.page(),
+        ROOT / "docs/reference/chart-values.md": chart_values.page(),
+        ROOT / "deploy/helm/dra-agent/files/config-keys.json": chart_config.text(),
         **{ROOT / "man" / name: text for name, text in man.pages().items()},
     }
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]

@@ -85,18 +85,3 @@ def test_comments_and_format_of_the_configuration_restart_no_agent(render: Rende
 def test_a_chart_version_alone_restarts_no_agent(render: Render) -> None:
     labels = only_object(render(), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert set(labels) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
-
-
-@pytest.mark.parametrize(
-    ("config", "place"),
-    [
-        ("a = 1\nb = = 2\n", "line 2"),
-        ('x = "\n', "line 1"),
-        ("[inventory]\nhost_uplink = exclude\n", "line 2"),
-        ("a = 1\na = 2\n", "line 2"),
-    ],
-)
-def test_configuration_that_is_not_toml_is_refused_with_its_line(render: Render, config: str, place: str) -> None:
-    with pytest.raises(RefusedError) as error:
-        render({"config": config})
-    assert "config: not TOML" in str(error.value) and place in str(error.value)

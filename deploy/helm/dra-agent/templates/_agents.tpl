@@ -123,10 +123,10 @@ rollingUpdate:
 {{- define "dra-agent.check" -}}
 {{- $where := .where }}
 {{- with .agent }}
-{{- $config := include "dra-agent.config" . | fromJson }}
+{{- include "dra-agent.checkConfig" (dict "agent" . "where" $where) }}
 {{- $partitions := false }}
-{{- range dig "inventory" "partition" (list) $config }}
-{{- if eq (toString (get . "mode")) "mig" }}
+{{- range dig "inventory" "partition" (list) (fromToml .Values.config) }}
+{{- if eq .mode "mig" }}
 {{- $partitions = true }}
 {{- end }}
 {{- end }}
@@ -209,18 +209,9 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- end }}
 
-{{/* The configuration as JSON. fromToml returns an error, which has the line within `config`, as the key Error. */}}
-{{- define "dra-agent.config" -}}
-{{- $config := fromToml .Values.config }}
-{{- if hasKey $config "Error" }}
-{{- fail (printf "%sconfig: not TOML: %s" (.Values.pool | empty | ternary "" (printf "pool %q: " .Values.pool)) $config.Error) }}
-{{- end }}
-{{- toJson $config }}
-{{- end }}
-
 {{/* Changes of comments and of the format restart no agent. JSON sorts the keys. */}}
 {{- define "dra-agent.configHash" -}}
-{{- include "dra-agent.config" . | sha256sum }}
+{{- fromToml .Values.config | toJson | sha256sum }}
 {{- end }}
 
 {{/*

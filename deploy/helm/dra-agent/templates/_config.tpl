@@ -1,0 +1,64 @@
+{{/*
+What Helm can check of the agent's configuration: syntax, keys, types, words and ranges. An agent also compiles the rules
+when it starts.
+*/}}
+
+{{- define "dra-agent.checkConfig" -}}
+{{- /* fromToml returns an error, which has the line within `config`, as the key Error. */}}
+{{- $table := fromToml .agent.Values.config }}
+{{- if hasKey $table "Error" }}
+{{- fail (printf "%sconfig: not TOML: %s" .where $table.Error) }}
+{{- end }}
+{{- $keys := .agent.Files.Get "files/config-keys.json" | fromJson }}
+{{- include "dra-agent.checkTable" (dict "table" $table "keys" $keys "path" "" "where" .where) }}
+{{- end }}
+
+{{- define "dra-agent.checkTable" -}}
+{{- $found := list }}
+{{- range $key, $value := .table }}
+{{- $name := $key | replace "-" "_" }}
+{{- if not (hasKey $.keys $name) }}
+{{- fail (printf "%sconfig: unknown key %s%s; known keys: %s" $.where $.path $key (keys $.keys | sortAlpha | join ", ")) }}
+{{- end }}
+{{- $found = append $found $name }}
+{{- include "dra-agent.checkValue" (dict "value" $value "rule" (get $.keys $name) "path" (printf "%s%s" $.path $key) "where" $.where) }}
+{{- end }}
+{{- range $name, $rule := .keys }}
+{{- if and $rule.required (not (has $name $found)) }}
+{{- fail (printf "%sconfig: %s%s is required" $.where $.path $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "dra-agent.checkValue" -}}
+{{- $at := printf "%sconfig: %s" .where .path }}
+{{- $rule := .rule }}
+{{- if not (has (kindOf .value) $rule.types) }}
+{{- $names := dict "bool" "true or false" "string" "text" "int64" "an integer" "float64" "a number" "slice" "a list" "map" "a table" }}
+{{- $expected := list }}
+{{- range $rule.types }}
+{{- $expected = append $expected (get $names .) }}
+{{- end }}
+{{- fail (printf "%s: must be %s, not %s" $at ($expected | uniq | join " or ") (get $names (kindOf .value) | default (kindOf .value))) }}
+{{- end }}
+{{- if and (kindIs "string" .value) $rule.enum (not (has .value $rule.enum)) }}
+{{- fail (printf "%s: %q must be one of %s" $at .value ($rule.enum | join ", ")) }}
+{{- end }}
+{{- if has (kindOf .value) (list "int64" "float64") }}
+{{- $number := float64 .value }}
+{{- if or (and (hasKey $rule "min") (lt $number (float64 $rule.min))) (and (hasKey $rule "above") (le $number (float64 $rule.above))) }}
+{{- fail (printf "%s: %v is too small" $at .value) }}
+{{- end }}
+{{- if and (hasKey $rule "max") (gt $number (float64 $rule.max)) }}
+{{- fail (printf "%s: %v is larger than %v" $at .value $rule.max) }}
+{{- end }}
+{{- end }}
+{{- if and $rule.keys (kindIs "map" .value) }}
+{{- include "dra-agent.checkTable" (dict "table" .value "keys" $rule.keys "path" (printf "%s." .path) "where" .where) }}
+{{- end }}
+{{- if and $rule.items (kindIs "slice" .value) }}
+{{- range $index, $item := .value }}
+{{- include "dra-agent.checkValue" (dict "value" $item "rule" $rule.items "path" (printf "%s[%d]" $.path $index) "where" $.where) }}
+{{- end }}
+{{- end }}
+{{- end }}
