@@ -130,7 +130,7 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make what was renamed or removed in a folder survive a power cut."""
+    """Make renames and removals in a directory survive a power cut."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -23,7 +23,7 @@ class Host:
     nvidia_smi: Path | None = None
     """Path of nvidia-smi; None: searched in PATH, or missing on a simulated host."""
     state: Path | None = None
-    """Where agents of the host note what they have made in its hardware; None: they have made nothing."""
+    """Where agents of the host record their changes to its hardware; None: they have made none."""
 
     def dev_path(self, node: str) -> Path:
         """Where the device node that containers know as `node` ("/dev/nvidia0") lies on this host."""

@@ -79,7 +79,7 @@ def test_validate_names_file_and_reason(cdi: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert "broken.yaml: refused\n  line " in text
     assert "vendor.json: refused\n  Object missing required field `cdiVersion`" in text
-    assert "cdiVersion: 0.3.0 is too low, what the spec uses needs 0.6.0" in text
+    assert "cdiVersion: 0.3.0 is too low, the fields of the spec need 0.6.0" in text
     assert "devices[0].containerEdits.env[0]: 'A' is not NAME=VALUE" in text
     assert "dra-agent.internal-claim_uid-1.json: 1 device of dra-agent.internal/claim" in text
 

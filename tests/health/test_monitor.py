@@ -264,7 +264,7 @@ def test_a_record_that_cannot_be_written_is_said_once(
     watched = monitor(clock, record=HealthStateFile(tmp_path / "not there", "boot"))
     for code in (94, 95, 48):
         assert taints(watched.record_events([xid(code)], WELL))
-    assert [record.message for record in caplog.records].count("what is wrong with devices cannot be kept") == 1
+    assert [record.message for record in caplog.records].count("the issues of devices cannot be saved") == 1
 
 
 def test_nothing_is_written_while_nothing_happens(clock: Clock, tmp_path: Path) -> None:

@@ -853,4 +853,4 @@ def test_a_full_disk_does_not_block_a_drain(
         await eventually_async(lambda: "released" in env.milestones())
 
     env.run(scenario)
-    assert sum("what became of claims is not kept" in record.message for record in caplog.records) == 1
+    assert sum("the release states of claims cannot be saved" in record.message for record in caplog.records) == 1

@@ -39,7 +39,7 @@ class ClaimSpec:
     ids: tuple[tuple[str, ...], ...]
     """For each device, in the order given, the qualified names to inject."""
     notes: tuple[tuple[str, ...], ...]
-    """For each device what a container lacks, for users; empty if nothing."""
+    """For each device the parts that a container lacks, for users; empty if none."""
 
 
 def build_spec(driver: str, claim: ClaimRef, devices: Sequence[SpecDevice]) -> ClaimSpec:

@@ -128,7 +128,7 @@ def load_file(path: Path, priority: int = 0) -> LoadedFile:
 def decode(data: bytes, *, json: bool = False) -> Spec:
     """Decode a spec of JSON or YAML text; raises ValueError with the field or line.
 
-    JSON is YAML to the loaders, so a .json file may hold YAML too: `json` selects what to try first.
+    JSON is YAML to the loaders, so a .json file may hold YAML too: `json` selects the format to try first.
     """
     if json:
         try:

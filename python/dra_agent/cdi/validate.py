@@ -63,7 +63,7 @@ def _version(spec: Spec) -> Iterator[str]:
         return
     needed = minimum_version(spec)
     if KNOWN.index(version) < KNOWN.index(needed):
-        yield f"cdiVersion: {version} is too low, what the spec uses needs {needed}"
+        yield f"cdiVersion: {version} is too low, the fields of the spec need {needed}"
 
 
 def _edits(where: str, edits: ContainerEdits) -> Iterator[str]:

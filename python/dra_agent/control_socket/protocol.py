@@ -83,7 +83,7 @@ class Connection:
         self._socket.close()
 
     def call(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
-        """Send one request and return its result within `timeout` seconds; raises what the agent raised.
+        """Send one request and return its result within `timeout` seconds; raises the error that the agent raised.
 
         Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
         """

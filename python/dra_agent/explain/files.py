@@ -1,6 +1,6 @@
-"""A question from files: claims as a user writes them, and what a cluster printed of classes, slices, claims and nodes.
+"""A question from files: claims of a user, and the classes, slices, claims and nodes that a cluster printed.
 
-What the user wrote is checked against every limit of the API; what a cluster printed is read as it is, because it
+Objects of the user are checked against every limit of the API; objects that a cluster printed are not, because it
 may be newer than this agent.
 """
 
@@ -40,7 +40,7 @@ def read_inputs(
 ) -> QueryInputs:
     """Read the files; each of the last three may hold classes, slices, claims and nodes in any order.
 
-    Raises UsageError naming file, line and field of what is wrong.
+    Raises UsageError naming file, line and field of the error.
     """
     inputs = QueryInputs()
     for path in claims:

@@ -36,7 +36,7 @@ def explain_pod(snapshot: Snapshot, pod: Object, evaluate: Evaluator, *, node: s
         "events": snapshot.events,
     }
     if not needs:
-        return _with(result, True, "uses no claim: what keeps it from running is not about devices")
+        return _with(result, True, "uses no claim, so devices are not the reason why it does not run")
     if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
         return _with(result, False, problems[0])
     there = [need.claim for need in needs if need.claim is not None]

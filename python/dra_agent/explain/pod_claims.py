@@ -28,7 +28,7 @@ class PodClaim:
     """As the pod calls it."""
     claim: Object | None = None
     exists: bool = True
-    """Where not, the claim is what would be made."""
+    """If not, the claim is the one that would be created."""
     problems: list[str] = field(default_factory=list)
     """Why the claim does not exist or cannot be created."""
 

@@ -55,7 +55,7 @@ class Snapshot:
     events: list[str] = field(default_factory=list)
     """Events of the claim or pod, newest last."""
     notes: list[str] = field(default_factory=list)
-    """Objects that could not be read, and what the result therefore lacks."""
+    """Objects that could not be read, and the missing parts of the result."""
 
     def claim(self, name: str) -> Object | None:
         """Find a claim of the namespace."""

@@ -1,4 +1,4 @@
-"""Causes: what can be wrong with a device, how severe each is, and what XIDs mean.
+"""Causes: the issues that a device can have, the severity of each, and the meaning of XIDs.
 
 XIDs are from NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors).
 """
@@ -53,7 +53,7 @@ class Severity(IntEnum):
     NOTICE = 0
     """The device is not monitored."""
     DEGRADED = 1
-    """New work should go elsewhere; what runs may go on, or knows itself that it failed."""
+    """New work should go elsewhere; running work may continue, or has failed visibly."""
     FATAL = 2
     """Nothing that uses the device can go on."""
 

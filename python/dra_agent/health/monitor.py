@@ -96,7 +96,7 @@ class Monitor:
         return self._summary
 
     def observe(self, inventory: Inventory) -> Inventory:
-        """Take note of what the inventory shows, and give it with what counts."""
+        """Record the issues that the inventory shows, and return it with the issues that apply."""
         now = self._clock()
         changed = False
         for device in inventory.devices:
@@ -120,7 +120,7 @@ class Monitor:
         return self._kept(inventory, now, changed=changed)
 
     def record_events(self, faults: Iterable[DeviceEvent], inventory: Inventory) -> Inventory:
-        """Take note of what happened, and give the inventory with what counts."""
+        """Record events, and return the inventory with the issues that apply."""
         now = self._clock()
         changed = False
         for fault in faults:

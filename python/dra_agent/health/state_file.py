@@ -1,6 +1,6 @@
 """What counts against devices, in a file: for an agent that starts again, and for the commands.
 
-A file that is lost or damaged costs the times and what only happened, never a device. Nothing of it survives a reboot.
+A file that is lost or damaged loses times and past events, never a device. Nothing of it survives a reboot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HealthStateFile:
         except FileNotFoundError:
             return []
         except (OSError, msgspec.DecodeError) as error:
-            log.warning("what was wrong with devices is not known any more", extra={"reason": str(error)})
+            log.warning("the saved issues of devices cannot be read", extra={"reason": str(error)})
             return []
         if contents.boot_id != self._boot_id:
             return []
@@ -63,5 +63,5 @@ class HealthStateFile:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                log.warning("what is wrong with devices cannot be kept", extra={"reason": str(error)})
+                log.warning("the issues of devices cannot be saved", extra={"reason": str(error)})
             self._failed = True

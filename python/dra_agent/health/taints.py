@@ -1,4 +1,4 @@
-"""A device with what counts against it: its taints, and its health as everything above knows it."""
+"""A device with its issues: its taints, and the health that other layers use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _effect(spell: ActiveIssue, settings: HealthSettings) -> TaintEffect:
         Severity.DEGRADED: settings.degraded,
         Severity.NOTICE: settings.unmonitored,
     }
-    # Its attributes are incomplete, and so is what its rules make of it.
+    # Its attributes are incomplete, and so is the result of the rules.
     effect = "NoSchedule" if spell.cause.name == STARTING else by_severity[spell.cause.severity]
     return "NoSchedule" if effect == "NoExecute" and not spell.cause.confirmed else effect
 

@@ -91,7 +91,7 @@ class ApiClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; what still runs fails with UnavailableError."""
+        """Close every connection; running requests fail with UnavailableError."""
         self._http.close()
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None, *, timeout: float | None = None) -> Object:

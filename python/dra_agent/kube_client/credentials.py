@@ -210,7 +210,7 @@ class Credentials:
 
 
 def _check(token: str | None, where: str) -> None:
-    """Reject what a header cannot hold, without showing it: logs must not contain the token."""
+    """Reject a token that a header cannot hold, without showing it: logs must not contain the token."""
     if token and not _TOKEN.fullmatch(token):
         raise UnavailableError("the token has characters that no token has", where=where)
 

@@ -56,7 +56,7 @@ class RequestSlots:
                 return
 
     def describe(self) -> str:
-        """Return what a request without a slot waits for."""
+        """Return the reason why a request waits for a slot."""
         running = ", ".join(f"{count} of {resource}" for resource, count in sorted(self._running.items()) if count)
         return f"a free connection; pending requests: {running}"
 

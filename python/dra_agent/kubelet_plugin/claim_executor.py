@@ -57,7 +57,7 @@ class ClaimExecutor:
                 raise RetryableError(
                     f"still {work.operation} it; the kubelet will retry",
                     where=f"claim {uid}",
-                    hint="if it persists, `dra-agent doctor` and the log report what hangs",
+                    hint="if it persists, `dra-agent doctor` and the log name the call that hangs",
                 )
             if same_call and not work.done.cancelled():
                 result: _T = work.done.result()

@@ -1,6 +1,6 @@
 """Reads the claim that the kubelet requests, and verifies that it has the same uid and is allocated.
 
-Nothing is prepared from what was read earlier: between two calls a claim can be replaced by one of the same name, or
+Nothing is prepared from an earlier read: between two calls a claim can be replaced by one of the same name, or
 be given other devices.
 """
 

@@ -115,7 +115,7 @@ class KubeletPlugin:
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=grace)
         if not await self._turns.finished(GRACE_S):
-            log.warning("stopped without waiting for what hangs", extra={"work": self._turns.in_flight})
+            log.warning("stopped without waiting for calls that hang", extra={"work": self._turns.in_flight})
         self._turns.close()
 
     async def _keep(self) -> None:

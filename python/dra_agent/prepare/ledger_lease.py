@@ -72,7 +72,7 @@ class LedgerLease:
                     raise RetryableError(
                         "this agent still writes other claims, and another agent waits too",
                         where="the ledger",
-                        hint="try again; if it persists, `dra-agent doctor` reports what hangs",
+                        hint="try again; if it persists, `dra-agent doctor` names the call that hangs",
                     )
             self._state = "passing"
         self._acquire(deadline)
@@ -109,7 +109,7 @@ class LedgerLease:
     def _release(self) -> None:
         try:
             self._lock.release()
-        except AgentError as error:  # released all the same: the next process reads what is on disk, as after a crash
+        except AgentError as error:  # released all the same: the next process reads the disk, as after a crash
             log.warning("the lease ended with unwritten records", extra={"reason": str(error)})
 
     def _set_state(self, state: Literal["outside", "inside"]) -> None:

@@ -35,7 +35,7 @@ SETUP_TIMEOUT_S = 15.0
 MAX_CACHED_FILES = 128
 """Lock files that stay open for the next holder: opening one costs as much as the rest of a lock."""
 _HOLDER_BYTES = 120
-"""Bytes of what is written about the holder; every one as long, so that nothing of a longer one is left."""
+"""Bytes of the record of the holder. All records have this length, so that none leaves a part of a longer one."""
 
 
 class LockedError(RetryableError):
@@ -133,7 +133,7 @@ class KeyedLocks:
         return LockedError(
             f"{lock.holder} has been in work on it for {self._clock() - lock.since:.0f} s",
             where=name,
-            hint="it is retried; if it persists, `dra-agent doctor` and the kernel log (dmesg) report what hangs",
+            hint="it is retried; if it persists, `dra-agent doctor` and the kernel log name the call that hangs",
         )
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class KeyedLocks:
                 raise LockedError(
                     f"another agent has been in work on it ({_holder(handle)})",
                     where=name,
-                    hint="it is retried; if it persists, check what that agent waits for",
+                    hint="it is retried; if it persists, check the log of that agent",
                 )
             with suppress(OSError):  # a full disk: the lock is valid, but its holder is not recorded
                 os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_HOLDER_BYTES].ljust(_HOLDER_BYTES), 0)

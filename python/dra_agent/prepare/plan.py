@@ -57,12 +57,12 @@ class _Candidate:
 def plan(
     allocation: ClaimAllocation, devices: Mapping[tuple[str, str], Device], setups: Mapping[Kind, DeviceSetup]
 ) -> tuple[SetupStep, ...]:
-    """Decide what to set up for a claim; PermanentError names the field of what is not understood or cannot be.
+    """Decide what to set up for a claim; PermanentError names the field that is invalid or cannot be satisfied.
 
     `devices` are the devices of the allocation, by pool and name. If several entries of a kind apply to one device the
     last one takes precedence: the class's precede the claim's own. Steps are in the order of `setups`, those of one
-    set-up as the claim configures them and what it sets up by default last. What is allocated for admin access is never
-    set up.
+    set-up as the claim configures them and what it sets up by default last. Devices for admin access are never set
+    up.
     """
     claim = str(allocation)
     candidates = [_decoded(entry, setups, claim) for entry in allocation.config]

@@ -82,7 +82,7 @@ class ExecutorRunner:
             future.cancel()
             raise RetryableError(
                 f"{description} has not ended within {self._timeout_s:.0f} s",
-                hint="it continues in the background; the kernel log (dmesg) and `dra-agent doctor` report what hangs",
+                hint="it continues in the background; `dra-agent doctor` and the kernel log name the call that hangs",
             ) from None
 
 

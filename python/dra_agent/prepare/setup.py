@@ -53,7 +53,7 @@ class SetupOutcome:
     record: Any = None
     """JSON-like; stored in the ledger, and passed to `tear_down`. A repeat with another record replaces it."""
     edits: Mapping[str, ContainerEdits] = field(default_factory=dict)
-    """By device key: what containers need in addition to the device's own edits."""
+    """By device key: edits of containers in addition to the device's own."""
 
 
 @runtime_checkable
@@ -80,7 +80,7 @@ class HookHandler(Protocol):
 
 @runtime_checkable
 class SetupNotes(Protocol):
-    """A set-up whose state files record what it has done for a claim."""
+    """A set-up whose state files record its changes for a claim."""
 
     def noted(self, uid: str) -> Sequence[str]:
         """Return the claim's device keys, for `tear_down` without a record. Raises RetryableError if unreadable."""

@@ -1,4 +1,4 @@
-"""Whether this agent can write slices at present: what it shows before it takes over from another agent of its node.
+"""Whether this agent can write slices at present, which it proves before it takes over from another agent of its node.
 
 During a rolling update two agents live on one node, and one of them leads: it writes. An agent that lives but is
 refused by the API server, or cannot reach it, must not keep the other one from writing.
@@ -146,7 +146,7 @@ class WriteAccess:
         self._set_able()
 
     def failed(self, error: AgentError) -> None:
-        """A write, or what has to be read for it, has failed."""
+        """A write, or a read that it requires, has failed."""
         if isinstance(error, ForbiddenError | UnauthorizedError):
             self._lose(error)
         elif isinstance(error, UnavailableError) and not isinstance(error, ThrottledError):

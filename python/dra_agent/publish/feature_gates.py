@@ -1,4 +1,4 @@
-"""Fields that an API server drops silently while their feature gate is off, and what is published instead.
+"""Fields that an API server drops silently while their feature gate is off, and the slices that are published instead.
 
 Gates and fields: k8s.io/kubernetes/pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 """
@@ -57,7 +57,7 @@ def gate_of(path: str) -> str | None:
 
 
 def remedy(gates: set[str]) -> str:
-    """Describe what is published if these gates are off."""
+    """Describe the published slices if these gates are off."""
     parts = []
     if TAINTS in gates:
         parts.append("devices that must not be allocated are left out")

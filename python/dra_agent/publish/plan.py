@@ -1,6 +1,6 @@
 """The writes that one pool needs, planned from scratch each time.
 
-It follows from the devices, from what is published, and from what the API server is known to drop.
+It follows from the devices, the published slices, and the fields that the API server drops.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class PoolReconciler:
         self._planner = Planner(context, name)
         self._backoff = Backoff(first=0.25, longest=60.0)
         self._refused = Backoff(first=5.0, longest=300.0)
-        """For what only another configuration of the cluster or of the agent will change."""
+        """For errors that only another configuration of the cluster or of the agent resolves."""
         self._external_change_backoff = Backoff(first=0.5, longest=30.0)
         self._external_change_at = float("-inf")
         self._external_change_pending = False
@@ -66,11 +66,11 @@ class PoolReconciler:
         self._desired: Inventory | None = None
         """The devices at the start of the current attempt."""
         self._failed_with: int | None = None
-        """Fingerprint of what could not be published last."""
+        """Fingerprint of the last slices that could not be published."""
         self._log_dedup = LogDeduplicator()
         self.error: AgentError | None = None
         self.settled = False
-        """Whether what is published is what should be; False from `enqueue` until a plan has found nothing to write."""
+        """Whether the published slices are the desired ones; False from `enqueue` until a plan has no write."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -163,7 +163,9 @@ class PoolReconciler:
         if self._woken.is_set():
             return  # the devices change faster than they can be written, and the next plan is due
         raise UnavailableError(
-            "the slices differ from what was written", where=f"pool {self.name}", hint="look for who changes them"
+            "the slices differ from those that were written",
+            where=f"pool {self.name}",
+            hint="look for who changes them",
         )
 
     async def _write(self, write: Write) -> bool:

@@ -20,7 +20,7 @@ from dra_agent.reclaim.announcements import TAINT_NAME
 Mode = Literal["taint", "auto", "evict", "delete"]
 """taint: leave everything to Kubernetes.
 
-evict: the Eviction API, which respects PodDisruptionBudgets. delete: delete at once what cannot be evicted at once.
+evict: the Eviction API, which respects PodDisruptionBudgets. delete: delete pods that cannot be evicted at once.
 auto: evict, and delete with the remaining grace period when the deadline is near.
 """
 

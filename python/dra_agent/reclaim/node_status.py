@@ -141,7 +141,7 @@ class NodeStatusWriter:
         )
 
     def start(self, state: ReclaimState) -> None:
-        """Write the current state, or remove what an earlier run, perhaps before a reboot, has left."""
+        """Write the current state, or remove the state that an earlier run left, perhaps before a reboot."""
         self._state = state
         if state.phase == "notice":
             self._begin(state)

@@ -137,7 +137,7 @@ class PodEviction:
         return self._early.evictions(state)
 
     async def evict(self, claims: ReleaseTracker) -> None:
-        """Evict what the taint does not evict, for one notice. Ends if it is cancelled, or a permission is missing."""
+        """Evict pods that the taint does not evict, for one notice. Ends on cancellation or a missing permission."""
         evictor = Evictor(
             self._actions,
             claims,

@@ -34,10 +34,10 @@ SAVE_TIMEOUT_S = 0.5
 DEADLINE_MARGIN_S = 1.0
 """Seconds before the deadline after which nothing is waited for."""
 MAX_EXPIRY_CHECK_S = 30.0
-"""Seconds between two checks of what is to expire, at most."""
+"""Maximum seconds between two checks for expired signals."""
 
 Changed = Callable[[ReclaimState, ReclaimState], Awaitable[None]]
-"""Called with the state before and after, one change at a time; it starts what takes long, and returns."""
+"""Called with the state before and after, one change at a time; it starts long work in the background and returns."""
 Step = Callable[[ReclaimState, datetime], ReclaimState]
 
 

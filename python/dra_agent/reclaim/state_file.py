@@ -86,7 +86,7 @@ class StateFile:
             return fresh
         except OSError as error:
             self.problem = f"{self.path}: cannot be read: {error.strerror}"
-            log.error("what was known of a reclaim cannot be read", extra={"problem": self.problem})
+            log.error("the saved reclaim state cannot be read", extra={"problem": self.problem})
             return fresh
         try:
             kept = msgspec.json.decode(text, type=_StateDocument)
@@ -98,7 +98,7 @@ class StateFile:
             return fresh
         if kept.state.boot != boot:
             if kept.state.active:
-                log.info("the host was restarted: what was announced for it before is over")
+                log.info("the host was restarted: earlier signals no longer apply")
             return next_boot(kept.state, boot, self._clock.booted, self._clock.to_wall(self._clock.now()).timestamp())
         state: ReclaimState = by_clock_of(kept.state, kept.booted, self._clock.booted)
         return state
@@ -119,7 +119,7 @@ class StateFile:
         with contextlib.suppress(OSError):
             aside = atomic_file.quarantine(self.path)
         self.problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}"
-        log.error("what was known of a reclaim was damaged", extra={"problem": self.problem})
+        log.error("the saved reclaim state was damaged", extra={"problem": self.problem})
 
 
 PROGRESS_FILE = "reclaim-claims.json"
@@ -184,13 +184,18 @@ class ProgressFile:
         except FileNotFoundError:
             return fresh
         except OSError as error:
-            log.error("what became of claims cannot be read", extra={"file": str(self._path), "reason": str(error)})
+            log.error(
+                "the saved release states of claims cannot be read",
+                extra={"file": str(self._path), "reason": str(error)},
+            )
             return fresh
         except msgspec.DecodeError as error:
             aside = self._path
             with contextlib.suppress(OSError):
                 aside = atomic_file.quarantine(self._path)
-            log.error("what became of claims was damaged", extra={"reason": str(error), "aside": aside.name})
+            log.error(
+                "the saved release states of claims were damaged", extra={"reason": str(error), "aside": aside.name}
+            )
             return fresh
         if found.version != _PROGRESS_VERSION or found.kept.boot != self.boot:
             return fresh
@@ -212,7 +217,9 @@ class ProgressFile:
             self._complained = False
         except OSError as error:
             if not self._complained:
-                log.warning("what became of claims is not kept", extra={"reason": error.strerror or str(error)})
+                log.warning(
+                    "the release states of claims cannot be saved", extra={"reason": error.strerror or str(error)}
+                )
             self._complained = True
 
 

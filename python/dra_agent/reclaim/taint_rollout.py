@@ -50,7 +50,7 @@ class TaintRollout:
         return taint_of(before, self._driver) != taint_of(after, self._driver)
 
     def reset(self, completed_at: datetime | None = None) -> None:
-        """Prepare for a notice; `completed_at` is what an earlier run of the agent saved about it."""
+        """Prepare for a notice; `completed_at` is the time that an earlier run of the agent saved."""
         self.completed_at = completed_at
         self.seconds, self.withdrawn = None, False
         self._complete.clear()

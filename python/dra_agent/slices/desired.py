@@ -47,11 +47,11 @@ class EncodedSlices(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One write that brings what is published nearer to what is desired."""
+    """One write toward the desired slices."""
 
     op: Literal["create", "update", "delete"]
     slice: Slice
-    """What to write; for a deletion, what is published."""
+    """The slice to write; for a deletion, the published slice."""
     reason: str
     """For people: which devices came, went or changed."""
 

@@ -1,4 +1,4 @@
-"""The claims of the store with an index in memory: what a step has to act on is found without reading them all."""
+"""The claims of the store with an index in memory: the claims that a step must handle are found without reading all."""
 
 from __future__ import annotations
 

@@ -116,13 +116,13 @@ class Validator:
     """One thread that validates; the event loop goes on meanwhile."""
 
     def __init__(self, validate: Callable[[Object], list[str]], *, timeout: float = VALIDATION_TIMEOUT_S) -> None:
-        """`validate` returns what is wrong with an object; `timeout` is in seconds."""
+        """`validate` returns the problems of an object; `timeout` is in seconds."""
         self._validate = validate
         self._timeout = timeout
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validation")
 
     async def problems(self, values: Sequence[Object]) -> list[str]:
-        """Return what is wrong with the objects.
+        """Return the problems of the objects.
 
         Raises:
             RetryableError: the deadline passed.

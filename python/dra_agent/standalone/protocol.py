@@ -92,6 +92,6 @@ class Client:
         self._connection.close()
 
     def call(self, request: Request, *, timeout_s: float | None = None) -> Any:
-        """Send one request and return its result within `timeout_s` seconds; raises what the agent raised."""
+        """Send one request and return its result within `timeout_s` seconds; raises the error that the agent raised."""
         timeout = RESPONSE_TIMEOUT_S + getattr(request, "wait", 0.0) if timeout_s is None else timeout_s
         return self._connection.call(request, timeout=timeout, line_limit=MAX_LINE_BYTES)

@@ -1,4 +1,4 @@
-"""The queue of claims: what waits is allocated in the order in which it came, what is allocated is prepared.
+"""The queue of claims: waiting claims are allocated in the order in which they came, and allocated claims are prepared.
 
 A claim that does not fit does not block later ones, as in kube-scheduler, but is tried first whenever a device is
 released. Every step is persisted before the next one starts, so an interrupted step is continued at the next start.
@@ -48,7 +48,7 @@ class ClaimQueue:
 
     Work that may take long runs without the lock, so that requests are served meanwhile: the allocator is called by
     the step itself, preparing and releasing is handed to `run`, at most one job for each claim. A device that hangs
-    delays its own claim only. A step after each job continues with what that has changed.
+    delays its own claim only. A step after each job continues with the changed claims.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ClaimQueue:
         return True
 
     def suspend(self, why: str, *, release: bool) -> None:
-        """Allocate and prepare nothing until `resume`; with `release` also release what is allocated, at `step`.
+        """Allocate and prepare nothing until `resume`; with `release` also release allocated claims, at `step`.
 
         A released claim waits in its old place for devices.
         """
@@ -368,7 +368,7 @@ class ClaimQueue:
         """Make an attempt; one that fails is made again later, and costs no other claim anything."""
         try:
             attempt()
-        except Exception as error:  # a defect of one set-up must not end what is done for the other claims
+        except Exception as error:  # a defect of one set-up must not end the work for other claims
             if not isinstance(error, AgentError):
                 log.exception("claim could not be moved along", extra={"claim": uid})
             with self._lock:

@@ -51,7 +51,7 @@ FIRST_TRY_S = 5.0
 RESPOND_AFTER_S = 45.0
 """Seconds that a response waits for its claims to be prepared or released; the command line waits a minute."""
 STOP_AFTER_S = 5.0
-"""How long a stop waits for what is under way. What hangs is continued at the next start."""
+"""How long a stop waits for running work. Work that hangs continues at the next start."""
 SUSPEND_TIMEOUT_S = 5.0
 """Seconds that `suspend` waits for running work: the shortest notice of a cloud is 30 s."""
 MAX_OBJECTS_PER_APPLY = 25_000

@@ -1,6 +1,6 @@
 """The store of DeviceClasses and ResourceClaims, synced before a response.
 
-It keeps objects and the order in which claims came; it knows nothing of what they mean.
+It keeps objects and the order in which claims came; it does not interpret them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Store:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # SQLite makes its -wal and -shm with the mode of the database, and the database with what the umask leaves.
+    # SQLite makes its -wal and -shm with the mode of the database, and the database with the umask applied.
     _restrict(path)
     # Autocommit is off: `with connection` is one transaction, and FULL makes its commit durable in WAL mode.
     connection = sqlite3.connect(path, check_same_thread=False)
@@ -186,7 +186,7 @@ def _restrict(path: Path) -> None:
 
 
 def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
-    """Read row by row what is whole in a damaged file; a damaged row costs only itself."""
+    """Read the intact rows of a damaged file one by one; only damaged rows are lost."""
     try:
         connection = sqlite3.connect(path)
         (last,) = connection.execute("SELECT max(position) FROM objects").fetchone()

@@ -144,7 +144,7 @@ class WaitingClaims:
 
 
 def digest_of(spec: Any) -> bytes:
-    """Return what is equal for claims with equal specs."""
+    """Return a value that is equal for claims with equal specs."""
     return blake2b(msgspec.json.encode(spec, order="sorted"), digest_size=16).digest()
 
 

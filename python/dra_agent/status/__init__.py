@@ -1,4 +1,4 @@
-"""Claim status and Events: what the agent reports to the cluster besides slices.
+"""Claim status and Events: the agent's reports to the cluster besides slices.
 
 Nothing waits for this package, and it makes no decisions.
 """

@@ -195,7 +195,7 @@ class ClaimStatusWriter:
             await asyncio.sleep(pause)
 
     async def _write(self, prepared: PreparedClaim) -> bool:
-        """Write what changed; return False if the claim was replaced."""
+        """Write the changes; return False if the claim was replaced."""
         claim = await self._api.get(RESOURCE_CLAIMS, prepared.name, prepared.namespace, timeout=REQUEST_TIMEOUT_S)
         if (claim.get("metadata") or {}).get("uid") != prepared.uid:
             return False

@@ -141,7 +141,7 @@ Name = tuple[str, str]
 
 
 class DeviceEventEmitter:
-    """Compares what the devices are with what they were; `changed` is called on one thread."""
+    """Compares the devices with their previous state; `changed` is called on one thread."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Kubernetes Events (events.k8s.io/v1) on claims and the Node.
 
-Recording never waits and never fails. What repeats is counted in the Event that is there; what comes too fast, or
+Recording never waits and never fails. Repetitions are counted in the existing Event; Events that come too fast, or
 cannot be written is dropped and logged. Reasons are listed in docs/reference/events.md.
 """
 
@@ -158,7 +158,7 @@ class EventRecorder:
         self._task = asyncio.create_task(self._run(), name="events")
 
     async def stop(self) -> None:
-        """Stop; what was not written is lost."""
+        """Stop; Events that were not written are lost."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A permission that the credentials may lack: logged once with what to grant, and retried at long intervals."""
+"""A permission that the credentials may lack: logged once with the rule to grant, and retried at long intervals."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from typing import Literal
 from dra_agent.topology.model import CLAIMABLE, DeviceKind, Link, NumaNode, PciFunction, Topology
 
 Holders = Mapping[str, Sequence[str]]
-"""Who holds what: names of claims by PCI address."""
+"""Holders: names of claims by PCI address."""
 
 
 class KnownHolders(dict[str, Sequence[str]]):
-    """Who holds what, where it is also known what can be claimed."""
+    """Holders of devices, and the devices that can be claimed."""
 
     def __init__(self, holders: Holders, claimable: Iterable[str]) -> None:
         """`claimable`: PCI addresses of devices that are published, or have published parts."""
@@ -111,7 +111,7 @@ def _prune(branch: TreeNode) -> None:
 
 
 def _order(leaf: Leaf) -> tuple[int, int, str]:
-    """GPUs first, then what serves them; each kind by address, domains as numbers."""
+    """GPUs first, then the devices that serve them; each kind by address, domains as numbers."""
     domain, rest = leaf.device.pci_address.split(":", 1)
     return list(DeviceKind).index(leaf.device.kind), int(domain, 16), rest
 
@@ -138,7 +138,7 @@ def memory(size: int) -> str:
 
 
 def link(found: Link | None) -> str:
-    """A PCIe link: "PCIe 5 x16", and what it could be where it is less; empty where it is unknown."""
+    """A PCIe link: "PCIe 5 x16", and its maximum if that is more; empty if unknown."""
     if found is None:
         return ""
     now, best = _speed(found.generation, found.width), _speed(found.max_generation, found.max_width)

@@ -1,4 +1,4 @@
-"""The topology as a picture: NUMA nodes, root complexes, switches, devices, and who holds what."""
+"""The topology as a picture: NUMA nodes, root complexes, switches, devices and their holders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STYLES = {"numa": ("#f1f3f5", "#adb5bd", 14), "root": ("#e7f0fb", "#a5c8ee", 10
 
 
 def draw(topology: Topology, *, title: str, holders: Holders | None = None, names: PciIds | None = None) -> str:
-    """An SVG document that needs nothing outside it: no fonts, scripts or links. `holders` adds who holds what."""
+    """An SVG document without external fonts, scripts or links. `holders` adds the holders of devices."""
     names = PciIds.of_this_machine() if names is None else names
     claims: dict[str, str] = {}
     for device in topology.relevant:
@@ -136,7 +136,7 @@ def _distances(boxes: Sequence[Box]) -> Iterator[str]:
 
 
 def _notes(topology: Topology, top: float, room: float) -> Iterator[str]:
-    """The legend, what is not drawn, and what was found damaged; one line each."""
+    """The legend, the parts that are not drawn, and the damaged parts; one line each."""
     x, legend = float(MARGIN), []
     for kind in DeviceKind:
         if kind is not DeviceKind.OTHER and any(device.kind is kind for device in topology.devices):

@@ -1,4 +1,4 @@
-"""One device in the picture: what it is, how it is connected, and who holds it."""
+"""One device in the picture: its product, its connections, and its holder."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ COLOURS = {
 
 
 NARROW = 32
-"""Longest product name, in characters; what is longer is cut."""
+"""Longest product name, in characters; longer names are cut."""
 
 
 def draw(topology: Topology, *, holders: Holders | None = None, names: PciIds | None = None) -> Tree:

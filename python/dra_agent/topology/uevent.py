@@ -11,7 +11,7 @@ from dra_agent.errors import PermanentError
 
 @dataclass(frozen=True, slots=True)
 class Uevent:
-    """One announcement: what happened to which device."""
+    """One announcement: an action on a device."""
 
     action: str
     """add, remove, bind, unbind, change, move, online or offline."""

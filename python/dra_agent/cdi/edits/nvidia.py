@@ -111,7 +111,7 @@ def _check_instance(host: Host, device: Device) -> None:
             raise RetryableError(
                 f"its MIG instance is no longer on the GPU: {folder / 'access'} is missing",
                 where=f"device {device.name}",
-                hint="run `nvidia-smi -L`; the next inventory publishes what is there",
+                hint="run `nvidia-smi -L`; the next inventory publishes the devices that exist",
             )
 
 

@@ -39,7 +39,7 @@ class DeviceEdits:
 
 
 class EditProvider(Protocol):
-    """Returns what a container needs of a device now. One implementation per vendor."""
+    """Returns the edits that a container needs for a device now. One implementation per vendor."""
 
     def __call__(self, device: Device) -> DeviceEdits:
         """Return the edits of one device; raises RetryableError if it cannot be used now."""

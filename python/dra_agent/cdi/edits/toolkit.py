@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """A working tool needs one or two seconds; the kubelet's timeout of a whole prepare call is 45 s."""
-_HINT = "run it by hand to see what is wrong, or let nvidia-cdi-refresh keep /var/run/cdi/nvidia.yaml"
+_HINT = "run it by hand to see its error, or let nvidia-cdi-refresh keep /var/run/cdi/nvidia.yaml"
 _Edits = tuple[ContainerEdits, ContainerEdits]
 _Key = tuple[str, tuple[int, ...] | None]
 

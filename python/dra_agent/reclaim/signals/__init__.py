@@ -1,3 +1,3 @@
-"""The sources of reclaim notices, one file each, and what they have in common: HTTP, times, and poll schedules."""
+"""The sources of reclaim notices, one file each, and their common parts: HTTP, times, and poll schedules."""
 
 from __future__ import annotations

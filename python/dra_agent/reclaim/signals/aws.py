@@ -148,7 +148,7 @@ class AwsSource:
     ) -> None:
         """`lead`: how long before the start of maintenance its hint becomes a notice.
 
-        `booted`: when the host booted; what was announced for an earlier time has happened.
+        `booted`: when the host booted; events announced for an earlier time have happened.
         """
         MetadataService(endpoint)  # UsageError where it is none
         self._signals = signals

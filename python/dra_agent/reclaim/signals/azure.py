@@ -78,7 +78,7 @@ class AzureSource:
     ) -> None:
         """`vm`: the VM's name, empty to read it. `acknowledge`: approve user-initiated events.
 
-        `booted`: when the host booted; what was announced for an earlier time has happened.
+        `booted`: when the host booted; events announced for an earlier time have happened.
         """
         self._signals = signals
         self._booted = booted

@@ -146,7 +146,7 @@ class Bus:
             self._parser.add_data(data, fds=received)
             while (message := self._parser.get_next_message()) is not None:
                 self._deliver(message)
-        except Exception as error:  # noqa: BLE001  (no D-Bus: jeepney raises what its decoding meets)
+        except Exception as error:  # noqa: BLE001  (no D-Bus: jeepney raises any error of its decoder)
             self._break(f"not D-Bus: {printable(str(error))}")
 
     def _deliver(self, message: Message) -> None:

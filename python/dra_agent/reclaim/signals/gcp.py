@@ -45,7 +45,7 @@ class MetadataValue:
         treatment: Treatment = "notice",
         lead: timedelta | None = None,
     ) -> None:
-        """`values`: what each value means, as text and time to the end; None for "nothing".
+        """`values`: the meaning of each value, as text and time to the end; None for "nothing".
 
         `lead`: how long before the end a hint becomes a notice; None: it is a notice at once.
         """
