@@ -19,6 +19,7 @@ import msgspec
 from deploy.pages.commands import GENERATED
 
 from dra_agent.agent.config import CONFIG_VARIABLE, DEFAULT_FILE, HELP, PREFIX, Config
+from dra_agent.agent.config_keys import is_reloadable
 
 Struct = type[msgspec.Struct]
 HEAD = f"""\
@@ -27,7 +28,8 @@ HEAD = f"""\
 
 This page lists every key of the configuration file, generated from the structs that decode it.
 [Configuration](configuration.md) describes precedence, reload and errors. Flags and variables exist for the keys of the
-first table only; `--config` or `{CONFIG_VARIABLE}` names the file (default: `{DEFAULT_FILE}`).
+first table only; `--config` or `{CONFIG_VARIABLE}` names the file (default: `{DEFAULT_FILE}`). A change of a key with
+`reload` applies to the running agent, one with `restart` at its next start.
 
 """
 
@@ -55,11 +57,15 @@ def _sections(struct: Struct, path: str) -> Iterator[str]:
                 continue
         if not meanings.get(field.name):
             raise ValueError(f"{struct.__name__}.{field.name} has no docstring")
-        rows.append(_row(struct, field, hints[field.name], meanings[field.name]))
+        rows.append(_row(struct, field, hints[field.name], meanings[field.name], path))
     if struct is Config:
-        head = ["## Top level", "| key | flag, variable | value | default | meaning |", "|---|---|---|---|---|"]
+        head = [
+            "## Top level",
+            "| key | flag, variable | value | default | change | meaning |",
+            "|---|---|---|---|---|---|",
+        ]
     else:
-        head = [f"## `{_header(path)}`", "| key | value | default | meaning |", "|---|---|---|---|"]
+        head = [f"## `{_header(path)}`", "| key | value | default | change | meaning |", "|---|---|---|---|---|"]
     title, *table = head
     summary = inspect.getdoc(struct) or "" if struct is not Config else ""
     parts = [title, *([_prose(summary)] if summary and not summary.startswith("The section") else [])]
@@ -73,11 +79,13 @@ def _header(path: str) -> str:
     return f"[[{path.removesuffix('[]')}]]" if path.endswith("[]") else f"[{path}]"
 
 
-def _row(struct: Struct, field: Any, hint: Any, meaning: str) -> str:
+def _row(struct: Struct, field: Any, hint: Any, meaning: str, path: str) -> str:
     cells = [f"`{field.name}`"]
     if struct is Config:
         cells.append(f"`--{field.name.replace('_', '-')}`, `{PREFIX}{field.name.upper()}`")
-    cells += [_kind(hint), _default(field), _prose(meaning)]
+    key = f"{path.replace('[]', '')}.{field.name}".lstrip(".")
+    change = "reload" if is_reloadable(key) else "restart"
+    cells += [_kind(hint), _default(field), change, _prose(meaning)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent.agent import config as config_module
-from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load_config
+from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load, load_config
+from dra_agent.agent.config_keys import config_keys
+from dra_agent.agent.config_problems import ConfigError
 from dra_agent.errors import UsageError
 
 
@@ -117,27 +119,30 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ("[inventory]\nexlude = []", r"config\.toml:2: unknown key 'exlude'; did you mean exclude\?"),
         (
             "log-level = 'loud'",
-            r"config\.toml:1: Invalid enum value 'loud' \(log_level\); it must be one of debug, info,",
+            r"config\.toml:1: log_level: Invalid enum value 'loud'; it must be one of debug, info,",
         ),
         (
             "[health]\nunmonitored = 'None'",
-            r"config\.toml:2: Invalid enum value 'None' .*; it must be one of NoExecute, NoSchedule, tell, none$",
+            r"health\.unmonitored: Invalid enum value 'None'; it must be one of NoExecute, NoSchedule, tell, none$",
         ),
-        ("[[reclaim.node_taints]]\nkey = 'k'\nkind = 'x'", r"config\.toml:3: Invalid enum value 'x'"),
+        (
+            "[[reclaim.node_taints]]\nkey = 'k'\nkind = 'x'",
+            r"config\.toml:3: reclaim\.node_taints\[0\]\.kind: Invalid enum value 'x'",
+        ),
         ("[reclaim.aws]\nrebalence = 'hint'", r"config\.toml:2: unknown key 'rebalence'; did you mean rebalance\?"),
         (
             "[reclaim.aws]\nrebalance = 'always'",
-            r"config\.toml:2: Invalid enum value 'always' .*; it must be one of ignore, hint, notice$",
+            r"toml:2: reclaim\.aws\.rebalance: Invalid enum value 'always'; it must be one of ignore, hint, notice$",
         ),
-        ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
-        ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
+        ("standalone = 'yes'", r"config\.toml:1: standalone: Expected `bool`, got `str`"),
+        ("[inventory]\ninclude = 'all'", r"config\.toml:2: inventory\.include: Expected `array`, got `str`"),
         ("node-name = ", r"config\.toml:1: not TOML: Invalid value$"),
         ("\nnode-name = " + "[" * 5000, r"config\.toml: not TOML that can be read: it is nested too deeply$"),
         ("node-name = " + "1" * 5000, r"config\.toml: not TOML that can be read: .*4300 digits"),
         ("standalone = true\n[inventory\n", r"config\.toml:2: not TOML: "),
-        ("standalone = true\n\nnode-name = 'UP'", r"config\.toml:3: 'UP' is not a DNS subdomain"),
-        ("\ndriver-name = 'a_b'", r"config\.toml:2: 'a_b' is not a DNS subdomain"),
-        ("\nmetrics-address = '9464'", r"config\.toml:2: '9464' is not HOST:PORT"),
+        ("standalone = true\n\nnode-name = 'UP'", r"config\.toml:3: node_name: 'UP' is not a DNS subdomain"),
+        ("\ndriver-name = 'a_b'", r"config\.toml:2: driver_name: 'a_b' is not a DNS subdomain"),
+        ("\nmetrics-address = '9464'", r"config\.toml:2: metrics_address: '9464' is not HOST:PORT"),
         (
             "[inventory]\ninclude = ['true']\nexclude = [\n  'false',\n  'device.drivr == \"x\"',\n]",
             r"config\.toml:5: inventory\.exclude\[1\]: .*does not compile",
@@ -157,8 +162,12 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ),
         (
             "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\n[[inventory.share]]\nwhen = 'true'",
-            r"config\.toml:4: Object missing required field `enforcement`",
+            r"config\.toml:4: inventory\.share\[1\]: required key 'enforcement' is missing",
         ),
+        ("[reclaim]\nendpoint = 'ftp://x'", r"config\.toml:2: reclaim\.endpoint: 'ftp://x' is not http://HOST"),
+        ("pod-uid = '..'", r"config\.toml:1: pod_uid: '\.\.' cannot name an instance"),
+        ("node-name = 'a'\nnode_name = 'b'", r"config\.toml:1: node_name: is set twice"),
+        ("[health]\nrecovery_seconds = nan", r"config\.toml:2: health\.recovery_seconds: nan is not a number"),
         (
             "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\nstpe = '1Gi'",
             r"config\.toml:4: unknown key 'stpe'; did you mean step",
@@ -258,3 +267,64 @@ def test_a_simulated_agent_without_root_uses_the_users_state_dir(
     assert configure(variables=variables).state_dir == user_dir, "commands find the agent that runs there"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert configure("--simulate", "x", variables=variables).state_dir == Path("/var/lib/dra-agent")
+
+
+WRONG = """\
+# node-nam = "in a comment"
+node-nam = 'x'
+standalone = 'yes'
+metrics-address = '9464'
+[inventory]
+include = [
+  "tr ue",  # no expression
+  3,
+  "true",
+  \'nope == "]"\',
+]
+attributes = [{ when = "true", set = { "example.com/rack" = [], uuid = "x" } }]
+[[inventory.share]]
+when = \'\'\'nope
+\'\'\'
+enforcement = "none"
+[[inventory.share]]
+when = "true"
+"""
+
+
+def test_all_problems_are_reported_at_once_each_with_its_line(file: Path) -> None:
+    file.write_text(WRONG)
+    with pytest.raises(ConfigError) as caught:
+        configure("--config", str(file), "--log-level", "loud", variables={"DRA_AGENT_NODE_NAME": "UP"})
+    found = [(one.line, one.key, one.message.partition(":")[0]) for one in caught.value.problems]
+    assert found == [
+        (2, "node-nam", "unknown key 'node-nam'"),
+        (3, "standalone", "Expected `bool`, got `str`"),
+        (4, "metrics_address", "'9464' is not HOST"),
+        (7, "inventory.include[0]", "'tr ue' does not compile"),
+        (8, "inventory.include[1]", "Expected `str`, got `int`"),
+        (10, "inventory.include[3]", "'nope == \"]\"' does not compile"),
+        (12, "inventory.attributes[0].set.example.com/rack", "Expected `bool | int | str | object`, got `array`"),
+        (14, "inventory.share[0].when", "'nope\\n' does not compile"),
+        (17, "inventory.share[1]", "required key 'enforcement' is missing"),
+        (None, "", "'loud'"),
+        (None, "", "'UP' is not a DNS subdomain of at most 253 characters"),
+    ], caught.value
+    assert len(str(caught.value).splitlines()) == len(found)
+
+
+def test_origins_are_those_of_the_values(file: Path) -> None:
+    file.write_text(
+        "log-level = 'debug'\n[health]\nfatal = 'none'\n[[inventory.share]]\nwhen = 'true'\nenforcement='none'"
+    )
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    loaded = load(parser.parse_args(["--config", str(file), "--simulate", "vm-1gpu"]), {"DRA_AGENT_POD_UID": "u"})
+    origins = {key.name: loaded.origin(key.name) for key in config_keys()}
+    assert {key: origin for key, origin in origins.items() if origin != "default"} == {
+        "log_level": f"{file}:1",
+        "health.fatal": f"{file}:3",
+        "inventory.share": f"{file}:4",
+        "simulate": "--simulate",
+        "pod_uid": "DRA_AGENT_POD_UID",
+        "cdi_dir": "default with --simulate",
+    }

@@ -9,12 +9,15 @@ import argparse
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from dra_agent.agent.config_problems import ConfigError, ConfigProblem
 from dra_agent.errors import UsageError
 from dra_agent.health.issues import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
@@ -151,58 +154,120 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
+class LoadedConfig(msgspec.Struct, frozen=True):
+    """A valid configuration, and where it comes from."""
+
+    config: Config
+    origins: dict[str, str]
+    """By key (`log_level`): the flag, the variable, or how it follows from others. Other keys: of file or defaults."""
+    file: Path | None
+    """The file that was read."""
+    file_lines: dict[str, str]
+    """FILE:LINE by the keys that the file sets (`health.fatal`)."""
+
+    def origin(self, key: str) -> str:
+        """Return where the value of a key comes from; "default" if it is not set."""
+        return self.origins.get(key) or self.file_lines.get(key) or "default"
+
+    @property
+    def checksum(self) -> int:
+        """Return the CRC-32 of the values: it differs if the configuration differs, whatever its origins."""
+        return zlib.crc32(msgspec.json.encode(self.config, enc_hook=str, order="sorted"))
+
+
 def load_config(
     args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
 ) -> Config:
+    """Return the configuration alone, see `load`."""
+    return load(args, environment, below=below).config
+
+
+def load(
+    args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
+) -> LoadedConfig:
     """Put the configuration together: flag over variable over file over default.
 
     The file is what `--config` or its variable names, or the unit's where there is one; an empty variable means none.
     `below` is used instead of file and defaults.
 
     Raises:
-        UsageError: It names the flag, variable, or file and line, and what it should be.
+        ConfigError: It has all problems, each with the flag, variable, or file, line and key, and what it should be.
     """
     variables = os.environ if environment is None else environment
     file = None if below is not None else _file(args, variables)
+    problems = [] if file is None else file.problems
     config = below or (Config() if file is None else file.config)
-    is_cdi_dir_set = config.cdi_dir != Config().cdi_dir
-    places: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for name in HELP:
         flag = "--" + name.replace("_", "-")
         variable = PREFIX + name.upper()
         if getattr(args, name, None) is not None:
-            places[name] = flag
-            config = _with(config, name, getattr(args, name), flag)
+            origins[name] = flag
+            config = _with(config, name, getattr(args, name), flag, problems)
         elif variables.get(variable, "") != "":
-            places[name] = variable
-            config = _with(config, name, variables[variable], variable)
-        else:
-            continue
-        is_cdi_dir_set = is_cdi_dir_set or name == "cdi_dir"
-    is_state_dir_set = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
+            origins[name] = variable
+            config = _with(config, name, variables[variable], variable, problems)
+    config = _derived(config, variables, origins, is_below=below is not None)
+
+    def check(name: str, call: Callable[[str], object]) -> None:
+        """Call it with the place of a key; an error is one more problem."""
+        flag = "--" + name.replace("_", "-") if name in HELP else name
+        origin, line = (flag, None) if file is None else file.place(name)
+        origin, line = (origins[name], None) if name in origins else (origin, line)
+        try:
+            call(origin)
+        except UsageError as error:
+            key = "" if name in origins or file is None else name
+            problems.append(ConfigProblem(origin, error.message, key, line, error.hint))
+
+    check("driver_name", lambda place: _check_name(config.driver_name, _MAX_DRIVER_CHARS, place))
+    if config.node_name:
+        check("node_name", lambda place: _check_name(config.node, _MAX_NODE_CHARS, place))
+    else:
+        hint = "choose another with --node-name"
+        try:
+            _check_name(config.node, _MAX_NODE_CHARS, "the host's name", hint)
+        except UsageError as error:
+            problems.append(ConfigProblem("the host's name", error.message, todo=hint))
+    for name in ("metrics_address", "health_address"):
+        if address := getattr(config, name):
+            check(name, partial(listen_address, address))
+    _check_for_start(config, check)
+    if file is not None:
+        file.check_rules(config.driver_name)
+    if problems:
+        raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
+    places = {} if file is None else {key: file.place(key) for key in file.set_keys}
+    lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
+    return LoadedConfig(config, origins, None if file is None else file.path, lines)
+
+
+def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
+    """Check what a part of the agent would reject at the start; a value that is not set costs no import."""
+    if config.reclaim.endpoint != ReclaimSettings().endpoint:
+        from dra_agent.reclaim.signals.http import MetadataService
+
+        check("reclaim.endpoint", lambda place: MetadataService(config.reclaim.endpoint))
+    if config.pod_uid and not config.standalone:
+        from dra_agent.agent.rolling_update import check_uid
+
+        check("pod_uid", lambda place: check_uid(config.pod_uid))
+
+
+def _derived(config: Config, variables: Mapping[str, str], origins: dict[str, str], *, is_below: bool) -> Config:
+    """Set what follows from other settings unless it is set itself."""
+    is_cdi_dir_set = "cdi_dir" in origins or config.cdi_dir != Config().cdi_dir
+    is_state_dir_set = "state_dir" in origins or is_below or config.state_dir != Config().state_dir
     if not is_state_dir_set and (users := _users_state_dir(variables, config)) is not None:
+        origins["state_dir"] = "default without root"
         config = msgspec.structs.replace(config, state_dir=users)
     if config.simulate is not None and (recorded := named_recording(config.simulate)) is not None:
         # Commands compare it with the agent's, which may run in another directory.
         config = msgspec.structs.replace(config, simulate=str(recorded))
     if config.simulate is not None and not is_cdi_dir_set:
         # Container runtimes read the default directory: its specs must describe devices that exist.
+        origins["cdi_dir"] = "default with --simulate"
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
-
-    def place(name: str) -> str:
-        return places.get(name) or (file.place(name) if file is not None else "--" + name.replace("_", "-"))
-
-    _check_name(config.driver_name, _MAX_DRIVER_CHARS, place("driver_name"))
-    if config.node_name:
-        _check_name(config.node, _MAX_NODE_CHARS, place("node_name"))
-    else:
-        _check_name(config.node, _MAX_NODE_CHARS, "the host's name", "choose another with --node-name")
-    if config.metrics_address:
-        listen_address(config.metrics_address, place("metrics_address"))
-    if config.health_address:
-        listen_address(config.health_address, place("health_address"))
-    if file is not None:
-        file.check_rules(config)
     return config
 
 
@@ -232,13 +297,14 @@ def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int
     return match[1].strip("[]"), int(match[2])
 
 
-def _with(config: Config, name: str, value: Any, where: str) -> Config:
+def _with(config: Config, name: str, value: Any, where: str, problems: list[ConfigProblem]) -> Config:
     expected = Config.__annotations__[name]
     field = next(field for field in msgspec.structs.fields(Config) if field.name == name)
     try:
         converted = msgspec.convert(value, field.type, strict=False, dec_hook=to_path)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{value!r}: {plain(error)}", where=where, hint=f"it must be {_kind(expected)}") from error
+        problems.append(ConfigProblem(where, f"{value!r}: {error}", todo=f"it must be {_kind(expected)}"))
+        return config
     return msgspec.structs.replace(config, **{name: converted})
 
 
@@ -262,8 +328,3 @@ def _kind(annotation: str) -> str:
     if annotation.startswith("Literal"):
         return "one of " + annotation.removeprefix("Literal[").rstrip("]").replace('"', "")
     return {"bool": "true or false", "Path": "a path", "Path | None": "a path"}.get(annotation, "text")
-
-
-def plain(error: msgspec.ValidationError) -> str:
-    """Return the library's message without its path notation."""
-    return re.sub(r" - at `\$\.?([^`]*)`", lambda m: f" ({m[1]})" if m[1] else "", str(error))

@@ -1,144 +1,177 @@
-"""The TOML file of the configuration, with line numbers for errors."""
+"""The TOML file of the configuration: all problems of a file at once, each with line and key."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from dra_agent import _native, user_file
-from dra_agent.agent.config import Config, plain, to_path
+from dra_agent.agent.config import Config, to_path
+from dra_agent.agent.config_problems import ConfigProblem
+from dra_agent.agent.toml_lines import TomlLines
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.inventory.passthrough import Passthrough
 from dra_agent.inventory.rules import PartitionRules, Rules
-from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.settings import AttributeRule, InventorySettings
 from dra_agent.inventory.shares import Shares
 
 MAX_FILE_BYTES = 1 << 20
-_STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_RULE = re.compile(r"(inventory\.\w+)\[(\d+)\]")
+_RULE_PLACE = "configuration, "
 
 
 class ConfigFile:
     """A file that was read."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; raises UsageError if it cannot be read or has an invalid value."""
+        """Read and check it; what is wrong is in `problems`."""
+        self.path = path
+        self.problems: list[ConfigProblem] = []
+        self.config = Config()
+        """What is valid of the file; a value that is not counts as not set, so that the rest is checked too."""
+        self.set_keys: frozenset[str] = frozenset()
+        """The keys that the file sets, such as `health.fatal`; an array of tables is one key."""
+        self._lines: TomlLines | None = None
+        self._numbers: dict[str, list[int]] = {}
+        """The numbers in the file of the valid elements of a list, by key."""
+        values = self._read()
+        if values is None:
+            return
+        keys: set[str] = set()
+        checked = self._checked(values, Config, "", keys)
+        self.set_keys = frozenset(keys)
+        try:
+            self.config = msgspec.convert(checked, Config, dec_hook=to_path)
+        except msgspec.ValidationError as error:
+            self._add_invalid(error, "", Config)
+
+    def place(self, key: str) -> tuple[str, int | None]:
+        """Return the file and the line of a key, or of the nearest key above it that the file has."""
+        return str(self.path), None if self._lines is None else self._lines.line(key)
+
+    def check_rules(self, driver: str) -> None:
+        """Compile the rules of the inventory, each on its own; adds a problem for each that can never work."""
+        for error in _rule_errors(self.config.inventory, driver):
+            key = (error.where or "").removeprefix(_RULE_PLACE)
+            if rule := _RULE.match(key):
+                key = f"{rule[1]}[{self._numbers[rule[1]][int(rule[2])]}]{key[rule.end() :]}"
+            self._add(key, error.message, error.hint)
+
+    def _read(self) -> dict[str, Any] | None:
         import tomllib  # only where there is a file: the import list is the memory budget
 
-        self._path = path
+        text = ""
         try:
-            self._text = user_file.read(path, MAX_FILE_BYTES).decode()
-            values = tomllib.loads(self._text)
+            text = user_file.read(self.path, MAX_FILE_BYTES).decode()
+            values = tomllib.loads(text)
         except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            message = f"cannot be read: {error.strerror}"
+            self.problems.append(ConfigProblem(str(self.path), message, is_unreadable=True))
         except UnicodeDecodeError as error:
-            raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
+            self._add("", f"not UTF-8 text (byte {error.start})")
         except tomllib.TOMLDecodeError as error:
-            raise self._not_toml(str(error)) from error
+            what, _, where = str(error).partition(" (at ")
+            line = re.match(r"line (\d+)", where)
+            number = int(line[1]) if line else len(text.splitlines()) or 1
+            self.problems.append(ConfigProblem(str(self.path), f"not TOML: {what}", line=number))
         except (RecursionError, ValueError) as error:
             # tomllib follows nesting with Python's stack, and leaves integers to Python, which has a limit of digits.
-            problem = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
-            raise UsageError(f"not TOML that can be read: {problem}", where=str(path)) from error
-        values = self._spelled(values, Config, "")
-        try:
-            self.config = msgspec.convert(values, Config, dec_hook=to_path)
-        except msgspec.ValidationError as error:
-            steps = str(error).rpartition("`$")[2].rstrip("`")
-            choices = _choices(re.findall(r"\.([a-z_]+)", steps))
-            hint = f"it must be one of {', '.join(choices)}" if choices else None
-            where = self.place(steps)
-            raise UsageError(plain(error), where=where, hint=hint) from error
-
-    def place(self, field: str) -> str:
-        """Return `config.toml:7` for a field such as `inventory.share[0].when`: the nearest line that is found.
-
-        tomllib keeps no positions, so lines are found by their keys and table headers.
-        """
-        start, line = 0, None
-        for name, number in _named_steps(field):
-            found = self._line_of(name, start, number)
-            if found is None:
-                break
-            line, start = found, found - 1
-        return str(self._path) if line is None else f"{self._path}:{line}"
-
-    def check_rules(self, config: Config) -> None:
-        """Compile the rules of the inventory; UsageError with file and line for one that can never work."""
-        settings = self.config.inventory
-        if not (settings.include or settings.exclude or settings.attributes or settings.partition) and not (
-            settings.passthrough or settings.share
-        ):
-            return
-        from dra_agent.agent.config_file import check_rules
-
-        try:
-            check_rules(settings, config.driver_name)
-        except UsageError as error:
-            field = (error.where or "").removeprefix("configuration, ")
-            where = f"{self._place_of_rule(field)}: {field}"
-            raise UsageError(error.message, where=where, hint=error.hint) from error
-
-    def _place_of_rule(self, field: str) -> str:
-        """Find the line of one string of a list, too: `exclude[1]` has no key of its own."""
-        place = self.place(field)
-        listed = re.fullmatch(r"inventory\.(include|exclude)\[(\d+)\]", field)
-        if listed is None or not place.rpartition(":")[2].isdigit():
-            return place
-        rules = self.config.inventory.include if listed[1] == "include" else self.config.inventory.exclude
-        first = next(iter(rules[int(listed[2])].splitlines()), "").strip()
-        begin = int(place.rpartition(":")[2]) - 1
-        for number, line in enumerate(self._text.splitlines()[begin:], begin + 1):
-            if first and (first in line or first.replace('"', '\\"') in line):
-                return f"{self._path}:{number}"
-        return place
-
-    def _line_of(self, name: str, start: int, number: int | None) -> int | None:
-        """Return the line, from 1, of the `number`th match of a key or its table after line `start`."""
-        key = re.escape(name.replace("-", "_")).replace("_", "[-_]")
-        pattern = re.compile(rf"\s*(\[+\s*([\w-]+\s*\.\s*)*)?[\"']?{key}[\"']?\s*[=\].]")
-        inline = re.compile(rf"[{{,]\s*[\"']?{key}[\"']?\s*=")
-        tables = re.compile(rf"\s*\[\[\s*([\w-]+\s*\.\s*)*{key}\s*\]\]")
-        remaining = number or 0
-        for line, text in enumerate(self._text.splitlines()[start:], start + 1):
-            if pattern.match(text) or (line == start + 1 and inline.search(text)):
-                if tables.match(text) and remaining:
-                    remaining -= 1
-                    continue
-                return line
+            what = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
+            self._add("", f"not TOML that can be read: {what}")
+        else:
+            # TOML ends lines with LF or CRLF; tomllib reads CRLF as LF.
+            self._lines = TomlLines(text.replace("\r\n", "\n"))
+            return values
         return None
 
-    def _spelled(self, values: dict[str, Any], struct: type[msgspec.Struct], above: str) -> dict[str, Any]:
-        """Keys as fields are named (`node-name` is `node_name`); an unknown one is refused with the nearest known."""
+    def _add(self, key: str, message: str, todo: str | None = None, *, names_key: bool = False) -> None:
+        origin, line = self.place(key) if key else (str(self.path), None)
+        self.problems.append(ConfigProblem(origin, message, key, line, todo, names_key))
+
+    def _checked(
+        self, values: dict[str, Any], struct: type[msgspec.Struct], above: str, keys: set[str] | None = None
+    ) -> dict[str, Any]:
+        """Return the values under the names of fields (`node-name` is `node_name`), and add every problem of them."""
         known = _fields(struct)
         spelled: dict[str, Any] = {}
-        for key, value in values.items():
-            name = key.replace("-", "_")
+        for written, value in values.items():
+            name = written.replace("-", "_")
+            key = above + name
             if name not in known:
-                import difflib
-
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-                raise UsageError(f"unknown key {key!r}", where=self.place(above + key), hint=hint)
-            inner = _struct_of(known[name])
-            if inner is not None and isinstance(value, dict):
-                value = self._spelled(value, inner, f"{above}{key}.")
-            elif inner is not None and isinstance(value, list):
-                value = [
-                    self._spelled(one, inner, f"{above}{key}[{number}].") if isinstance(one, dict) else one
-                    for number, one in enumerate(value)
-                ]
-            spelled[name] = value
+                self._add_unknown(above, written, known)
+                continue
+            if name in spelled:
+                self._add(key, "is set twice, once with a dash and once with an underscore", "remove one")
+                continue
+            inner = _unwrapped(known[name])
+            if _is_struct(inner) and isinstance(value, dict):
+                spelled[name] = self._checked(value, inner, f"{key}.", keys)
+                continue
+            if keys is not None:
+                keys.add(key)
+            before = len(self.problems)
+            if get_origin(inner) is tuple and isinstance(value, list):
+                spelled[name] = self._elements(value, get_args(inner)[0], key)
+            else:
+                spelled[name] = value
+                if get_origin(inner) is dict and isinstance(value, dict):
+                    for inner_key, one in value.items():
+                        self._check_value(one, get_args(inner)[1], f"{key}.{inner_key}")
+            if len(self.problems) == before:
+                self._check_value(spelled[name], known[name], key)
+            if len(self.problems) > before and not isinstance(value, list):
+                del spelled[name]
+        for name in _required(struct) - spelled.keys():
+            if not any(written.replace("-", "_") == name for written in values):
+                self._add(above.rstrip("."), f"required key {name!r} is missing", "add it")
         return spelled
 
-    def _not_toml(self, message: str) -> UsageError:
-        problem, _, where = message.partition(" (at ")
-        line = re.match(r"line (\d+)", where)
-        number = int(line[1]) if line else len(self._text.splitlines()) or 1
-        return UsageError(f"not TOML: {problem}", where=f"{self._path}:{number}")
+    def _elements(self, values: list[Any], kind: Any, key: str) -> list[Any]:
+        """Return the valid elements, and remember their numbers in the file."""
+        valid: dict[int, Any] = {}
+        for number, value in enumerate(values):
+            before = len(self.problems)
+            place = f"{key}[{number}]"
+            if _is_struct(kind) and isinstance(value, dict):
+                value = self._checked(value, kind, f"{place}.")
+            else:
+                self._check_value(value, kind, place)
+            if len(self.problems) == before:
+                valid[number] = value
+        self._numbers[key] = list(valid)
+        return list(valid.values())
+
+    def _check_value(self, value: Any, kind: Any, key: str) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            self._add(key, f"{value} is not a number that can be used", "write a finite number")
+            return
+        try:
+            msgspec.convert(value, kind, dec_hook=to_path)
+        except msgspec.ValidationError as error:
+            self._add_invalid(error, key, kind)
+
+    def _add_invalid(self, error: msgspec.ValidationError, key: str, kind: Any) -> None:
+        below = _PLACE.search(str(error))
+        inner = "" if below is None else below[1]
+        dot = "." if key and inner and not inner.startswith("[") else ""
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        todo = f"it must be one of {', '.join(map(str, choices))}" if choices else None
+        self._add(f"{key}{dot}{inner}", _PLACE.sub("", str(error)), todo)
+
+    def _add_unknown(self, above: str, written: str, known: dict[str, Any]) -> None:
+        import difflib
+
+        near = difflib.get_close_matches(written.replace("-", "_"), known, 1)
+        todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        self._add(above + written, f"unknown key {written!r}", todo, names_key=True)
 
 
 @functools.cache
@@ -147,33 +180,53 @@ def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(struct)}
 
 
-def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field holds, or holds several of."""
-    for one in (kind, *get_args(kind)):
-        if isinstance(one, type) and issubclass(one, msgspec.Struct):
-            return one
-    return None
+@functools.cache
+def _required(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(struct) if field.required)
 
 
-def _named_steps(field: str) -> list[tuple[str, int | None]]:
-    """`inventory.share[1].when` as (inventory, -), (share, 1), (when, -)."""
-    steps: list[tuple[str, int | None]] = []
-    for match in _STEP.finditer(field):
-        if match[1] is not None:
-            steps.append((match[1], None))
-        elif steps:
-            steps[-1] = (steps[-1][0], int(match[2]))
-    return steps
+def _unwrapped(kind: Any) -> Any:
+    """Return a type without its limits."""
+    return get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
 
 
-def _choices(keys: list[str]) -> tuple[str, ...]:
-    """The words that a setting knows, where it is one of few; `keys` lead to it."""
-    kind: Any = Config
-    for key in keys:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return ()
-        kind = _fields(kind).get(key)
-    return get_args(kind) if get_origin(kind) is Literal else ()
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _rule_errors(settings: InventorySettings, driver: str) -> Iterator[UsageError]:
+    """Compile each rule on its own, then all as the agent does; an error's `where` has the number of the rule."""
+    count = 0
+    for part, index in _single_rules(settings):
+        try:
+            check_rules(part, driver)
+        except UsageError as error:
+            count += 1
+            where = re.sub(r"\[0\]", f"[{index}]", error.where or "", count=1)
+            yield UsageError(error.message, where=where, hint=error.hint)
+    if count == 0:
+        try:
+            check_rules(settings, driver)
+        except UsageError as error:
+            yield error
+
+
+def _single_rules(settings: InventorySettings) -> Iterator[tuple[InventorySettings, int]]:
+    """Return settings with one rule each, and the rule's number; each attribute of a rule is one, too."""
+    for index, text in enumerate(settings.include):
+        yield InventorySettings(include=(text,)), index
+    for index, text in enumerate(settings.exclude):
+        yield InventorySettings(exclude=(text,)), index
+    for index, rule in enumerate(settings.attributes):
+        yield InventorySettings(attributes=(AttributeRule(rule.when, {}),)), index
+        for name, value in rule.set.items():
+            yield InventorySettings(attributes=(AttributeRule("true", {name: value}),)), index
+    for index, partition in enumerate(settings.partition):
+        yield InventorySettings(partition=(partition,)), index
+    for index, passthrough in enumerate(settings.passthrough):
+        yield InventorySettings(passthrough=(passthrough,)), index
+    for index, share in enumerate(settings.share):
+        yield InventorySettings(share=(share,)), index
 
 
 class FieldError(msgspec.Struct, frozen=True):

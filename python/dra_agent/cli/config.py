@@ -1,8 +1,9 @@
-"""`dra-agent config validate|schema`: configuration of devices in claims and classes, before a cluster sees it."""
+"""`dra-agent config`: the agent's own configuration, and that of devices in claims and classes."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
@@ -11,6 +12,12 @@ from dra_agent.cli.parser import examples
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
 
+_CHECK_EXAMPLES = examples(
+    ("config check config.toml", "every problem of the agent's configuration, as FILE:LINE: KEY: MESSAGE"),
+    ("config check - -o json", "what a pipe brings, for programs"),
+)
+_SHOW_EXAMPLES = examples(("config show --config config.toml", "each value that is set, and where it comes from"))
+_KEYS_EXAMPLES = examples(("config keys", "every key, and whether a change needs a restart of the agent"))
 _VALIDATE_EXAMPLES = examples(
     ("config validate claim.yaml classes.yaml", "what is wrong with the configuration in them, line by line"),
     ("config validate -", "what a pipe brings: kubectl get deviceclasses -o yaml | dra-agent config validate -"),
@@ -22,8 +29,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the verbs."""
     from dra_agent.agent.config import add_flags
 
-    parser.epilog = _VALIDATE_EXAMPLES
+    parser.epilog = _CHECK_EXAMPLES
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    check = verbs.add_parser(
+        "check",
+        help="check the agent's configuration; exit 1 if it is invalid, 2 if the file is unreadable",
+        epilog=_CHECK_EXAMPLES,
+    )
+    check.add_argument("file", nargs="?", type=Path, help="the TOML file; - reads from a pipe; default: as --config")
+    add_flags(check)
+    add_output_flag(check)
+    show = verbs.add_parser(
+        "show", help="show the values that the agent would start with, and their origins", epilog=_SHOW_EXAMPLES
+    )
+    show.add_argument("-a", "--all", action="store_true", help="show also defaults")
+    add_flags(show)
+    add_output_flag(show)
+    keys = verbs.add_parser(
+        "keys", help="list every key of the agent's configuration, and what a change needs", epilog=_KEYS_EXAMPLES
+    )
+    add_output_flag(keys)
     validate = verbs.add_parser(
         "validate", help="check files; exit 1 if one is invalid, 2 if one is unreadable", epilog=_VALIDATE_EXAMPLES
     )
@@ -38,7 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand."""
-    return {"validate": _validate, "schema": _schema}[args.verb](args)
+    from dra_agent.cli import agent_config
+
+    verbs = {
+        "check": agent_config.check,
+        "show": agent_config.show,
+        "keys": agent_config.keys,
+        "validate": _validate,
+        "schema": _schema,
+    }
+    return verbs[args.verb](args)
 
 
 def _schema(args: argparse.Namespace) -> int:

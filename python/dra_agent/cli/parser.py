@@ -21,7 +21,7 @@ COMMANDS = {
     "claim": "apply, get, list, await and delete claims, and show what they hold",
     "claims": "show the claims that hold devices here (`claim holders`)",
     "explain": "explain why a claim does not fit, device by device",
-    "config": "check the configuration that claims and classes carry",
+    "config": "check and show the agent's configuration, and that in claims and classes",
     "webhook": "refuse mistaken configuration when it is applied (optional)",
     "reclaim": "start, cancel or show the reclaim of this node",
     "cdi": "show and check CDI specs",

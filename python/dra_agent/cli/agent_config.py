@@ -1,0 +1,85 @@
+"""`dra-agent config check|show|keys`: the agent's own configuration, its problems, its values and its keys."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dra_agent.agent.config_problems import ConfigProblem
+
+
+def check(args: argparse.Namespace) -> int:
+    """Check a configuration as `dra-agent run` does; exit code 1 for problems, 2 for a file that cannot be read."""
+    from dra_agent.agent.config import DEFAULT_FILE, load
+    from dra_agent.agent.config_problems import ConfigError
+    from dra_agent.cli.output import emit
+
+    if args.file is not None:
+        args.config = Path("/dev/stdin") if str(args.file) == "-" else args.file
+    problems: tuple[ConfigProblem, ...] = ()
+    file = args.config
+    try:
+        file = load(args).file
+    except ConfigError as error:
+        if any(problem.is_unreadable for problem in error.problems):
+            raise
+        problems = error.problems
+    named = str(file or DEFAULT_FILE)
+    if args.output != "table":
+        emit({"file": named, "valid": not problems, "problems": [_as_json(one) for one in problems]}, args.output)
+        return 1 if problems else 0
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{named}: no problems" if file is not None else "no file; flags and variables: no problems")
+    return 1 if problems else 0
+
+
+def _as_json(problem: ConfigProblem) -> dict[str, Any]:
+    return {
+        "file": problem.origin,
+        "line": problem.line,
+        "key": problem.key or None,
+        "message": problem.message,
+        "todo": problem.todo,
+    }
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print each value and where it comes from."""
+    from dra_agent.agent.config import load
+    from dra_agent.agent.config_keys import config_keys, values_of
+    from dra_agent.cli.output import emit, table
+
+    loaded = load(args)
+    values = values_of(loaded.config)
+    rows = [(key.name, values[key.name], loaded.origin(key.name), key.change) for key in config_keys()]
+    rows = [row for row in rows if args.all or row[2] != "default"]
+    if args.output == "table":
+        shown = ([name, _text(value), origin, change] for name, value, origin, change in rows)
+        table(["key", "value", "from", "change"], shown)
+    else:
+        fields = ("key", "value", "origin", "change")
+        emit([dict(zip(fields, row, strict=True)) for row in rows], args.output)
+    return 0
+
+
+def keys(args: argparse.Namespace) -> int:
+    """Print every key of the file."""
+    from dra_agent.agent.config_keys import config_keys
+    from dra_agent.cli.output import emit, table
+
+    if args.output == "table":
+        rows = ([key.name, key.kind, _text(key.default), key.change] for key in config_keys())
+        table(["key", "values", "default", "change"], rows)
+    else:
+        emit(config_keys(), args.output)
+    return 0
+
+
+def _text(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
