@@ -95,20 +95,29 @@ class Module:
         self._block(self.tree, "body", _Location(()))
 
     def mutated(self, mutant: Mutant) -> ast.Module:
-        """Return the module with the change. Other nodes keep their lines."""
-        tree = copy.deepcopy(self.tree)
-        parent: Any = tree
+        """Return the module with the change. Other nodes keep their lines; those that do not contain it are shared."""
+        tree = parent = copy.copy(self.tree)
+        statement: ast.AST | None = None
         for name, index in mutant.path[:-1]:
-            parent = getattr(parent, name) if index is None else getattr(parent, name)[index]
+            if index is None:
+                child = copy.copy(getattr(parent, name))
+                setattr(parent, name, child)
+            else:
+                children = list(getattr(parent, name))
+                child = children[index] = copy.copy(children[index])
+                setattr(parent, name, children)
+            statement = statement or child
+            parent = child
         name, index = mutant.path[-1]
         replacement = copy.deepcopy(self._replacements[mutant.number])
         if index is None:
             setattr(parent, name, replacement)
-        elif replacement is None:
-            del getattr(parent, name)[index]
         else:
-            getattr(parent, name)[index] = replacement
-        return ast.fix_missing_locations(tree)
+            siblings = list(getattr(parent, name))
+            siblings[index : index + 1] = [] if replacement is None else [replacement]
+            setattr(parent, name, siblings)
+        ast.fix_missing_locations(statement or tree)
+        return tree
 
     def _add(self, location: _Location, operator: str, old: ast.AST, new: ast.AST | None) -> None:
         if new is not None and isinstance(old, ast.expr | ast.stmt):
