@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -39,6 +40,12 @@ keep_in_memory()
 # The time to draw examples depends on the load of the machine only.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude collected tests from garbage collection, which `leftovers` runs after each test that opens files."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
