@@ -70,12 +70,13 @@ check: ## format, lint, check types and import rules, run unit tests, in about a
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PY) -m pytest -n 2 $(addprefix tests/,$(UNIT))
 
-# All parts run, even if an earlier one fails. The last lines name the parts that failed.
+# All parts run, even if an earlier one fails. The last lines name the duration of each part and the parts that failed.
 TEST_PARTS := test-rust lint test-python
 test: build ## run all tests that need no cluster
-	@failed=; for part in $(TEST_PARTS); do \
-	  echo "== make $$part"; $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
-	done; echo; \
+	@failed=; took=; for part in $(TEST_PARTS); do \
+	  echo "== make $$part"; start=$$(date +%s); $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
+	  took="$$took $$part $$(($$(date +%s) - start)) s,"; \
+	done; echo; echo "make test: duration:$${took%,}"; \
 	if [ -n "$$failed" ]; then \
 	  echo "make test: FAILED:$$failed. See the output above, after '== make PART'; each part is also a make target."; exit 1; \
 	fi; \
