@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
         return print_usage(args)
     if args.all_nodes:
-        return _print_cluster(args)
+        return print_cluster(args, namespace=chosen_namespace(args))
     config = load_config(args)
     if args.kubeconfig is not None and ((config.state_dir / SOCKET).exists() or config.standalone):
         raise UsageError(
@@ -334,17 +334,23 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
 
 
-def _print_cluster(args: argparse.Namespace) -> int:
+def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str | None = None) -> int:
+    """Print the claims that are allocated in a cluster; None is every namespace, and every node."""
     from dra_agent.cli.connection import call_cluster
     from dra_agent.cli.output import Rows
     from dra_agent.kube_client import RESOURCE_CLAIMS
 
     async def listed(api: ApiClient) -> list[Object]:
-        return (await api.list(RESOURCE_CLAIMS, namespace=chosen_namespace(args))).items
+        return (await api.list(RESOURCE_CLAIMS, namespace=namespace)).items
 
     def fetch() -> list[Item]:
         return sorted(
-            (row for claim in call_cluster(args, listed) for row in _rows(claim)),
+            (
+                row
+                for claim in call_cluster(args, listed)
+                for row in allocated_devices(claim)
+                if node in (None, row["node"])
+            ),
             key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
         )
 
@@ -368,7 +374,8 @@ def _cluster_cells(row: Item) -> list[object]:
     ]
 
 
-def _rows(claim: Object) -> list[dict[str, Any]]:
+def allocated_devices(claim: Object) -> list[Item]:
+    """Return the devices that are allocated to a claim, each with its node, pods and readiness."""
     from dra_agent.explain.object_state import claim_state
 
     found = claim_state(claim)

@@ -79,11 +79,15 @@ def has_cluster(args: argparse.Namespace) -> bool:
 
 
 def _kubeconfig(args: argparse.Namespace) -> Path | None:
-    """Return the kubeconfig of the agent's configuration, or kubectl's default."""
+    """Return the kubeconfig of the agent's configuration, or kubectl's default; the plugin knows no agent."""
     from dra_agent.agent.config import load_config
 
     usual = Path.home() / ".kube/config"
-    return load_config(args).kubeconfig or (usual if usual.exists() and not _of_environment() else None)
+    if getattr(args, "is_plugin", False):
+        named = Path(args.kubeconfig) if args.kubeconfig else None
+    else:
+        named = load_config(args).kubeconfig
+    return named or (usual if usual.exists() and not _of_environment() else None)
 
 
 def _context(args: argparse.Namespace) -> str | None:

@@ -11,7 +11,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dra_agent.cli.output import guarded
 from dra_agent.cli.parser import build_parser
@@ -29,18 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without `argv` it is the command of this process, which ends after it.
     """
     with guarded():
-        code = _main(list(sys.argv[1:] if argv is None else argv))
+        code = exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
     if argv is None:
         # The interpreter searches all objects for cycles when it ends, which takes a fifth of a short command's time.
         gc.freeze()
     return code
 
 
-def _main(arguments: list[str]) -> int:
+def exit_code(run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; errors become one message on standard error."""
     try:
-        code = _run(arguments)
+        code = run()
         sys.stdout.flush()
         return code
+    except SystemExit as stop:  # argparse has printed the reason; 2 for wrong use, 0 for --help and --version
+        return stop.code if isinstance(stop.code, int) else 2
     except AgentError as error:
         _complain(str(error))
         return error.exit_code
@@ -76,11 +79,7 @@ def _run(arguments: list[str]) -> int:
         from dra_agent.agent import signals
 
         signals.install()
-    parser = build_parser(chosen or "")
-    try:
-        args = parser.parse_args(arguments)
-    except SystemExit as stop:  # argparse has printed the reason; 2 for wrong use, 0 for --help and --version
-        return stop.code if isinstance(stop.code, int) else 2
+    args = build_parser(chosen or "").parse_args(arguments)
     code: int = importlib.import_module(f"dra_agent.cli.{args.command}").run(args)
     return code
 

@@ -16,6 +16,8 @@ from dra_agent.reclaim.status import ClaimReleaseStatus
 
 TAINT_NAME = "reclaim"
 """The key of the taint is the name of the driver, a slash and this."""
+CONDITION_NAME = "ReclaimNotice"
+"""The type of the Node condition is the name of the driver, a slash and this."""
 MAX_TAINTS = 16
 """Maximum taints of a device in the API (resource/v1 DeviceTaintsMaxLength)."""
 _MAX_MESSAGE_CHARS = 1024
@@ -60,7 +62,7 @@ def has_taint(device: dict[str, object], taint: Taint | None, driver: str) -> bo
 
 def condition_type(driver: str) -> str:
     """Return the type of the Node condition: `dra-agent.internal/ReclaimNotice`. Two drivers of a node have two."""
-    return f"{driver}/ReclaimNotice"
+    return f"{driver}/{CONDITION_NAME}"
 
 
 def condition_of(state: ReclaimState, driver: str, now: datetime) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""Nodes of a cluster as the API server has them: which are being reclaimed, and where their devices are."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from dra_agent.kube_client import ApiClient, Object
+
+Item = dict[str, Any]
+_NUMA, _ROOT, _PRODUCT, _TYPE = "numaNode", "pcieRoot", "productName", "type"
+"""Last parts of attribute names, with whatever prefix a driver publishes them."""
+
+
+class _Cluster(NamedTuple):
+    nodes: list[Object]
+    slices: list[Object]
+    claims: list[Item]
+
+
+def print_reclaims(args: argparse.Namespace, node: str | None) -> int:
+    """Print the nodes with a notice or hint, or one node; exit code 0 also where there is none."""
+    from dra_agent.cli.output import emit, table
+
+    cluster = _read(args, node)
+    rows = [row for row in (_reclaim(one, cluster) for one in cluster.nodes) if node or row["phase"] != "none"]
+    if args.output in ("json", "yaml"):
+        emit(rows, args.output)
+        return 0
+    if not any(row["phase"] != "none" for row in rows):
+        print(f"node {node} is not being reclaimed" if node is not None else "no node is being reclaimed")
+        return 0
+    cells = (
+        [row["node"], row["phase"], row["since"], len(row["claims"]), ", ".join(row["pods"]), row["message"]]
+        for row in rows
+    )
+    table(["node", "phase", "since", "claims", "pods", "why"], cells, optional=("since",), prose=("pods", "why"))
+    return 0
+
+
+def print_topology(args: argparse.Namespace, node: str) -> int:
+    """Print the devices that are published for a node, by NUMA node and PCIe root."""
+    from dra_agent.cli.output import emit, prints_names
+    from dra_agent.printable import printable
+
+    cluster = _read(args, node)
+    holders: dict[tuple[str, str], list[str]] = {}
+    for claim in cluster.claims:
+        holders.setdefault((claim["pool"], claim["device"]), []).append(f"{claim['namespace']}/{claim['claim']}")
+    devices = [_device(entry, device, holders) for entry in cluster.slices for device in _devices_of(entry)]
+    devices.sort(key=lambda one: (one["numa"] is None, one["numa"] or 0, one["root"] or "~", one["name"]))
+    if args.output in ("json", "yaml"):
+        emit(devices, args.output)
+        return 0
+    if prints_names():
+        for one in devices:
+            print(one["name"])
+        return 0
+    print(f"node {node}: {len(devices)} device{'' if len(devices) == 1 else 's'} published")
+    place: tuple[object, object] = (object(), object())
+    for one in devices:
+        if one["numa"] != place[0]:
+            print("NUMA node unknown" if one["numa"] is None else f"NUMA node {one['numa']}")
+        if (one["numa"], one["root"]) != place:
+            print(f"  {one['root'] or 'PCIe root unknown'}")
+        place = one["numa"], one["root"]
+        state = [*one["taints"], *(f"held by {claim}" for claim in one["claims"])]
+        print(printable("   ".join(["    " + one["name"], one["product"], ", ".join(state) or "free"]), line=True))
+    return 0
+
+
+def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
+    """Read nodes, slices and held devices; raises UsageError for a node that does not exist."""
+    from dra_agent.cli.claims import allocated_devices
+    from dra_agent.cli.connection import call_cluster
+    from dra_agent.errors import UsageError
+    from dra_agent.kube_client import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, NotFoundError
+
+    async def read(api: ApiClient) -> _Cluster:
+        import asyncio
+
+        async def nodes() -> list[Object]:
+            return (await api.list(NODES)).items if node is None else [await api.get(NODES, node)]
+
+        fields = {} if node is None else {"spec.nodeName": node}
+        found, slices, claims = await asyncio.gather(
+            nodes(), api.list(RESOURCE_SLICES, fields=fields), api.list(RESOURCE_CLAIMS)
+        )
+        held = [row for claim in claims.items for row in allocated_devices(claim) if node in (None, row["node"])]
+        return _Cluster(found, _newest(slices.items), held)
+
+    try:
+        return call_cluster(args, read)
+    except NotFoundError as error:
+        raise UsageError(f"there is no node {node}", hint="`kubectl get nodes` lists them") from error
+
+
+def _newest(slices: Sequence[Object]) -> list[Object]:
+    """Leave out slices of earlier generations of their pools, as the scheduler does."""
+
+    def pool(entry: Object) -> tuple[str, str]:
+        return entry["spec"]["driver"], entry["spec"]["pool"]["name"]
+
+    newest: dict[tuple[str, str], int] = {}
+    for entry in slices:
+        newest[pool(entry)] = max(newest.get(pool(entry), 0), entry["spec"]["pool"].get("generation", 0))
+    return [entry for entry in slices if entry["spec"]["pool"].get("generation", 0) == newest[pool(entry)]]
+
+
+def _devices_of(entry: Object) -> Iterable[Object]:
+    return entry["spec"].get("devices") or ()
+
+
+def _reclaim(node: Object, cluster: _Cluster) -> Item:
+    """Describe the reclaim of a node by its condition and by taints of its devices."""
+    from dra_agent.reclaim.announcements import CONDITION_NAME, TAINT_NAME
+
+    name = node["metadata"]["name"]
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    notice: Object = next(
+        (one for one in conditions if one["type"].endswith(f"/{CONDITION_NAME}") and one.get("status") == "True"), {}
+    )
+    taint: Object = next(
+        (
+            taint
+            for entry in cluster.slices
+            if entry["spec"].get("nodeName") == name
+            for device in _devices_of(entry)
+            for taint in device.get("taints") or ()
+            if taint["key"].endswith(f"/{TAINT_NAME}")
+        ),
+        {},
+    )
+    phase = "notice" if notice else taint.get("value") or "none"
+    claims = [row for row in cluster.claims if row["node"] == name]
+    return {
+        "node": name,
+        "phase": phase,
+        "since": notice.get("lastTransitionTime") or taint.get("timeAdded"),
+        "message": notice.get("message", ""),
+        "claims": sorted({f"{row['namespace']}/{row['claim']}" for row in claims}),
+        "pods": sorted({f"{row['namespace']}/{pod.removeprefix('pod ')}" for row in claims for pod in row["used_by"]}),
+    }
+
+
+def _device(entry: Object, device: Object, holders: Mapping[tuple[str, str], list[str]]) -> Item:
+    pool = entry["spec"]["pool"]["name"]
+    attributes = device.get("attributes") or {}
+    kind, product = _attribute(attributes, _TYPE), _attribute(attributes, _PRODUCT)
+    return {
+        "name": device["name"],
+        "driver": entry["spec"]["driver"],
+        "pool": pool,
+        "numa": _attribute(attributes, _NUMA),
+        "root": _attribute(attributes, _ROOT),
+        "product": str(product or kind or entry["spec"]["driver"]),
+        "taints": [f"{taint['key']}:{taint['effect']}" for taint in device.get("taints") or ()],
+        "claims": holders.get((pool, device["name"]), []),
+    }
+
+
+def _attribute(attributes: Mapping[str, Mapping[str, Any]], name: str) -> Any:
+    value = next((one for key, one in attributes.items() if key.rpartition("/")[2] == name), {})
+    return next(iter(value.values()), None)

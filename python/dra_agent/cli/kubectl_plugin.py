@@ -1,0 +1,103 @@
+"""`kubectl dra`: claims, explanations, reclaims and topology of a cluster, from any machine with a kubeconfig.
+
+kubectl runs the program `kubectl-dra` for it. No agent is needed on the machine: all of it is read from the API server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dra_agent import __version__
+from dra_agent.cli.flags import add_namespace_flags, add_watch_flag
+from dra_agent.cli.main import exit_code
+from dra_agent.cli.output import add_output_flag, guarded
+from dra_agent.cli.parser import Parser, examples
+
+PROGRAM = "kubectl dra"
+_EXAMPLES = {
+    "claims": (
+        ("claims -A", "which claim holds which device of the cluster, and which pods use it"),
+        ("claims --node node-1 --watch", "those of a node, and what changes"),
+    ),
+    "explain": (
+        ("explain pod/train", "why a pod waits for its claims"),
+        ("explain claim/train -n team-a --all-devices", "why a claim is not allocated, device by device"),
+    ),
+    "reclaim": (
+        ("reclaim status", "nodes that are being reclaimed, and their claims"),
+        ("reclaim status node-1 -o json", "one node, for programs"),
+    ),
+    "topology": (("topology node-1", "published devices of a node by NUMA node and PCIe root, and who holds them"),),
+}
+_SUMMARIES = {
+    "claims": "show the claims that hold devices, and the pods that use them",
+    "explain": "explain why a pod or claim waits, node by node",
+    "reclaim": "show which nodes are being reclaimed",
+    "topology": "show the devices of a node by NUMA node and PCIe root",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; exit codes are those of dra-agent."""
+    with guarded():
+        return exit_code(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def build_parser() -> Parser:
+    """Build the parser of the plugin."""
+    parser = Parser(prog=PROGRAM, description="Shows devices and claims of Dynamic Resource Allocation in a cluster.")
+    parser.add_argument("--version", action="version", version=f"kubectl-dra {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parsers = {
+        name: commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=examples(*_EXAMPLES[name], program=PROGRAM),
+        )
+        for name, summary in _SUMMARIES.items()
+    }
+    add_namespace_flags(parsers["claims"], default="that of the kubeconfig's context", every=True)
+    parsers["claims"].add_argument("--node", metavar="NODE", help="only devices of this node")
+    add_watch_flag(parsers["claims"])
+    explain = parsers["explain"]
+    explain.add_argument("object", nargs="+", metavar="OBJECT", help="pod/NAME or claim/NAME, also as two words")
+    add_namespace_flags(explain, default="that of the kubeconfig's context")
+    explain.add_argument("--node", metavar="NODE", help="show the devices of this node")
+    explain.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
+    parsers["topology"].add_argument("node", metavar="NODE", help="NAME or node/NAME")
+    verbs = parsers["reclaim"].add_subparsers(dest="verb", metavar="VERB", required=True)
+    status = verbs.add_parser(
+        "status", help=_SUMMARIES["reclaim"], epilog=examples(*_EXAMPLES["reclaim"], program=PROGRAM)
+    )
+    status.add_argument("node", nargs="?", metavar="NODE", help="NAME or node/NAME; without, every node")
+    for command in (parsers["claims"], explain, parsers["topology"], status):
+        command.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
+        command.add_argument("--context", metavar="CONTEXT", help="its context (default: the current one)")
+        command.set_defaults(is_plugin=True)
+        add_output_flag(command)
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> int:
+    args = build_parser().parse_args(arguments)
+    if args.command == "claims":
+        from dra_agent.cli.claims import print_cluster
+        from dra_agent.cli.connection import namespace_of
+
+        return print_cluster(args, namespace=None if args.all_namespaces else namespace_of(args), node=args.node)
+    if args.command == "explain":
+        from dra_agent.cli.explain_cluster import run as explain
+        from dra_agent.cli.object_names import CLAIM, POD, parse_pair
+
+        args.kind, namespace, args.name = parse_pair(args.object, kinds=(POD, CLAIM))
+        args.namespace = namespace or args.namespace
+        return explain(args)
+    from dra_agent.cli.cluster_nodes import print_reclaims, print_topology
+    from dra_agent.cli.object_names import NODE, parse
+
+    node = None if args.node is None else parse(args.node, kinds=(NODE,)).name
+    if node is not None and args.command == "topology":
+        return print_topology(args, node)
+    return print_reclaims(args, node)
