@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -183,6 +183,12 @@ bench-cluster: build ## compare the agent with a minimal Go driver on a real API
 
 bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a real two-node cluster
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
+
+test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
+	$(PY) -m pytest -n 0 tests/packages $(ARGS)
+
+deb: build ## build the Debian package for this release, in target/packages (DEBFULLNAME, DEBEMAIL: its maintainer)
+	@$(PY) deploy/deb/build.py
 
 PREFIX  ?= /usr/local
 INSTALL = $(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'

@@ -24,12 +24,14 @@ from pathlib import Path
 PACKAGE = "dra-agent"
 UNIT = "dra-agent.service"
 REPOSITORY = Path(__file__).resolve().parents[1]
+MANUAL = REPOSITORY / "man"
 BINARIES = ("_native.abi3.so", "device_setup/lib/dra-agent-hook", "simulate/lib/libnvidia-ml.so.1")
 """What `make build` compiles into the package."""
 STATE = Path("/var/lib/dra-agent")
 RUNTIME = Path("/run/dra-agent")
 SPECS = Path("/run/cdi")
-SPEC_PATTERN = "*-claim_*.json"
+SPEC_PATTERN = "dra-agent.internal-claim_*.json"
+"""Only this driver's claims: other drivers have specs in the same directory, with names of the same form."""
 DROP_INS = ("devices.conf", "kubernetes.conf", "mig.conf", "mps.conf", "net.conf")
 LAUNCHER = """#!{python} -I
 import sys
@@ -82,6 +84,7 @@ class Layout:
         self.destdir = Path(args.destdir).absolute()
         self.library: Path = args.prefix / "lib" / PACKAGE
         self.command: Path = args.prefix / "bin" / PACKAGE
+        self.manual: Path = args.prefix / "share/man/man1"
         self.examples: Path = args.prefix / "share/doc" / PACKAGE / "examples"
         self.unit: Path = args.unitdir / UNIT
         self.tmpfiles: Path = args.tmpfilesdir / "dra-agent.conf"
@@ -93,7 +96,8 @@ class Layout:
 
     def replaced(self) -> list[Path]:
         """Return what an installation replaces and its removal deletes."""
-        return [self.library, self.command, self.unit, self.tmpfiles, self.examples]
+        pages = [self.manual / page.name for page in sorted(MANUAL.glob("*.1"))]
+        return [self.library, self.command, self.unit, self.tmpfiles, self.examples, *pages]
 
 
 class Replacement:
@@ -168,8 +172,8 @@ def base_interpreter() -> Path:
     return next((folder / name for name in names if (folder / name).exists()), Path(sys.executable))
 
 
-def install(layout: Layout, python: Path, wheel: Path | None) -> None:
-    """Install all files.
+def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool) -> None:
+    """Install all files, with byte code if `compiled`.
 
     Raises:
         InstallError: The build is incomplete, or `python` cannot run the agent. Nothing is changed.
@@ -184,12 +188,14 @@ def install(layout: Layout, python: Path, wheel: Path | None) -> None:
         run_python(python, f"{python} cannot run the agent", "-B", "-c", TRY, library)
         # A service with a read-only file system would otherwise compile at every start, which takes longer than the
         # rest of it. Package managers and images change modification times, so Python does not compare them.
-        run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
+        if compiled:
+            run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
         texts = {
             layout.command: LAUNCHER.format(python=python, library=str(layout.library)),
             layout.unit: unit_text(layout),
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
+        texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
         config = layout.staged(layout.config)
         if not config.exists():
             texts[layout.config] = (REPOSITORY / "systemd/config.toml").read_text()
@@ -206,7 +212,8 @@ def install(layout: Layout, python: Path, wheel: Path | None) -> None:
     finally:
         replacement.discard()
     for path in layout.replaced():
-        print(f"installed {layout.staged(path)}")
+        if path.parent != layout.manual:
+            print(f"installed {layout.staged(path)}")
     print(f"{'kept     ' if kept else 'installed'} {config}")
     if python.is_relative_to("/root") or python.is_relative_to("/home"):
         print(f"note      the unit hides home directories (ProtectHome=), and {python} is in one.")
@@ -376,6 +383,7 @@ def main() -> int:
     parser.add_argument("--tmpfilesdir", type=Path, default=Path("/usr/lib/tmpfiles.d"))
     parser.add_argument("--python", type=Path, default=base_interpreter(), help="the interpreter that runs the agent")
     parser.add_argument("--wheel", type=Path, help="install the agent from this wheel instead of the build")
+    parser.add_argument("--no-compile", action="store_true", help="leave byte code to the package's scripts")
     parser.add_argument("--uninstall", action="store_true", help="remove what was installed")
     parser.add_argument("--purge", action="store_true", help="with --uninstall: also remove configuration and state")
     args = parser.parse_args()
@@ -385,7 +393,7 @@ def main() -> int:
         if args.uninstall:
             uninstall(layout, purge=args.purge)
         else:
-            install(layout, python, args.wheel)
+            install(layout, python, args.wheel, compiled=not args.no_compile)
     except InstallError as error:
         print(f"install: {error}", file=sys.stderr)
     except OSError as error:

@@ -1,0 +1,110 @@
+"""Fixtures of the tests of packages and of the service (`make test-packages`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packages.machine import Machine, base_root, missing_requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_TIMEOUT_S = 900.0
+CONFIG = """\
+standalone = true
+node_name = "machine"
+simulate = "dgx-h100"
+cdi_dir = "/run/cdi"
+"""
+CLAIM = """\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu}
+spec:
+  selectors:
+  - cel: {expression: 'device.driver == "dra-agent.internal"'}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: NAME, namespace: default}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly: {deviceClassName: gpu}
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip everything here where no machine can run."""
+    reason = missing_requirement()
+    if reason is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two versions of the package: old.deb and new.deb."""
+    folder = tmp_path_factory.mktemp("packages")
+    folder.chmod(0o755)
+    command: list[str | Path] = [sys.executable, ROOT / "deploy/deb/build.py", "--output", folder]
+    result = subprocess.run(
+        [*command, "--compression", "none", "--version", "1.0-1"],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    assert result.returncode == 0, result.stderr
+    Path(result.stdout.strip()).rename(folder / "old.deb")
+    # The same files under a later version: that is what an upgrade replaces.
+    script = (
+        "dpkg-deb -R old.deb later && sed -i 's/^Version: .*/Version: 1.1-1/' later/DEBIAN/control && "
+        "dpkg-deb --root-owner-group -Znone -b later new.deb && rm -r later"
+    )
+    subprocess.run(["sh", "-c", script], cwd=folder, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+    return folder
+
+
+@pytest.fixture
+def machine(packages: Path) -> Iterator[Machine]:
+    """A machine without the package."""
+    machine = Machine(base_root(), packages)
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope="module")
+def installed(packages: Path) -> Iterator[Machine]:
+    """A machine on which the service of the package runs on a simulated host, for all tests of a module."""
+    machine = Machine(base_root(), packages)
+    try:
+        install_and_configure(machine)
+        yield machine
+    finally:
+        machine.close()
+
+
+def install_and_configure(machine: Machine) -> None:
+    """Install the first version of the package, and let the service manage a simulated host."""
+    machine.run("apt-get", "install", "--yes", "--no-install-recommends", "/packages/old.deb")
+    machine.write("/etc/dra-agent/config.toml", CONFIG)
+    machine.run("systemctl", "restart", "dra-agent")
+
+
+def apply_claim(machine: Machine, name: str) -> str:
+    """Apply a claim of one GPU, and return its CDI spec."""
+    before = specs(machine)
+    machine.write("/tmp/claim.yaml", CLAIM.replace("NAME", name))
+    machine.run("dra-agent", "claim", "apply", "-f", "/tmp/claim.yaml")
+    machine.run("dra-agent", "claim", "wait", name, "--timeout", "60")
+    (spec,) = specs(machine) - before
+    return spec
+
+
+def specs(machine: Machine) -> set[str]:
+    """Return the CDI specs of claims."""
+    return {name for name in machine.output("ls", "/run/cdi").split() if name.startswith("dra-agent.internal-claim_")}

@@ -1,0 +1,131 @@
+"""The unit under a real systemd: readiness, watchdog, reload, restarts, permissions, journal, sandbox."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from eventually import eventually
+from packages.conftest import CONFIG, apply_claim, specs
+from packages.machine import Machine
+
+WAIT_S = 240.0
+MAX_EXPOSURE = 2.0
+
+
+def test_a_started_service_serves_claims(installed: Machine) -> None:
+    # Type=notify: `systemctl restart` returns when the agent is ready.
+    installed.run("systemctl", "restart", "dra-agent")
+    assert json.loads(installed.output("dra-agent", "claim", "list", "-o", "json")) is not None
+    assert re.search(r"\d+ devices on node machine", installed.property("StatusText"))
+    assert installed.property("NotifyAccess") == "main"
+
+
+def test_a_restart_keeps_claims(installed: Machine) -> None:
+    spec = apply_claim(installed, "restarted")
+    content = installed.output("cat", f"/run/cdi/{spec}")
+    installed.run("systemctl", "restart", "dra-agent")
+    assert installed.output("cat", f"/run/cdi/{spec}") == content
+    assert "default/restarted" in installed.output("dra-agent", "claims").replace("\n", "")
+    installed.run("systemctl", "stop", "dra-agent")
+    assert spec in specs(installed), "claims stay prepared while the agent is stopped"
+    installed.run("systemctl", "start", "dra-agent")
+    installed.run("dra-agent", "claim", "delete", "restarted")
+    assert spec not in specs(installed)
+
+
+def test_a_stopped_event_loop_is_killed_and_started_again(installed: Machine) -> None:
+    spec = apply_claim(installed, "watched")
+    installed.write("/run/systemd/system/dra-agent.service.d/watchdog.conf", "[Service]\nWatchdogSec=5\n")
+    installed.run("systemctl", "daemon-reload")
+    installed.run("systemctl", "restart", "dra-agent")
+    former, restarts = installed.property("MainPID"), int(installed.property("NRestarts"))
+    installed.run("kill", "-STOP", former)
+
+    def replaced() -> bool:
+        running = installed.property("ActiveState") == "active" and installed.property("MainPID") != former
+        return running and int(installed.property("NRestarts")) > restarts
+
+    eventually(replaced, installed.journal, within=WAIT_S)
+    assert "Watchdog timeout" in installed.journal()
+    installed.run("rm", "/run/systemd/system/dra-agent.service.d/watchdog.conf")
+    installed.run("systemctl", "daemon-reload")
+    assert spec in specs(installed)
+    installed.run("dra-agent", "claim", "delete", "watched")
+
+
+def test_a_reload_applies_the_configuration_without_a_restart(installed: Machine) -> None:
+    process = installed.property("MainPID")
+    installed.write("/etc/dra-agent/config.toml", CONFIG + 'log_level = "debug"\n')
+    installed.run("systemctl", "reload", "dra-agent")
+    eventually(lambda: "log_level" in installed.journal(), installed.journal, within=WAIT_S)
+    installed.write("/etc/dra-agent/config.toml", CONFIG)
+    installed.run("systemctl", "reload", "dra-agent")
+    assert installed.property("MainPID") == process
+    assert installed.property("ActiveState") == "active"
+
+
+def test_a_stop_during_a_reclaim_notice_ends_within_its_limit(installed: Machine) -> None:
+    installed.run("systemctl", "restart", "dra-agent")
+    spec = apply_claim(installed, "reclaimed")
+    installed.run("dra-agent", "reclaim", "start", "--in", "600", "--why", "test")
+    installed.run("systemctl", "stop", "dra-agent")
+    assert installed.property("ActiveState") == "inactive"
+    assert installed.property("Result") == "success", installed.journal()
+    installed.run("systemctl", "start", "dra-agent")
+    installed.run("dra-agent", "reclaim", "cancel")
+    installed.run("dra-agent", "claim", "delete", "reclaimed")
+    assert spec not in specs(installed)
+
+
+def test_an_invalid_configuration_is_not_started_again(installed: Machine) -> None:
+    installed.write("/etc/dra-agent/config.toml", "no_such_key = 1\n")
+    try:
+        assert installed.run("systemctl", "restart", "dra-agent", check=False).returncode != 0
+        assert installed.property("ActiveState") == "failed"
+        assert installed.property("ExecMainStatus") == "2"
+        assert "no_such_key" in installed.journal()
+    finally:
+        installed.write("/etc/dra-agent/config.toml", CONFIG)
+        installed.run("systemctl", "reset-failed", "dra-agent")
+        installed.run("systemctl", "start", "dra-agent")
+
+
+def test_only_root_reaches_sockets_and_state(installed: Machine) -> None:
+    assert installed.output("stat", "-c", "%a %U", "/var/lib/dra-agent") == "700 root"
+    for name in ("agent.sock", "reclaim.sock"):
+        assert installed.output("stat", "-c", "%a %U", f"/var/lib/dra-agent/{name}") == "600 root"
+    denied = installed.run("setpriv", "--reuid=65534", "--clear-groups", "dra-agent", "claim", "list", check=False)
+    assert denied.returncode != 0 and "Traceback" not in denied.stderr
+
+
+def test_messages_have_their_priority_in_the_journal(installed: Machine) -> None:
+    installed.run("systemctl", "restart", "dra-agent")
+    lines = installed.output("journalctl", "--output=json", "--unit=dra-agent.service", "_COMM=dra-agent").splitlines()
+    entries = [json.loads(line) for line in lines]
+    ready = [entry for entry in entries if str(entry["MESSAGE"]).startswith("ready ")]
+    assert ready and {entry["PRIORITY"] for entry in ready} == {"6"}
+    assert {entry["SYSLOG_IDENTIFIER"] for entry in entries} == {"dra-agent"}
+
+
+def test_the_sandbox_is_applied(installed: Machine) -> None:
+    process = installed.property("MainPID")
+    status = dict(
+        line.split(":\t", 1)
+        for line in installed.output("cat", f"/proc/{process}/status").splitlines()
+        if ":\t" in line
+    )
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(status[name], 16) == 0, name
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    mounts = [line.split() for line in installed.output("cat", f"/proc/{process}/mounts").splitlines()]
+    # The last mount at a path is the visible one.
+    options = {fields[1]: set(fields[3].split(",")) for fields in mounts}
+    for path in ("/", "/sys", "/sys/fs/cgroup", "/proc/sys", "/home", "/root"):
+        assert "ro" in options[path], path
+    for path in ("/run/cdi", "/run/dra-agent", "/var/lib/dra-agent", "/tmp"):
+        assert "rw" in options[path], path
+    assert "hidepid=invisible" in options["/proc"]
+    shown = installed.output("systemd-analyze", "security", "--no-pager", "dra-agent")
+    level = re.search(r"exposure level for dra-agent.service: ([0-9.]+)", shown)
+    assert level and float(level[1]) <= MAX_EXPOSURE
