@@ -23,6 +23,7 @@ MODULES = (
     "dra_agent.agent.mps_supervisor",
     "dra_agent.agent.setup_registry",
     "dra_agent.agent.standalone_mode",
+    "dra_agent.agent.webhook_runner",
     "dra_agent.cdi.directory",
     "dra_agent.cdi.edits.registry",
     "dra_agent.cdi.metadata",
@@ -34,8 +35,10 @@ MODULES = (
     "dra_agent.cli.reclaim",
     "dra_agent.cli.run",
     "dra_agent.cli.shown_host",
+    "dra_agent.cli.webhook",
     "dra_agent.device_setup.shares",
     "dra_agent.manifests",
+    "dra_agent.metrics.registry",
     "dra_agent.prepare.ledger_reader",
     "dra_agent.simulate",
     "pynvml",
@@ -43,7 +46,7 @@ MODULES = (
     "rich.table",
     "yaml",
 )
-"""What an agent in standalone mode and common commands import. No module of these starts a thread."""
+"""What an agent in standalone mode, the webhook and common commands import. No module of these starts a thread."""
 
 
 def serve(requests: socket.socket) -> dict[str, Any] | None:

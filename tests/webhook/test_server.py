@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import preloaded
 from dra_agent.errors import UsageError
 from dra_agent.webhook import server
 from dra_agent.webhook.certificate import ReloadingCertificate
@@ -40,11 +41,10 @@ class WebhookProcess:
     def __init__(self, secret: Secret, log: Path, *arguments: str | Path) -> None:
         self.secret = secret
         self.log = log
-        command: list[str | Path] = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0"]
-        command += ["--tls-cert", secret.certificate, "--tls-key", secret.key, "--metrics-address", "127.0.0.1:0"]
-        command += arguments
+        command: list[str | Path] = ["webhook", "--listen", "127.0.0.1:0", "--tls-cert", secret.certificate]
+        command += ["--tls-key", secret.key, "--metrics-address", "127.0.0.1:0", *arguments]
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+            self.process = preloaded.Command(list(map(str, command)), stdout=output, stderr=output)
         self.port = int(self.wait_for_log("reviews port=").rpartition("port=")[2].split()[0])
         self.metrics_port = int(self.wait_for_log("/metrics port=").rpartition("port=")[2].split()[0])
 
