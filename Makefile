@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -197,6 +197,15 @@ install: build ## install command, unit, tmpfiles and example configuration unde
 
 uninstall: build ## remove what `make install` installed; keeps configuration and state (PURGE=1: removes them, unless claims are held)
 	$(INSTALL) --uninstall $(if $(PURGE),--purge)
+
+SITE := target/docs
+$(SITE)/.synced: deploy/pages/requirements.lock
+	@test -x $(SITE)/bin/python || python3 -m venv $(SITE)
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+docs: $(SITE)/.synced ## build the pages as a site in target/site; fails for links to missing pages and anchors
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 
 docs-reference: build ## generate docs/reference/cli.md, configuration-keys.md and man/ from the program
 	@$(PY) -m deploy.pages

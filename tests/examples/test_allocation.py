@@ -62,7 +62,7 @@ def value(device: dict[str, Any], attribute: str) -> Any:
     [
         (
             "dgx-h100",
-            {"high-memory", "research", "inference", "development", "gpu-and-nic-one-switch", ANY},
+            {"high-memory", "research", "inference", "development", "gpu-and-nic-one-switch", "one-gpu", ANY},
         ),
         (
             "hgx-h200",
@@ -73,13 +73,14 @@ def value(device: dict[str, Any], attribute: str) -> Any:
                 "development",
                 "gpu-and-nic-one-switch",
                 "two-gpus-one-root",
+                "one-gpu",
                 ANY,
             },
         ),
-        ("mi300x", {"amd", "development", "gpu-and-nic-one-switch", ANY}),
-        ("flex170", {"intel", "development", ANY}),
-        ("l40s", {"high-memory", "research", "inference", "development", ANY}),
-        ("mixed", {"amd", "intel", "fpga", "high-memory", "inference", "development", ANY}),
+        ("mi300x", {"amd", "development", "gpu-and-nic-one-switch", "one-gpu", ANY}),
+        ("flex170", {"intel", "development", "one-gpu", ANY}),
+        ("l40s", {"high-memory", "research", "inference", "development", "one-gpu", ANY}),
+        ("mixed", {"amd", "intel", "fpga", "high-memory", "inference", "development", "one-gpu", ANY}),
         ("cpu-only", set()),
     ],
 )

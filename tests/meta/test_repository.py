@@ -67,6 +67,23 @@ def test_links_between_pages_resolve() -> None:
     assert not broken, broken
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, on GitHub and on the site, for headings that are not repeated."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in re.findall(r"^#+ (.*)", prose, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-") for text in headings}
+
+
+def test_links_to_headings_resolve() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)} → {target}#{anchor}"
+        for page in files("*.md")
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text())
+        if (target or page.name).endswith(".md") and anchor not in anchors(page.parent / (target or page.name))
+    ]
+    assert not broken, broken
+
+
 def test_every_decision_has_a_unique_number() -> None:
     numbers = [path.name.partition("-")[0] for path in files("docs/adr/*.md")]
     twice = sorted({number for number in numbers if numbers.count(number) > 1})

@@ -49,7 +49,8 @@ def _files(staged: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each file as (path on this machine, path in the image)."""
     found = {Path("/") / file.relative_to(staged): file for file in staged.rglob("*") if file.is_file()}
     # The first line of the command names the interpreter.
-    python = Path(sys.base_prefix) / "bin" / Path(sys.executable).name
+    launcher = (staged / "usr/local/bin/dra-agent").read_text()
+    python = Path(launcher.partition("\n")[0].removeprefix("#!").split()[0])
     found[python] = python.resolve()
     library = Path(sysconfig.get_path("stdlib"))
     found |= {file: file for file in library.rglob("*") if file.is_file() and not EXCLUDED.search(str(file))}

@@ -1,0 +1,105 @@
+"""The quickstarts of README.md without Kubernetes work when their lines are pasted one after the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quickstart
+
+ROOT = Path(__file__).resolve().parents[2]
+UNPRIVILEGED = 65534
+AGENT = Path(sys.executable).with_name("dra-agent")
+
+
+def paste(commands: list[str], directory: Path, prefix: tuple[str, ...] = ()) -> str:
+    """Run the lines in one shell that stops at the first failure; return what they print."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")},
+        "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(directory),
+        "DRA_AGENT_NODE_NAME": "node-1",
+    }
+    script = "\n".join(["set -e", "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT", *commands])
+    result = subprocess.run(
+        [*prefix, "bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, f"{script}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def without_root(directory: Path) -> tuple[str, ...]:
+    """Prepare the directory for a user without permissions, and return the prefix that becomes that user."""
+    if os.geteuid() != 0:
+        script(directory / "bin/dra-agent", f'exec {AGENT} "$@"')
+        return ()
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    # The interpreter of the environment may be inside root's home directory; the system's has the same libraries.
+    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    prefix = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
+    path = ":".join(entry for entry in (str(ROOT / "python"), *sys.path) if entry.endswith(("python", "packages")))
+    code = "import sys; from dra_agent.cli.main import main; sys.exit(main())"
+    script(directory / "bin/dra-agent", f'PYTHONPATH={path} exec {python} -c "{code}" "$@"')
+    shutil.chown(directory, UNPRIVILEGED, UNPRIVILEGED)
+    version = [*prefix, str(directory / "bin/dra-agent"), "--version"]
+    if subprocess.run(version, capture_output=True, check=False).returncode != 0:
+        pytest.skip("another user cannot read this checkout or its Python")
+    return prefix
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home directory that every user may enter, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
+        yield Path(directory)
+
+
+def test_quickstart_without_hardware_needs_no_root(home: Path) -> None:
+    commands = quickstart.lines("Try it without hardware")
+    assert commands[0].startswith("make build && export PATH=")
+    commands[0] = commands[0].replace("make build && ", "").replace('PATH="$PWD/.venv/bin:$PATH" ', "")
+    printed = paste([line.replace("/tmp/", f"{home}/") for line in commands], home, without_root(home))
+    assert "resourceclaim/gpu-and-nic-one-switch created: prepared" in printed
+
+
+def test_quickstart_on_bare_metal_gives_podman_a_device_of_an_installed_spec(tmp_path: Path) -> None:
+    commands = quickstart.lines("Bare metal with podman")
+    state, cdi, stage = tmp_path / "state", tmp_path / "cdi", tmp_path / "stage"
+    bin_directory = tmp_path / "bin"
+    script(bin_directory / "make", f'[ "$1" != install ] || {sys.executable} deploy/install.py --destdir {stage}')
+    script(bin_directory / "sudo", 'exec "$@"')
+    script(bin_directory / "systemd-tmpfiles", f"mkdir -p {cdi}")
+    # The service is the installed command, on a simulated host.
+    start = f"setsid dra-agent run --standalone --simulate dgx-h100 > {tmp_path}/log 2>&1 & echo $! > {tmp_path}/pid"
+    script(bin_directory / "systemctl", f'[ "$1" != enable ] || {{ {start}; }}')
+    script(bin_directory / "podman", f'echo "$@" > {tmp_path}/podman')
+    script(
+        bin_directory / "dra-agent",
+        f'DRA_AGENT_STATE_DIR={state} DRA_AGENT_CDI_DIR={cdi} exec {AGENT} "$@"',
+    )
+    claim = next(number for number, line in enumerate(commands) if "podman run" in line)
+    try:
+        paste([*commands[: claim + 1], f"cp {cdi}/*.json {tmp_path}/spec", *commands[claim + 1 :]], tmp_path)
+    finally:
+        subprocess.run(["bash", "-c", f"kill $(cat {tmp_path}/pid)"], check=False)
+    words = (tmp_path / "podman").read_text().split()
+    assert words[:2] == ["run", "--rm"]
+    device = words[words.index("--device") + 1]
+    kind, _, name = device.partition("=")
+    assert kind == "dra-agent.internal/claim"
+    assert f'"{name}"' in (tmp_path / "spec").read_text()
+    assert (stage / "usr/local/bin/dra-agent").exists() and not list(cdi.glob("*.json"))
