@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -114,11 +113,11 @@ def test_sighup_applies_the_log_level_and_names_other_changes(start: Start, tmp_
     agent = start("--config", str(file)).ready()
     file.write_text('log_level = "debug"\nsecond_manager = "publish"\n[health]\nrecovery_seconds = 7.0\n')
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for("info configuration reloaded applied=log_level\n")
-    agent.wait_for("warning settings changed that need a restart of the agent settings=second_manager,health\n")
+    agent.wait_for("info configuration reloaded applied=log_level,health.recovery_seconds\n")
+    agent.wait_for("warning settings changed that need a restart of the agent settings=second_manager\n")
     file.write_text('log_level = "error"\nlog_format = "json"\nsecond_manager = "refuse"\n')
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for('"configuration reloaded", "applied": ."log_level", "log_format"')
+    agent.wait_for('"configuration reloaded", "applied": ."log_level", "log_format", "health.recovery_seconds"')
     assert agent.end() == 0
     assert "stopping" not in agent.log_text(), "the log level is error by then"
 
@@ -138,16 +137,15 @@ def test_sighup_with_an_invalid_file_keeps_the_configuration(start: Start, tmp_p
     file = tmp_path / "config.toml"
     file.write_text("")
     agent = start("--config", str(file), "--node-name", "node-b").ready()
-    for text, reason in (("log_level = 7\n", r":1: .*log_level"), ("[", "not TOML"), (None, "No such file")):
+    for text, reason in (("log_level = 7\n", r":1: log_level"), ("[", "not TOML"), (None, "No such file")):
         file.unlink() if text is None else file.write_text(text)
         agent.process.send_signal(signal.SIGHUP)
         agent.wait_for(f"error configuration not reloaded, the current one stays reason=.*{reason}")
     file.write_text('log_level = "debug"\n')
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for("info configuration reloaded applied=log_level")
-    error_output = agent.log_text()
     assert agent.end() == 0
-    assert len(re.findall("not reloaded", error_output)) == 3 and "Traceback" not in error_output
+    assert "Traceback" not in agent.log_text()
 
 
 def test_a_closed_log_pipe_does_not_end_the_agent(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ WALL_TIME = {
     "kubelet_plugin/sockets.py": "age of a file: modification times are wall time",
     "kubelet_plugin/registration.py": "a moment that people are shown",
     "publish/stats.py": "a moment that is exported as a metric",
+    "agent/reload.py": "a moment that is exported as a metric",
     "kube_client/errors.py": "Retry-After can be a date",
     "kube_client/credentials.py": "credentials expire at a moment of the wall clock",
     "standalone/intake.py": "creationTimestamp of an object",

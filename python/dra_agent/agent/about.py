@@ -9,6 +9,7 @@ import msgspec
 
 from dra_agent import __version__
 from dra_agent.agent.config import Config, to_path
+from dra_agent.agent.reload import ReloadStatus
 from dra_agent.errors import AgentError
 
 
@@ -18,11 +19,13 @@ class RunningAgent(msgspec.Struct, frozen=True):
     pid: int
     version: str
     config: Config
+    """What is in effect."""
+    reload: ReloadStatus | None = None
 
 
-def describe(config: Config) -> Any:
+def describe(config: Config, reload: ReloadStatus | None = None) -> Any:
     """Describe this process as JSON values."""
-    return msgspec.to_builtins(RunningAgent(os.getpid(), __version__, config), enc_hook=str)
+    return msgspec.to_builtins(RunningAgent(os.getpid(), __version__, config, reload), enc_hook=str)
 
 
 def query(config: Config) -> RunningAgent | None:

@@ -10,8 +10,9 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dra_agent import __version__, msgspec_warmup
@@ -19,16 +20,19 @@ from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
 from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
 from dra_agent.agent.device_state import DeviceState, boot_id
+from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.liveness import BEAT_INTERVAL_S, READY, STOPPING, WATCHDOG, LivenessMonitor, Notifier
 from dra_agent.agent.mode import Mode, RunInThread
 from dra_agent.agent.refresh_loop import RefreshLoop
+from dra_agent.agent.reload import Reload
 from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_leftovers
 from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.errors import RetryableError
 from dra_agent.health import HealthStateFile, Monitor, Summary
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory
@@ -60,11 +64,14 @@ _T = TypeVar("_T")
 class Agent:
     """One agent from start to stop."""
 
-    def __init__(self, config: Config, signals: Signals, reload: Callable[[], None]) -> None:
-        """`reload` is called on SIGHUP, and must return at once."""
+    def __init__(self, config: Config, signals: Signals, reload: Reload, file: Path | None = None) -> None:
+        """`reload` starts on SIGHUP, and when `file` changes."""
         self._config = config
         self._signals = signals
         self._reload = reload
+        self._file = file
+        self._unapplied: Config | None = None
+        """A configuration that was loaded before the devices were known."""
         self._notifier = Notifier()
         self._pulse = LivenessMonitor()
         self._stop = asyncio.Event()
@@ -82,6 +89,8 @@ class Agent:
         self._not_ready = "starting"
         self._abandoned: list[str] = []
         self._born = time.monotonic()
+        self._worker: Executor | None = None
+        """The thread of the hardware, once devices are served."""
 
     async def run(self) -> None:
         """Start, report readiness, and run until SIGTERM or SIGINT; raises AgentError if it cannot start.
@@ -90,6 +99,12 @@ class Agent:
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
+            loop = asyncio.get_running_loop()
+            self._reload.follow(lambda config: self._apply_from_thread(loop, config))
+            if self._file is not None:
+                watch = FileWatch(self._file, self._reload.file_changed)
+                watch.start()
+                stack.callback(watch.stop)
             stack.callback(self._notifier.send, "STATUS=stopped")
             # A start may take longer than a loop may be still.
             beating = asyncio.create_task(self._beat(), name="pulse")
@@ -157,7 +172,7 @@ class Agent:
             host,
             boot_id(host.proc),
             is_newest=self._is_newest,
-            about=lambda: describe(config),
+            about=lambda: describe(self._reload.effective, self._reload.status),
         )
         mode.attach_reclaim(reclaiming.reclaim)
         stack.push_async_callback(reclaiming.stop)
@@ -213,6 +228,9 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
+        self._worker = worker
+        if self._unapplied is not None:
+            await self._apply(self._unapplied)
         self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
         # Claims of earlier agents are repaired after the kubelet is served: one that hangs blocks no new claim.
         housekeeping = Housekeeping(ledger, preparer, self._work, is_newest=self._is_newest)
@@ -235,6 +253,7 @@ class Agent:
             log.info("answering probes", extra={"probes": health.port})
         if not self._config.metrics_address:
             return None
+        from dra_agent.metrics.config import ConfigMetrics
         from dra_agent.metrics.http_server import HttpServer
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
@@ -251,6 +270,7 @@ class Agent:
             )
 
         metrics = Metrics(read)
+        metrics.add(ConfigMetrics(self._configuration))
         server = HttpServer(
             listen_address(self._config.metrics_address),
             render=metrics.render,
@@ -270,6 +290,40 @@ class Agent:
         from dra_agent.agent.setup_registry import vendor_setups
 
         return vendor_setups(self._config, hardware.host, hardware.mode_changes)
+
+    def _configuration(self) -> tuple[bool, float, int]:
+        status = self._reload.status
+        return status.successful, status.loaded_at, status.checksum
+
+    def _apply_from_thread(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
+        """Apply it on the event loop, and wait; raises AgentError if nothing was applied."""
+        applying = self._apply(config)
+        try:
+            asyncio.run_coroutine_threadsafe(applying, loop).result()
+        except (RuntimeError, CancelledError) as error:
+            applying.close()
+            raise RetryableError("the agent is stopping") from error
+
+    async def _apply(self, config: Config) -> None:
+        """Apply the reloadable keys; claims that are being prepared keep the devices that they found."""
+        if self._hardware is None or self._worker is None:
+            self._unapplied = config
+            return
+        hardware = self._hardware
+        if not self._not_ready:
+            # sd_notify(3): the service is shown as reloading until READY=1.
+            self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            change = await self._work(
+                self._worker,
+                "applying the configuration",
+                120.0,
+                lambda: hardware.configure(config.inventory, config.health),
+            )
+        finally:
+            self._notify_status(READY)
+        if change and self._mode is not None:
+            self._mode.devices_changed()
 
     async def _share(
         self, stack: AsyncExitStack, worker: Executor, hardware: DeviceState, setups: tuple[DeviceSetup, ...]

@@ -169,10 +169,10 @@ class LoadedConfig(msgspec.Struct, frozen=True):
         """Return where the value of a key comes from; "default" if it is not set."""
         return self.origins.get(key) or self.file_lines.get(key) or "default"
 
-    @property
-    def checksum(self) -> int:
-        """Return the CRC-32 of the values: it differs if the configuration differs, whatever its origins."""
-        return zlib.crc32(msgspec.json.encode(self.config, enc_hook=str, order="sorted"))
+
+def checksum(config: Config) -> int:
+    """Return the CRC-32 of the values: the same for the same configuration, whatever its origins."""
+    return zlib.crc32(msgspec.json.encode(config, enc_hook=str, order="sorted"))
 
 
 def load_config(
@@ -287,6 +287,13 @@ def _file(args: argparse.Namespace, variables: Mapping[str, str]) -> ConfigFile 
     if named:
         return ConfigFile(Path(named))
     return ConfigFile(DEFAULT_FILE) if CONFIG_VARIABLE not in variables and DEFAULT_FILE.exists() else None
+
+
+def watched_file(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the file that `load` reads, also if it does not exist yet; None: the variable is empty."""
+    variables = os.environ if environment is None else environment
+    named = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
+    return Path(named) if named else None if CONFIG_VARIABLE in variables else DEFAULT_FILE
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:

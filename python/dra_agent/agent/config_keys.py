@@ -14,7 +14,17 @@ from dra_agent.agent.config import HELP, PREFIX, Config
 
 Effect = Literal["reload", "restart"]
 
-RELOADABLE = frozenset({"log_level", "log_format"})
+RELOADABLE = frozenset(
+    {
+        "log_level",
+        "log_format",
+        "inventory.include",
+        "inventory.exclude",
+        "inventory.attributes",
+        "inventory.host_uplink",
+        "health",
+    }
+)
 """Keys, or sections with all their keys, that apply to a running agent."""
 
 

@@ -98,6 +98,16 @@ class DeviceState:
         self.monitor.record_events(self._watch.faults(), self._watch.inventory)
         return self._update(self.monitor.observe(self._as_reported()), scanned=True)
 
+    def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:
+        """Apply other rules and health settings to the devices that are known, and return what changed.
+
+        Raises:
+            UsageError: A rule can never work; nothing changed.
+        """
+        self._watch.configure(inventory)
+        self.monitor.configure(health)
+        return self.refresh([], rescan=False)
+
     def set_setup_failures(self, failing: Mapping[str, str]) -> InventoryDiff:
         """Set the failures of device set-ups, by device; a device that is not named works."""
         if self._reported == failing:

@@ -119,6 +119,8 @@ def _examination(shown: ShownHost, host: Host) -> CheckContext:
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
     )
+    if shown.is_agents and shown.agent is not None and (status := shown.agent.reload) is not None:
+        examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:
         examination.topology = scan(host)
         collected = collect(

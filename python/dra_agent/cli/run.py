@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from dra_agent.agent import logs, signals
-    from dra_agent.agent.config import load_config
+    from dra_agent.agent.config import load_config, watched_file
     from dra_agent.agent.rolling_update import check_uid
     from dra_agent.kube_client.config import load_client_config
 
@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
         load_client_config(config.kubeconfig)
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.agent import Agent
-    from dra_agent.agent.signals import Reload
+    from dra_agent.agent.reload import Reload
 
     async def live() -> list[str]:
-        agent = Agent(config, received, Reload(config, lambda: load_config(args)))
+        agent = Agent(config, received, Reload(config, lambda: load_config(args)), watched_file(args))
         await agent.run()
         return agent.hung_calls
 

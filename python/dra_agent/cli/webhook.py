@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import listen_address, load_config
-    from dra_agent.agent.signals import Reload
+    from dra_agent.agent.reload import Reload
     from dra_agent.agent.webhook_runner import Tls, serve
     from dra_agent.errors import UsageError
 

@@ -112,6 +112,10 @@ class CheckContext:
     other_agents: tuple[OtherAgent, ...] = ()
     user: int = field(default_factory=os.geteuid)
     simulated: bool = False
+    reload_problems: tuple[str, ...] | None = None
+    """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
+    restart_keys: tuple[str, ...] = ()
+    """Changed keys of the configuration that wait for a restart of the agent."""
 
     @cached_property
     def cdi_dirs(self) -> tuple[Path, ...]:

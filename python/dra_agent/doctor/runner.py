@@ -9,6 +9,7 @@ import msgspec
 
 from dra_agent import revision
 from dra_agent.doctor.cdi import check_cdi
+from dra_agent.doctor.configuration import check_configuration
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
@@ -54,6 +55,7 @@ Check = Callable[[CheckContext], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
     "agent": check_agent,
+    "configuration": check_configuration,
     "permissions": check_permissions,
     "hardware": check_devices,
     "device nodes": check_device_nodes,

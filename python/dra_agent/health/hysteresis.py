@@ -47,6 +47,10 @@ class IssueTracker:
         self.suppressed = 0
         """Number of recurrences of a cause while it was active."""
 
+    def configure(self, settings: HealthSettings) -> None:
+        """Use other durations from now on, for active issues too."""
+        self._settings = settings
+
     def __iter__(self) -> Iterator[ActiveIssue]:
         return iter(self._spells.values())
 
@@ -186,6 +190,10 @@ class Grace:
     def __init__(self, settings: HealthSettings) -> None:
         self._grace_s = settings.fabric_grace_seconds
         self._since: dict[tuple[str, str], float] = {}
+
+    def configure(self, settings: HealthSettings) -> None:
+        """Use another duration from now on."""
+        self._grace_s = settings.fabric_grace_seconds
 
     def without_starting(
         self, device: str, shown: Iterable[HealthIssue], active: Collection[str], now: float, *, blind: bool

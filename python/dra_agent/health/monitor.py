@@ -136,6 +136,12 @@ class Monitor:
                     changed |= self._happen(device.name, cause, now)
         return self._kept(inventory, now, changed=changed)
 
+    def configure(self, settings: HealthSettings) -> None:
+        """Use other settings from the next observation on; issues that are active stay active until they end."""
+        self._settings = settings
+        self._spells.configure(settings)
+        self._grace.configure(settings)
+
     def due(self) -> bool:
         """Return whether an issue was absent for long enough to end."""
         return self._spells.due(self._clock())

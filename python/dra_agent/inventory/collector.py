@@ -60,6 +60,15 @@ class Collector:
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
         self._backends: dict[str, DeviceBackend] = {}
 
+    def configure(self, settings: InventorySettings) -> None:
+        """Use other `include`, `exclude`, `attributes` and `host_uplink` from the next collection on.
+
+        Raises:
+            UsageError: A rule can never work; nothing changed.
+        """
+        rules = Rules(settings, self._driver)
+        self._rules, self._settings = rules, settings
+
     def collect(self, topology: Topology) -> Inventory:
         """Describe every device that can be claimed; never raises for a device or a library that is broken."""
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]

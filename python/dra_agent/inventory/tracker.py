@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, DeviceEvent, Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import Topology
 
 
@@ -52,6 +53,11 @@ class InventoryTracker:
             before, after = self._inventory, self._collector.collect(topology)
             self._inventory = after
         return diff(before, after)
+
+    def configure(self, settings: InventorySettings) -> None:
+        """Use other rules from the next `refresh` on; raises UsageError if one can never work."""
+        with self._lock:
+            self._collector.configure(settings)
 
     def faults(self) -> list[DeviceEvent]:
         """Return the changes of devices since the last call; may wait as `refresh` does."""

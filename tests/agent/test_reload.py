@@ -1,0 +1,132 @@
+"""A running agent follows its configuration file, and then publishes what a new agent would publish."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conftest import AgentProcess, Start
+from dra_agent.agent.config import Config
+from dra_agent.agent.config_keys import changed_keys, is_reloadable
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.reload import merged
+from dra_agent.errors import UsageError
+from dra_agent.health import HealthSettings
+from dra_agent.inventory import InventorySettings
+from dra_agent.inventory.settings import AttributeRule
+from dra_agent.simulate import build
+from eventually import eventually
+
+NO_NICS = '[inventory]\nexclude = [\'device.attributes["dra-agent.internal"].type == "nic"\']\n'
+RULES = ("true", "false", 'device.attributes["dra-agent.internal"].type == "gpu"', "nope ==", "device.driver")
+
+
+def random_settings(source: random.Random) -> InventorySettings:
+    def rules() -> tuple[str, ...]:
+        return tuple(source.choices(RULES[:3] * 3 + RULES, k=source.randrange(3)))
+
+    name = source.choice(("rack", "zone", "uuid"))
+    return InventorySettings(
+        include=rules(),
+        exclude=rules(),
+        attributes=(AttributeRule("true", {name: source.randrange(9)}),) * source.randrange(2),
+        host_uplink=source.choice(("exclude", "include")),
+    )
+
+
+def test_a_reload_publishes_what_a_new_start_publishes_or_changes_nothing(tmp_path: Path) -> None:
+    host = build("dgx-h100", tmp_path)
+    source = random.Random(20261124)
+    running = DeviceState(host, InventorySettings(), node="n", driver="dra-agent.internal")
+    applied = refused = 0
+    try:
+        for _ in range(25):
+            settings = random_settings(source)
+            health = HealthSettings(unmonitored=source.choice(("tell", "NoSchedule", "none")))
+            before = running.inventory
+            try:
+                running.configure(settings, health)
+            except UsageError:
+                refused += 1
+                assert running.inventory is before
+                with pytest.raises(UsageError):
+                    DeviceState(host, settings, node="n", driver="dra-agent.internal")
+                continue
+            applied += 1
+            fresh = DeviceState(host, settings, node="n", driver="dra-agent.internal")
+            try:
+                assert running.inventory.devices == fresh.inventory.devices
+                assert running.inventory.excluded == fresh.inventory.excluded
+            finally:
+                fresh.close()
+    finally:
+        running.close()
+    assert applied > 5 and refused > 2
+
+
+def test_only_reloadable_keys_are_taken_over() -> None:
+    loaded = Config(
+        standalone=True,
+        log_level="debug",
+        inventory=InventorySettings(exclude=("true",), nvml_timeout=1.0),
+        health=HealthSettings(fatal="none"),
+    )
+    changed = changed_keys(Config(), merged(Config(), loaded))
+    assert changed == ["log_level", "inventory.exclude", "health.fatal"]
+    assert not any(map(is_reloadable, changed_keys(merged(Config(), loaded), loaded)))
+
+
+def doctor(state: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "dra_agent", "doctor", "-o", "json", "--all", "--state-dir", str(state)]
+    found = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    return [one for one in json.loads(found.stdout)["findings"] if one["check"] == "configuration"]
+
+
+def metrics(agent: AgentProcess) -> dict[str, float]:
+    found = re.findall(r"^dra_agent_config_(\S+) (\S+)$", agent.get("/metrics")[1], re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_a_change_of_a_mounted_file_is_followed_and_a_wrong_one_is_reported(
+    start: Start, tmp_path: Path, state: Path
+) -> None:
+    """The links are those of a ConfigMap volume: `..data` is replaced by a rename."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+
+    def publish(version: str, text: str) -> None:
+        (folder / version).mkdir()
+        (folder / version / "config.toml").write_text(text)
+        (folder / "..data_tmp").symlink_to(version)
+        (folder / "..data_tmp").rename(folder / "..data")
+
+    publish("..1", "")
+    file = folder / "config.toml"
+    file.symlink_to("..data/config.toml")
+    agent = start("--config", str(file), "--metrics-address", "127.0.0.1:0").ready()
+    before = metrics(agent)
+    assert before["last_reload_successful"] == 1
+    publish("..2", NO_NICS)
+    agent.wait_for("info configuration reloaded applied=inventory.exclude\n")
+    after = metrics(agent)
+    assert after["last_reload_successful"] == 1 and after["hash"] != before["hash"]
+    publish("..3", NO_NICS + "nope = 1\n[health]\nfatal = 1\n")
+    agent.wait_for("error configuration not reloaded.*unknown key 'nope'")
+    agent.wait_for("error configuration not reloaded.*health.fatal")
+    wrong = metrics(agent)
+    assert (wrong["last_reload_successful"], wrong["hash"]) == (0, after["hash"])
+    findings = doctor(state)
+    assert [one["severity"] for one in findings] == ["problem", "problem"], findings
+    publish("..4", 'driver_name = "other.example"\n')
+    agent.wait_for("warning settings changed that need a restart of the agent settings=driver_name\n")
+    eventually(lambda: metrics(agent)["last_reload_successful"] == 1)
+    (finding,) = doctor(state)
+    assert finding["severity"] == "warning" and "driver_name" in finding["what"]
+    assert agent.end() == 0
