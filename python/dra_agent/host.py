@@ -5,8 +5,11 @@ A simulated host is the same value with other roots, so nothing else in the agen
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from dra_agent.driver_root import DriverMissingError, DriverRoot, DriverTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,9 @@ class Host:
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
     nvml_library: Path | None = None
-    """The NVML library to load; None leaves the choice to the dynamic loader."""
+    """The NVML library to load; None leaves the choice to the driver root, or to the dynamic loader."""
+    driver_root: DriverRoot | None = None
+    """Where NVIDIA's driver is; None: installed on the host itself."""
     net: Path | None = None
     """The host's /proc/net, where the agent has a network namespace of its own; None: the one below `proc`."""
     nvidia_smi: Path | None = None
@@ -25,6 +30,40 @@ class Host:
     state: Path | None = None
     """Where agents of the host record their changes to its hardware; None: they have made none."""
 
+    @property
+    def nvml(self) -> Path | DriverRoot | None:
+        """Where NVML is loaded from: below the driver root, from a file, or as the dynamic loader finds it."""
+        return self.driver_root or self.nvml_library
+
     def dev_path(self, node: str) -> Path:
         """Where the device node that containers know as `node` ("/dev/nvidia0") lies on this host."""
         return self.dev / Path(node).relative_to("/dev")
+
+    def driver_node(self, node: str) -> Path:
+        """Where the agent sees a device node of NVIDIA's driver, which may have a /dev of its own."""
+        own = self.driver_root.dev() if self.driver_root is not None else None
+        return self.dev_path(node) if own is None else own / Path(node).relative_to("/dev")
+
+    def driver_program(self, name: str) -> Path | None:
+        """Find a program of NVIDIA's driver: never elsewhere if it has a root, nor this machine's on a simulated host.
+
+        On a simulated host without a root, only the host's own nvidia-smi is found.
+        """
+        if self.driver_root is not None:
+            found = self.driver_root.program(name)
+            if found is not None or self.driver_root.required:
+                return found
+        if self.dev != Path("/dev") or (name == "nvidia-smi" and self.nvidia_smi is not None):
+            return self.nvidia_smi if name == "nvidia-smi" else None
+        on_path = shutil.which(name)
+        return Path(on_path) if on_path else None
+
+    def driver_tool(self, name: str) -> DriverTool | None:
+        """Find a program of NVIDIA's driver, with the libraries of the same driver; None without it."""
+        path, root = self.driver_program(name), self.driver_root
+        if path is None or root is None or not path.is_relative_to(root.mount):
+            return None if path is None else DriverTool(path)
+        try:
+            return DriverTool(path, root.library())
+        except DriverMissingError:
+            return None

@@ -87,6 +87,8 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
         "log_level": "error",
         "log_format": "json",
         "metrics_address": ":1",
+        "nvidia_driver_root": "auto",
+        "nvidia_driver_root_ctr_path": "/host",
         "health_address": ":1",
     }
     value = values.get(name, "x")
@@ -328,3 +330,23 @@ def test_origins_are_those_of_the_values(file: Path) -> None:
         "pod_uid": "DRA_AGENT_POD_UID",
         "cdi_dir": "default with --simulate",
     }
+
+
+@pytest.mark.parametrize("name", ["nvidia_driver_root", "nvidia_driver_root_ctr_path"])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("run/nvidia/driver", "is not an absolute path"),
+        ("/run/../driver", r"contains '\.\.'"),
+        ("/etc/hostname", "is a file, not a directory"),
+    ],
+)
+def test_a_driver_root_that_can_never_be_one(tmp_path: Path, name: str, value: str, reason: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'standalone = true\n{name} = "{value}"\n')
+    with pytest.raises(UsageError, match=rf"config\.toml:2: .*{value}' {reason}; write "):
+        configure("--config", str(file))
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(UsageError, match=f"{flag}: .*{reason}"):
+        configure(flag, value)
+    assert configure("--nvidia-driver-root", "/run/nvidia/driver").nvidia_driver_root == "/run/nvidia/driver"

@@ -7,6 +7,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dra_agent.cdi.edits import toolkit
 from dra_agent.cdi.edits.nvidia import version_numbers
 from dra_agent.cdi.edits.registry import EditProviders, find_nvidia_ctk
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
@@ -313,3 +315,58 @@ def test_toolkit_of_this_machine_is_not_used_for_a_simulated_one(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_nvidia_ctk(Host()) == ctk
     assert find_nvidia_ctk(host) is None
+
+
+def driver_below(tmp_path: Path, host: Host, *, own_dev: bool) -> Host:
+    """Give the host a driver root at /run/nvidia/driver, which the agent sees elsewhere."""
+    mount = tmp_path / "driver-root"
+    (mount / "usr/lib64").mkdir(parents=True)
+    (mount / "usr/lib64/libnvidia-ml.so.1").write_bytes(b"\x7fELF\x02")
+    if own_dev:
+        (mount / "dev").mkdir()
+        for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+            (mount / "dev" / name).touch()
+    return replace(host, driver_root=DriverRoot(Path("/run/nvidia/driver"), mount))
+
+
+def test_nodes_of_a_driver_root_are_named_as_on_the_host(host: Host, cdi: Path, tmp_path: Path) -> None:
+    host = driver_below(tmp_path, host, own_dev=True)
+    nodes = (DeviceNode("/dev/nvidia0", str(host.driver_node("/dev/nvidia0")), "gpu"),)
+    edits = EditProviders(host, directories=[cdi]).edits(msgspec.structs.replace(gpu(host), nodes=nodes))
+    paths = {mount.container_path: mount.host_path for mount in (*edits.own.mounts, *edits.common.mounts)}
+    assert paths == {
+        f"/dev/{name}": f"/run/nvidia/driver/dev/{name}" for name in ("nvidia0", "nvidiactl", "nvidia-uvm")
+    }
+
+
+@pytest.mark.parametrize("own_dev", [False, True])
+def test_the_toolkit_is_given_the_driver_root(host: Host, cdi: Path, tmp_path: Path, own_dev: bool) -> None:
+    host = driver_below(tmp_path, host, own_dev=own_dev)
+    assert host.driver_root is not None
+    mount = host.driver_root.mount
+    library = mount / "usr/lib64/libcuda.so.580.65.06"
+    library.touch()
+    spec = toolkit_spec(tmp_path)
+    spec["containerEdits"]["mounts"] = [{"hostPath": str(library), "containerPath": "/usr/lib64/libcuda.so.580.65.06"}]
+    tool = tmp_path / "nvidia-ctk"
+    tool.write_text(f"#!/bin/sh\necho \"$*\" > {tmp_path}/arguments\ncat <<'END'\n{json.dumps(spec)}\nEND\n")
+    tool.chmod(0o755)
+    edits = EditProviders(host, directories=[cdi], ctk=tool).edits(gpu(host))
+    dev_root = mount if own_dev else "/"
+    assert f"--driver-root={mount} --dev-root={dev_root}" in (tmp_path / "arguments").read_text()
+    (found,) = edits.common.mounts
+    assert found.host_path == "/run/nvidia/driver/usr/lib64/libcuda.so.580.65.06"
+    assert found.container_path == "/usr/lib64/libcuda.so.580.65.06"
+
+
+def test_the_toolkit_s_spec_may_name_files_of_the_driver_root(host: Host, cdi: Path, tmp_path: Path) -> None:
+    host = driver_below(tmp_path, host, own_dev=False)
+    assert host.driver_root is not None
+    path = "usr/lib64/libcuda.so.580.65.06"
+    spec = toolkit_spec(tmp_path)
+    spec["containerEdits"]["mounts"] = [{"hostPath": f"/run/nvidia/driver/{path}", "containerPath": f"/{path}"}]
+    (cdi / "nvidia.json").write_text(json.dumps(spec))
+    providers = EditProviders(host, directories=[cdi])
+    assert providers.edits(gpu(host)).foreign_ids == (), "the file does not exist"
+    (host.driver_root.mount / path).touch()
+    assert providers.edits(gpu(host)).foreign_ids == (f"nvidia.com/gpu={UUID}",)

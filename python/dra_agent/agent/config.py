@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from dra_agent.agent.config_problems import ConfigError, ConfigProblem
+from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
 from dra_agent.health.issues import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
@@ -66,6 +67,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dev_root: Path = Path("/dev")
     net_root: Path | None = None
     """None: the agent is in the host's network namespace."""
+    nvidia_driver_root: str = "/"
+    """Where NVIDIA's driver is on the host: a directory, or "auto" (see `driver_root`)."""
+    nvidia_driver_root_ctr_path: Path | None = None
+    """Where the agent sees it; None: at the same path."""
     simulate: str | None = None
     metrics_address: str = ""
     health_address: str = ""
@@ -120,6 +125,9 @@ HELP = {
     "sysfs_root": "used instead of /sys",
     "dev_root": "used instead of /dev",
     "net_root": "used instead of /proc/net of the host, for an agent in another network namespace",
+    "nvidia_driver_root": "the root of NVIDIA's driver on the host: /run/nvidia/driver for the GPU Operator's driver "
+    "container; auto: that one while a driver is there (default: /)",
+    "nvidia_driver_root_ctr_path": "where the agent's container mounts that root (default: at the same path)",
     "simulate": "run on a simulated host, or on a recording of one (its directory), instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
     "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
@@ -132,7 +140,10 @@ HELP = {
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
 }
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
-HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "driver_name")
+HOST_FLAGS = (
+    *("sysfs_root", "dev_root", "nvidia_driver_root", "nvidia_driver_root_ctr_path"),
+    *("simulate", "state_dir", "node_name", "driver_name"),
+)
 """Flags of commands that read a host."""
 
 
@@ -150,7 +161,9 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
         elif name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
-            metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
+            metavar = (
+                "DIR" if name.endswith(("_dir", "_root", "_path")) else {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
+            )
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
@@ -232,6 +245,7 @@ def load(
     for name in ("metrics_address", "health_address"):
         if address := getattr(config, name):
             check(name, partial(listen_address, address))
+    _check_driver_root(config, check)
     _check_for_start(config, check)
     if file is not None:
         file.check_rules(config.driver_name)
@@ -269,6 +283,31 @@ def _derived(config: Config, variables: Mapping[str, str], origins: dict[str, st
         origins["cdi_dir"] = "default with --simulate"
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
     return config
+
+
+def _check_driver_root(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
+    """Reject what can never be the root of a driver. One that does not exist yet may appear later."""
+    setting, seen = config.nvidia_driver_root, config.nvidia_driver_root_ctr_path
+    exists = config.simulate is None
+    if setting != AUTO:
+        hint = 'write an absolute path such as "/run/nvidia/driver", "/", or "auto"'
+        is_seen = exists and seen is None
+        check("nvidia_driver_root", lambda place: _check_directory(setting, place, hint, exists=is_seen))
+    if seen is not None:
+        mount = str(seen)
+        hint_mount = "write the absolute path at which the agent's container mounts the root"
+        check("nvidia_driver_root_ctr_path", lambda place: _check_directory(mount, place, hint_mount, exists=exists))
+
+
+def _check_directory(text: str, where: str, hint: str, *, exists: bool) -> None:
+    if not text.startswith("/"):
+        raise UsageError(f"{text!r} is not an absolute path", where=where, hint=hint)
+    if ".." in text.split("/"):
+        raise UsageError(f"{text!r} contains '..'", where=where, hint=hint)
+    if "\0" in text:
+        raise UsageError(f"{text!r} contains a NUL character", where=where, hint=hint)
+    if exists and Path(text).exists() and not Path(text).is_dir():
+        raise UsageError(f"{text!r} is a file, not a directory", where=where, hint=hint)
 
 
 def _users_state_dir(variables: Mapping[str, str], config: Config) -> Path | None:

@@ -6,7 +6,6 @@ that commands can list the kinds.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config
+from dra_agent.driver_root import AUTO, OPERATOR_ROOT, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
@@ -30,18 +30,50 @@ SIMULATED = "simulated"
 def agent_host(config: Config) -> Host:
     """Return the host that the agent runs on; a simulated one lives in the state directory."""
     if config.simulate is None:
-        return Host(sysfs=config.sysfs_root, dev=config.dev_root, net=config.net_root, state=config.state_dir)
+        return Host(
+            sysfs=config.sysfs_root,
+            dev=config.dev_root,
+            net=config.net_root,
+            state=config.state_dir,
+            driver_root=driver_root(config),
+        )
     from dra_agent import simulate
 
     root = config.state_dir / SIMULATED / simulate.folder_name(config.simulate)
     try:
-        return replace(simulate.build(config.simulate, root), state=config.state_dir)
+        return replace(simulated_host(config, root), state=config.state_dir)
     except OSError as error:
         raise RetryableError(
             f"the simulated host cannot be built: {error.strerror}",
             where=str(error.filename or root),
             hint="make room there, or choose another directory with --state-dir",
         ) from error
+
+
+def driver_root(config: Config) -> DriverRoot | None:
+    """Return the root of NVIDIA's driver that is configured; None: the driver is installed on the host itself."""
+    setting, mount = config.nvidia_driver_root, config.nvidia_driver_root_ctr_path
+    if setting == AUTO:
+        return DriverRoot(OPERATOR_ROOT, mount or OPERATOR_ROOT, required=False)
+    path = Path(setting)
+    if path == Path("/") and mount is None:
+        return None
+    return DriverRoot(path, mount or path)
+
+
+def simulated_host(config: Config, root: Path) -> Host:
+    """Build the simulated host, with NVIDIA's driver below a root of its own if one is configured."""
+    from dra_agent import simulate
+
+    assert config.simulate is not None
+    host = simulate.build(config.simulate, root)
+    configured = driver_root(config)
+    if configured is None:
+        return host
+    from dra_agent.simulate import driver_container
+
+    mount = driver_container.provide(root, configured.path)
+    return replace(host, driver_root=DriverRoot(mount, mount, configured.required))
 
 
 def is_simulated(host: Host) -> bool:
@@ -68,7 +100,7 @@ def command_host(config: Config) -> Iterator[Host]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="dra-agent-") as directory:
-        yield simulate.build(config.simulate, Path(directory))
+        yield simulated_host(config, Path(directory))
 
 
 def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None = None) -> tuple[DeviceSetup, ...]:
@@ -85,13 +117,11 @@ def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None =
 
     kernel = _kernel(host)
     return (
-        VfioSetup(
-            host, kernel, config.state_dir, library=NvidiaLibrary(host.nvml_library, config.inventory.nvml_timeout)
-        ),
+        VfioSetup(host, kernel, config.state_dir, library=NvidiaLibrary(host.nvml, config.inventory.nvml_timeout)),
         MigSetup(host, config.inventory.nvml_timeout),
         AmdPartitionSetup(host, kernel, config.state_dir, changes=mode_changes),
         _shares(config, host),
-        TimeSliceSetup(_nvidia_smi(host), config.state_dir),
+        TimeSliceSetup(lambda: host.driver_tool("nvidia-smi"), config.state_dir),
         NicSetup(host, config.state_dir, config.host_folder),
     )
 
@@ -126,19 +156,11 @@ def _shares(config: Config, host: Host) -> DeviceSetup:
     from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter
 
     timeout = config.inventory.nvml_timeout
-    mps = MpsSharing(host, config.state_dir, ComputeMode(host.nvml_library, timeout))
-    limiter = Limiter(host, config.state_dir, config.host_folder, DriverLimit(host.nvml_library, timeout))
+    mps = MpsSharing(host, config.state_dir, ComputeMode(host.nvml, timeout))
+    limiter = Limiter(host, config.state_dir, config.host_folder, DriverLimit(host.nvml, timeout))
     return ShareSetup(mps, limiter)
 
 
 def known_setups() -> dict[Kind, DeviceSetup]:
     """Return every kind of configuration, to read requests only."""
     return {setup.kind: setup for setup in vendor_setups(Config(), Host())}
-
-
-def _nvidia_smi(host: Host) -> Path | None:
-    """Find nvidia-smi: the host's own, and never this machine's for a simulated one."""
-    if host.nvidia_smi is not None or host.dev != Path("/dev"):
-        return host.nvidia_smi
-    found = shutil.which("nvidia-smi")
-    return Path(found) if found else None

@@ -77,4 +77,8 @@ def shown_host(args: argparse.Namespace) -> ShownHost:
 
 
 def _same(one: Config, other: Config) -> bool:
-    return (one.sysfs_root, one.dev_root, one.simulate) == (other.sysfs_root, other.dev_root, other.simulate)
+    def places(config: Config) -> tuple[object, ...]:
+        roots = (config.nvidia_driver_root, config.nvidia_driver_root_ctr_path)
+        return config.sysfs_root, config.dev_root, config.simulate, *roots
+
+    return places(one) == places(other)

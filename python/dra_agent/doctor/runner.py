@@ -14,6 +14,7 @@ from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
+from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
 from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
@@ -58,6 +59,7 @@ CHECKS: dict[str, Check] = {
     "configuration": check_configuration,
     "permissions": check_permissions,
     "hardware": check_devices,
+    "NVIDIA driver": check_nvidia_driver,
     "device nodes": check_device_nodes,
     "links": check_pcie_links,
     "SR-IOV": check_sriov,

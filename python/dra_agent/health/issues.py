@@ -129,6 +129,7 @@ KNOWN_CAUSES = (
     "fabric-degraded",
     "gpu-unavailable",
     "memory-poison",
+    "driver-missing",
     *(f"xid-{number}" for number in XIDS),
 )
 """Causes that can be named before they occur."""

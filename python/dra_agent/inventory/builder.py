@@ -6,6 +6,8 @@ ends' to know.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dra_agent.host import Host
 from dra_agent.inventory.api import MAX_STRING_BYTES, Attribute, Capacity
 from dra_agent.inventory.model import (
@@ -80,9 +82,12 @@ class DeviceBuilder:
         """Note what the vendor's tools call the device."""
         self.identity.update({key: str(name) for key, name in names.items() if name is not None and name != ""})
 
-    def node(self, path: str, role: NodeRole) -> None:
-        """Add a device node that a container needs, whether it exists now or not."""
-        self._nodes[path] = DeviceNode(path, str(self.host.dev_path(path)), role)
+    def node(self, path: str, role: NodeRole, host_path: Path | None = None) -> None:
+        """Add a device node that a container needs, whether it exists now or not.
+
+        `host_path`: where the agent sees it, if not in the host's /dev.
+        """
+        self._nodes[path] = DeviceNode(path, str(host_path or self.host.dev_path(path)), role)
 
     def node_if_there(self, path: str, role: NodeRole) -> None:
         """Add a device node that only some hosts have."""

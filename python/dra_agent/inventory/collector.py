@@ -147,6 +147,9 @@ class Collector:
                 continue
             if is_usable(function):
                 chosen.setdefault(name, []).append(function)
+            elif function.physfn is None and self._host.driver_root is not None and name == "nvidia":
+                # Its driver comes and goes, and what claims hold must stay published.
+                chosen.setdefault(name, []).append(function)
             elif function.physfn is None:
                 problems.append(
                     Diagnostic(

@@ -52,6 +52,8 @@ class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kfd: kfd.KfdState = kfd.KfdState()
     access: nvml.Access = nvml.Access()
     """What NVIDIA's driver permits the agent."""
+    driver_unloaded: bool = False
+    """Whether NVIDIA's kernel modules are not loaded."""
 
 
 def build(profile: str, root: Path) -> Host:
@@ -157,14 +159,15 @@ def current_machine(machine: Machine, simulated: SimulatedState) -> Machine:
         roles = tuple(replace(role, mode=mode) if isinstance(role, AmdGpu) and mode else role for role in roles)
         return replace(function, driver=driver, roles=roles)
 
-    return machine.without(simulated.unplugged).changed(now)
+    present = machine.without(simulated.unplugged).changed(now)
+    return replace(present, nvidia=None) if simulated.driver_unloaded else present
 
 
 def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
     """Every path that may lie below the root, whatever state an interrupted change has left."""
     paths = dict.fromkeys(plan(machine).entries)
     if simulated.drivers:
-        bound = dict.fromkeys(simulated.drivers, pci.VFIO)
+        bound = dict.fromkeys((one for one in simulated.drivers if one in machine.iommu_groups), pci.VFIO)
         paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, drivers=bound))).entries)
     # Nodes of the compute topology are removed by `kfd.withdraw`, in the order of the kernel.
     return {path: None for path in paths if not kfd.is_node(path)}

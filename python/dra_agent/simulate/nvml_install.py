@@ -31,6 +31,8 @@ def install(machine: Machine, present: Machine, folder: Path, access: Access) ->
         install_library(folder, memory_limits=machine.nvidia is not None and machine.nvidia.cuda >= LIMITS_SINCE)
     state = describe(machine, {function.address for function, _ in present.with_role(NvidiaGpu)})
     state = msgspec.structs.replace(state, access=access)
+    if present.nvidia is None:
+        state = msgspec.structs.replace(state, driver=None)
     try:
         old = read(folder)
     except PermanentError:

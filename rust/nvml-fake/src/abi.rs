@@ -18,6 +18,7 @@ impl Code {
     pub(crate) const GPU_IS_LOST: Self = Self(15);
     pub(crate) const RESET_REQUIRED: Self = Self(16);
     pub(crate) const OPERATING_SYSTEM: Self = Self(17);
+    pub(crate) const LIB_RM_VERSION_MISMATCH: Self = Self(18);
     pub(crate) const IN_USE: Self = Self(19);
     pub(crate) const INSUFFICIENT_RESOURCES: Self = Self(23);
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);

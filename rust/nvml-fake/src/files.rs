@@ -100,24 +100,44 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// `DRA_AGENT_NVML_STATE`, or `nvml.json` next to the library.
+/// `DRA_AGENT_NVML_STATE`, or `nvml.json` next to the library; below a driver root, that is a link to the host's.
 pub(crate) fn state_path() -> Option<&'static Path> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     PATH.get_or_init(|| match std::env::var_os("DRA_AGENT_NVML_STATE") {
         Some(path) => Some(PathBuf::from(path)),
-        None => Some(library_path()?.with_file_name("nvml.json")),
+        None => state_beside_library(),
     })
     .as_deref()
+}
+
+fn state_beside_library() -> Option<PathBuf> {
+    let path = library_path()?.with_file_name("nvml.json");
+    Some(fs::canonicalize(&path).unwrap_or(path))
 }
 
 /// The root of the simulated host, if the library is in its `lib` folder.
 pub(crate) fn root() -> Option<&'static Path> {
     static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
     ROOT.get_or_init(|| {
-        let root = library_path()?.parent()?.parent()?.to_owned();
+        let root = state_beside_library()?.parent()?.parent()?.to_owned();
         root.join("proc/driver/nvidia").is_dir().then_some(root)
     })
     .as_deref()
+}
+
+/// The version in the name of the library file, as drivers name it: `libnvidia-ml.so.570.124.06`.
+pub(crate) fn file_version() -> Option<&'static str> {
+    static VERSION: OnceLock<Option<String>> = OnceLock::new();
+    VERSION
+        .get_or_init(|| {
+            let path = library_path()?;
+            let version = path
+                .file_name()?
+                .to_str()?
+                .strip_prefix("libnvidia-ml.so.")?;
+            version.contains('.').then(|| version.to_owned())
+        })
+        .as_deref()
 }
 
 /// The path from which the dynamic loader loaded the library, so that one process can use several simulated hosts.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::abi::Code;
 use crate::call::guarded;
-use crate::{faults, latency, state};
+use crate::{faults, files, latency, state};
 
 static USERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -22,8 +22,11 @@ fn init() -> i32 {
     guarded(|| {
         faults::before("nvmlInit", None)?;
         let state = state::current()?;
-        if state.driver.is_none() {
+        let Some(driver) = &state.driver else {
             return Err(Code::DRIVER_NOT_LOADED);
+        };
+        if files::file_version().is_some_and(|version| version != driver.version) {
+            return Err(Code::LIB_RM_VERSION_MISMATCH);
         }
         latency::init(&state);
         USERS.fetch_add(1, Ordering::AcqRel);

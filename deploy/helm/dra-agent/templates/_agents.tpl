@@ -166,7 +166,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- end }}
 {{- $names := list "DRA_AGENT_STANDALONE" "DRA_AGENT_KUBECONFIG" }}
-{{- range list "NODE_NAME" "POD_UID" "CONFIG" "DRIVER_NAME" "KUBELET_DIR" "CDI_DIR" "STATE_DIR" "NET_ROOT" "METRICS_ADDRESS" "HEALTH_ADDRESS" "CLAIM_STATUS" "SECOND_MANAGER" "LOG_LEVEL" "LOG_FORMAT" "SIMULATE" }}
+{{- range list "NODE_NAME" "POD_UID" "CONFIG" "DRIVER_NAME" "KUBELET_DIR" "CDI_DIR" "STATE_DIR" "NET_ROOT" "METRICS_ADDRESS" "HEALTH_ADDRESS" "CLAIM_STATUS" "SECOND_MANAGER" "LOG_LEVEL" "LOG_FORMAT" "SIMULATE" "NVIDIA_DRIVER_ROOT" }}
 {{- $names = append $names (printf "DRA_AGENT_%s" .) }}
 {{- end }}
 {{- if .Values.apiServer.host }}
@@ -190,7 +190,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" }}
+{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" "nvidia-driver" }}
 {{- range .Values.extraVolumes }}
 {{- if has .name $names }}
 {{- fail (printf "%sextraVolumes: the chart, or an earlier entry, has a volume %q" $where .name) }}
@@ -206,6 +206,18 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- $paths = append $paths $path }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What is mounted for the driver root. Below /run, its parent: a driver container removes and creates its directory, and
+announces next to it whether the driver works. Elsewhere, the root alone: its parent may hide directories of the image. */}}
+{{- define "dra-agent.nvidiaDriverMount" -}}
+{{- with .Values.nvidia.driverRoot }}
+{{- if and (not $.Values.privileged) (not $.Values.runtimeClassName) }}
+{{- fail (printf "%snvidia.driverRoot: requires privileged: true, or a runtimeClassName (nvidia): a container may not open NVIDIA's device nodes otherwise" ($.Values.pool | empty | ternary "" (printf "pool %q: " $.Values.pool))) }}
+{{- end }}
+{{- $root := eq . "auto" | ternary "/run/nvidia/driver" . }}
+{{- if regexMatch "^/run/[^/]+/" $root }}{{ dir $root }}{{ else }}{{ $root }}{{ end }}
 {{- end }}
 {{- end }}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from dra_agent.cdi.edits.provider import DeviceEdits, EditContext, EditProvider, node_edits, required_node_edits
 from dra_agent.cdi.edits.toolkit import ToolkitCommand, ToolkitSpecs
 from dra_agent.cdi.model import ContainerEdits, DeviceNode
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -39,12 +41,16 @@ class NvidiaGpu:
 
     def __init__(self, host: Host, directories: Sequence[Path], ctk: Path | None) -> None:
         self._host = host
-        self._control = [(path, str(host.dev_path(path))) for path in CONTROL_NODES]
-        self._published = ToolkitSpecs(directories)
-        self._ctk = ToolkitCommand(ctk) if ctk is not None else None
+        self._published = ToolkitSpecs(directories, host.driver_root)
+        self._ctk = ToolkitCommand(ctk, root=host.driver_root) if ctk is not None else None
 
     def __call__(self, device: Device) -> DeviceEdits:
         """Return the edits of a GPU or MIG instance from the best available source."""
+        edits = self._edits(device)
+        root = self._host.driver_root
+        return edits if root is None or root.path == root.mount else _named_on_host(edits, root)
+
+    def _edits(self, device: Device) -> DeviceEdits:
         own = self._own_nodes(device)
         # A partition that is created for its claim gets the edits of its GPU; its set-up adds its own nodes.
         uuid = device.identity.get("uuid") or device.identity.get("parent_uuid")
@@ -59,7 +65,7 @@ class NvidiaGpu:
                 return DeviceEdits(own=_with_numbers(generated, own), common=common)
         common = ContainerEdits(env=(_LEGACY_HOOK_OFF,))
         control = {node.path: node.host_path for node in device.nodes if node.role == "control"}
-        others = [(path, host_path) for path, host_path in self._control if path not in control]
+        others = [(path, str(self._host.driver_node(path))) for path in CONTROL_NODES if path not in control]
         common = common.merged(node_edits(control.items(), device=device.name))
         common = common.merged(node_edits(others, device=device.name, optional=True))
         return DeviceEdits(own=own, common=common, notes=(_NO_LIBRARIES,))
@@ -82,7 +88,7 @@ def capability_edits(host: Host, minors: Sequence[int], *, device: str) -> Conta
     edits = ContainerEdits()
     for minor in minors:
         path = f"/dev/nvidia-caps/nvidia-cap{minor}"
-        node = HostNode(path, str(host.dev_path(path)), "capability")
+        node = HostNode(path, str(host.driver_node(path)), "capability")
         described_node = _capability(host, node)
         found = (
             ContainerEdits(device_nodes=(described_node,))
@@ -124,6 +130,23 @@ def _capability(host: Host, node: HostNode) -> DeviceNode | None:
     if major is None:
         return None
     return DeviceNode(node.path, "", "c", major, int(number[1]), permissions="r")
+
+
+def _named_on_host(edits: DeviceEdits, root: DriverRoot) -> DeviceEdits:
+    """Name files as the container runtime sees them, and not as the agent does."""
+
+    def renamed(one: ContainerEdits) -> ContainerEdits:
+        return msgspec.structs.replace(
+            one,
+            device_nodes=tuple(
+                msgspec.structs.replace(node, host_path=root.on_host(node.host_path)) for node in one.device_nodes
+            ),
+            mounts=tuple(
+                msgspec.structs.replace(mount, host_path=root.on_host(mount.host_path)) for mount in one.mounts
+            ),
+        )
+
+    return replace(edits, own=renamed(edits.own), common=renamed(edits.common))
 
 
 def _with_numbers(generated: ContainerEdits, own: ContainerEdits) -> ContainerEdits:

@@ -16,6 +16,7 @@ from pathlib import Path
 from dra_agent.cdi.model import ContainerEdits, Spec
 from dra_agent.cdi.registry import decode, load_file, spec_names
 from dra_agent.command import HostCommand
+from dra_agent.driver_root import DriverRoot
 
 KIND = "nvidia.com/gpu"
 _LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)")
@@ -33,8 +34,9 @@ _Key = tuple[str, tuple[int, ...] | None]
 class ToolkitCommand:
     """The tool at one path, with a cache of its results per GPU and driver version. Thread-safe."""
 
-    def __init__(self, tool: Path, deadline: float = TIMEOUT_S) -> None:
+    def __init__(self, tool: Path, deadline: float = TIMEOUT_S, *, root: DriverRoot | None = None) -> None:
         self._tool = HostCommand(tool, deadline, hint=_HINT)
+        self._root = root
         self._cache: dict[_Key, _Edits] = {}
         self._lock = threading.Lock()
 
@@ -50,7 +52,7 @@ class ToolkitCommand:
         return edits
 
     def _generate(self, uuid: str) -> _Edits:
-        arguments = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
+        arguments = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid", *self._root_options()]
         done = self._tool.run([*arguments, f"--device-id={uuid}"])
         if done.status != 0 and "not defined" in done.errors:
             done = self._tool.run(arguments)  # a version without --device-id
@@ -65,6 +67,13 @@ class ToolkitCommand:
         if found is None:
             raise self._tool.error(f"it does not know {uuid}")
         return found
+
+    def _root_options(self) -> list[str]:
+        """Return the options for a driver root. Without --dev-root, the tool expects device nodes below it, too."""
+        root = self._root
+        if root is None or (not root.required and root.identity() is None):
+            return []
+        return [f"--driver-root={root.mount}", f"--dev-root={'/' if root.dev() is None else root.mount}"]
 
 
 def _of_device(spec: Spec, uuid: str) -> _Edits | None:
@@ -83,8 +92,9 @@ def _files_exist(cached: _Edits) -> bool:
 class ToolkitSpecs:
     """Specs of NVIDIA's kind in a list of CDI directories; a file is parsed again only if it changes."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[Path], root: DriverRoot | None = None) -> None:
         self._directories = tuple(directories)
+        self._root = root
         self._parsed: dict[Path, tuple[_Stamp, Spec | None]] = {}
         self._lock = threading.Lock()
 
@@ -106,7 +116,7 @@ class ToolkitSpecs:
         if found is None:
             return None
         path, spec = found
-        reason = _stale(spec, uuid, version, gpu_nodes)
+        reason = _stale(spec, uuid, version, gpu_nodes, self._root)
         if reason is not None:
             log.warning("NVIDIA's CDI spec is out of date", extra={"file": str(path), "uuid": uuid, "reason": reason})
             return None
@@ -145,7 +155,9 @@ def _device_nodes(spec: Spec, uuid: str) -> frozenset[str] | None:
     return None
 
 
-def _stale(spec: Spec, uuid: str, version: tuple[int, ...] | None, gpu_nodes: Sequence[str]) -> str | None:
+def _stale(
+    spec: Spec, uuid: str, version: tuple[int, ...] | None, gpu_nodes: Sequence[str], root: DriverRoot | None
+) -> str | None:
     nodes = _device_nodes(spec, uuid) or frozenset()
     if absent := [node for node in gpu_nodes if node not in nodes]:
         return f"it has {', '.join(sorted(nodes)) or 'no node'}, the GPU is at {', '.join(absent)}"
@@ -158,5 +170,6 @@ def _stale(spec: Spec, uuid: str, version: tuple[int, ...] | None, gpu_nodes: Se
     if version is not None and version not in versions:
         listed = ", ".join(".".join(map(str, item)) for item in sorted(versions))
         return f"it is of driver {listed}, the running one is {'.'.join(map(str, version))}"
-    missing = next((mount for mount in mounts if not Path(mount).exists()), None)
+    seen = {mount: mount if root is None else root.as_seen(mount) for mount in mounts}
+    missing = next((mount for mount in mounts if not Path(seen[mount]).exists()), None)
     return f"it mounts {missing}, which does not exist" if missing is not None else None

@@ -154,7 +154,7 @@ class MigSetup:
 
     @contextmanager
     def _driver(self, address: str) -> Iterator[MigDriver]:
-        nvml = acquire(self._host.nvml_library, self._timeout)
+        nvml = acquire(self._host.nvml, self._timeout)
         try:
             yield MigDriver(nvml, self._host, address, self._profiles)
         finally:

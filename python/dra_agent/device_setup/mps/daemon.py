@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,13 +60,18 @@ class MpsDaemon:
         own_shm: bool,
         proc: Path,
         deadline: float = COMMAND_TIMEOUT_S,
+        driver_environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`own_shm`: mount a private /dev/shm for it, which requires the permission to mount."""
+        """`own_shm`: mount a private /dev/shm for it, which requires the permission to mount.
+
+        `driver_environment`: with it, the program finds the libraries of its driver.
+        """
         self._path = program
         self._paths = place
         self._proc = proc
         self._own_shm = own_shm
         environment = {
+            **(driver_environment or {}),
             "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(place.log),
             "CUDA_VISIBLE_DEVICES": uuid,

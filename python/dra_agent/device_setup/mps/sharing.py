@@ -13,6 +13,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.device_setup.mps.daemon import COMMAND_TIMEOUT_S, MpsDaemon
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.describe import find_mps_control
@@ -70,7 +71,7 @@ EXCLUSIVE_PROCESS = 3
 class ComputeMode:
     """The compute modes of a host's GPUs, through NVML. Every method raises RetryableError if NVML fails."""
 
-    def __init__(self, library: Path | None, timeout: float) -> None:
+    def __init__(self, library: Path | DriverRoot | None, timeout: float) -> None:
         self._library = library
         self._timeout = timeout
         self._nvml: NvmlClient | None = None
@@ -252,6 +253,7 @@ class MpsSharing:
             own_shm=real,
             proc=self._host.proc if real else Path("/proc"),
             deadline=self._deadline,
+            driver_environment=tool.environment() if (tool := self._host.driver_tool(program.name)) else None,
         )
         self._daemons[device] = daemon
         return daemon

@@ -16,6 +16,7 @@ from dra_agent.cdi.names import check_uid
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.container_hook import ContainerHook
 from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
@@ -59,7 +60,7 @@ class CgroupMemory:
 class DriverLimit:
     """Limits by cgroup, through NVML. Every method raises RetryableError if NVML fails."""
 
-    def __init__(self, library: Path | None, timeout: float) -> None:
+    def __init__(self, library: Path | DriverRoot | None, timeout: float) -> None:
         self._library = library
         self._timeout = timeout
         self._nvml: NvmlClient | None = None

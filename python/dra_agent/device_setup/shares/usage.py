@@ -68,8 +68,8 @@ class UsageReader:
         """`everything` includes claims with admin access. `standalone`: claims have no pods."""
         self._host = host
         self._grants = ShareLimitStore(state_dir / "limits")
-        self._nvml = acquire(host.nvml_library, timeout)
-        self._driver = DriverLimit(host.nvml_library, timeout)
+        self._nvml = acquire(host.nvml, timeout)
+        self._driver = DriverLimit(host.nvml, timeout)
         self._standalone = standalone
         self._everything = everything
         self._computing: dict[str, dict[int, int | None]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from dra_agent.command import CompletedCommand, HostCommand
@@ -24,14 +25,20 @@ class GoneError(Exception):
 class NvidiaSmi:
     """The tool, for one GPU: a hanging call does not block calls for other GPUs; thread-safe."""
 
-    def __init__(self, path: Path, uuid: str, deadline: float = CALL_TIMEOUT_S) -> None:
-        """PermanentError for an invalid UUID."""
+    def __init__(
+        self,
+        path: Path,
+        uuid: str,
+        deadline: float = CALL_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """PermanentError for an invalid UUID. `environment` is added to the agent's own."""
         if not _UUID.fullmatch(uuid):
             raise PermanentError(
                 "is not the UUID of a GPU", where=repr(uuid[:80])
             )  # the tool could parse it as an option
         self._uuid = uuid
-        self._command = HostCommand(path, deadline, hint=_HINT)
+        self._command = HostCommand(path, deadline, hint=_HINT, environment=environment)
 
     def set_time_slice(self, number: int) -> None:
         """Set the length of time slices, 0 for the driver's default; GoneError, PermanentError if the GPU has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.device_setup.timeslice.nvidia_smi import CALL_TIMEOUT_S, GoneError, NvidiaSmi
+from dra_agent.driver_root import DriverTool
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
@@ -68,13 +69,19 @@ class TimeSliceSetup:
     kind: Kind = (API_VERSION, "GpuConfig")
     parameters = GpuConfig
 
-    def __init__(self, tool: Path | None, state_dir: Path, *, deadline: float = CALL_TIMEOUT_S) -> None:
-        """`tool` is the path of nvidia-smi, None without one."""
-        self._path = tool
+    def __init__(
+        self,
+        tool: Path | Callable[[], DriverTool | None] | None,
+        state_dir: Path,
+        *,
+        deadline: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """`tool` is the path of nvidia-smi, None without one, or finds it where a driver comes and goes."""
+        self._tool_path = tool
         self._deadline = deadline
         self._holders = StateFiles(state_dir / "timeslice", TimeSliceHolders)
         self._locks = setup_locks(state_dir, "timeslice")
-        self._tools: dict[str, NvidiaSmi] = {}
+        self._tools: dict[tuple[str, DriverTool], NvidiaSmi] = {}
         self._applied: dict[str, tuple[Interval, float]] = {}
         """By GPU: the interval that this process has set, and when."""
 
@@ -179,7 +186,7 @@ class TimeSliceSetup:
             return
         self._applied.pop(name, None)
         try:
-            if self._path is None:
+            if self._find_tool() is None:
                 raise GoneError("nvidia-smi is missing from this host")
             tool = self._tool(name, held.uuid)
             tool.set_time_slice(INTERVAL_NUMBERS["Default"])
@@ -191,18 +198,28 @@ class TimeSliceSetup:
             log.warning("time slices not reset", extra={"device": name, "reason": str(error)})
         self._holders.delete(name)
 
+    def _find_tool(self) -> DriverTool | None:
+        tool = self._tool_path
+        if tool is None or isinstance(tool, Path):
+            return None if tool is None else DriverTool(tool)
+        return tool()
+
     def _is_current(self, name: str, interval: Interval) -> bool:
         applied = self._applied.get(name)
         return applied is not None and applied[0] == interval and time.monotonic() - applied[1] < REFRESH_INTERVAL_S
 
     def _tool(self, name: str, uuid: str) -> NvidiaSmi:
-        if self._path is None:
+        tool = self._find_tool()
+        if tool is None:
             raise RetryableError(
                 "nvidia-smi, which sets time slices, is missing from this host",
                 where=f"device {name}",
-                hint="install the driver's tools in the agent's PATH",
+                hint="install the driver's tools in the agent's PATH, or below its driver root",
             )
-        return self._tools.setdefault(uuid, NvidiaSmi(self._path, uuid, self._deadline))
+        known = self._tools.get((uuid, tool))
+        if known is None:
+            known = self._tools[uuid, tool] = NvidiaSmi(tool.path, uuid, self._deadline, tool.environment())
+        return known
 
 
 def _others(held: TimeSliceHolders, uid: str, key: str) -> list[str]:

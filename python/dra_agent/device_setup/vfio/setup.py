@@ -18,6 +18,7 @@ from dra_agent.device_setup.sysfs_writer import TIMEOUT_S, SysfsWriter, TimedWri
 from dra_agent.device_setup.vfio import setup
 from dra_agent.device_setup.vfio.binding import Binding
 from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions, check_group, require_idle, require_released
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -94,7 +95,7 @@ class Library(Protocol):
 class NvidiaLibrary:
     """NVML, as the agent's process shares it."""
 
-    def __init__(self, path: Path | None, timeout: float) -> None:
+    def __init__(self, path: Path | DriverRoot | None, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
 

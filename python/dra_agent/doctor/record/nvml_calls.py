@@ -41,7 +41,7 @@ def record_calls(
     gpus = [function.pci_address for function in topology.devices if function.driver == DRIVER]
     partitions = msgspec.structs.replace(settings, partition=(PartitionRule(when="true", mode="mig"),), share=())
     with worker_program("dra_agent.nvml.recording_worker", str(log.absolute())):
-        nvml = acquire(host.nvml_library, settings.nvml_timeout)
+        nvml = acquire(host.nvml, settings.nvml_timeout)
         try:
             # Another user of the library in this process would have its calls recorded, or keep ours from it.
             nvml.stop()

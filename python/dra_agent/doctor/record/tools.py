@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +59,16 @@ def run_tools(host: Host, entries: Iterable[Entry], tools: Iterable[Tool] = TOOL
             reason = f"not run: it reads the configuration space, which would wake {asleep[0]}"
             yield ToolOutput(tool, reason=reason)
         else:
-            yield _run(tool, path)
+            driver = host.driver_tool(tool.name) if tool.name == "nvidia-smi" else None
+            yield _run(tool, path, driver.environment() if driver is not None else {})
 
 
 def find_tool(host: Host, name: str) -> Path | None:
     """Find a tool of the host; a simulated host has its own nvidia-smi and nothing else."""
+    if name == "nvidia-smi" and (host.driver_root is not None or host.dev != Path("/dev")):
+        return host.driver_program(name)
     if host.dev != Path("/dev"):
-        return host.nvidia_smi if name == "nvidia-smi" else None
+        return None
     found = shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
     return Path(found) if found else None
 
@@ -86,9 +89,9 @@ def suspended(entries: Iterable[Entry]) -> list[str]:
     ]
 
 
-def _run(tool: Tool, path: Path) -> ToolOutput:
+def _run(tool: Tool, path: Path, environment: Mapping[str, str]) -> ToolOutput:
     try:
-        done = HostCommand(path, _TIMEOUT_S, environment={"LC_ALL": "C"}).run(tool.arguments)
+        done = HostCommand(path, _TIMEOUT_S, environment={**environment, "LC_ALL": "C"}).run(tool.arguments)
     except RetryableError as error:
         return ToolOutput(tool, reason=error.message)
     if len(done.output) > MAX_OUTPUT_BYTES:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dra_agent.driver_root import SETTING, DriverMissingError, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.backend import is_usable
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
@@ -39,6 +41,8 @@ from dra_agent.topology.model import PciFunction as Function
 
 log = logging.getLogger(__name__)
 
+DRIVER_MISSING = "driver-missing"
+"""The cause where the driver is not below its root, or not loaded, and was before."""
 MAX_HANGS = 2
 """Maximum hung calls in one scan before the remaining GPUs are skipped."""
 
@@ -48,7 +52,7 @@ class NvidiaBackend:
 
     def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
-        self._nvml = acquire(host.nvml_library, timeout)
+        self._nvml = acquire(host.nvml, timeout)
         self._starts = GpuStart(self._nvml, timeout * SLOW_FACTOR)
         self._affected = EventTargets(self._nvml)
         self._events = Events(self._nvml, self._affected.names)
@@ -64,6 +68,10 @@ class NvidiaBackend:
         self._known: dict[str, GpuInfo] = {}
         self._mig: dict[str, list[MigInstance]] = {}
         self._driver: DriverInfo | None = None
+        self._last_driver: DriverInfo | None = None
+        """The driver whose MIG profiles are known."""
+        self._missing = ""
+        """Why no driver is below the driver root; "" if it is there, or if it has no root."""
         self._restarted = False
         self._rules: PartitionRules | None = None
         self._divided = PartitionableGpus(host, self._nvml)
@@ -86,12 +94,20 @@ class NvidiaBackend:
         driver = self._driver or read_module(self._host, problems)
         hangs = 0
         devices = []
+        self._report_unloaded(functions, problems)
         for function in functions:
+            if not is_usable(function) and function.pci_address not in self._known:
+                continue
             draft = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
-            if function.driver == DRIVER and function.physfn is None:
+            if not is_usable(function):
+                draft.add_issue(DRIVER_MISSING, "NVIDIA's driver is not loaded any more")
+                facts = self._known[function.pci_address]
+            elif function.driver == DRIVER and function.physfn is None:
                 if answers is None:
                     self._mark_starting(draft)
+                elif self._missing:
+                    self._mark_missing(draft)
                 elif not answers or hangs >= MAX_HANGS:
                     draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
                 else:
@@ -105,6 +121,18 @@ class NvidiaBackend:
         if answers:
             self._follow(problems)
         return devices
+
+    def _report_unloaded(self, functions: Sequence[Function], problems: list[Diagnostic]) -> None:
+        """Report GPUs without a driver once for all: a driver container compiles its modules for minutes."""
+        unloaded = [function.pci_address for function in functions if not is_usable(function)]
+        if not unloaded:
+            return
+        known = sum(address in self._known for address in unloaded)
+        what = f"NVIDIA's driver is not loaded: {len(unloaded)} GPU(s) cannot be used"
+        if known:
+            what += f"; {known} of them stay published with a taint, because claims may hold them"
+        hint = "wait until the driver container has loaded its modules, and check the kernel log (dmesg)"
+        problems.append(Diagnostic(str(self._host.driver_root and self._host.driver_root.path), what, hint))
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs are offered in MIG partitions."""
@@ -172,18 +200,34 @@ class NvidiaBackend:
             self._starts.library()
             if self._generation != self._nvml.generation:
                 self._generation = self._nvml.generation
+                self._driver = None
                 self._handles.clear()
                 self._starts.forget()
                 self._events.forget()
                 self._events_failure = ""
-            self._driver = self._driver or read_driver(self._nvml)
+            self._driver = self._driver or self._read_driver()
+            self._missing = ""
         except StartingError:
             problems.append(_STARTING_PROBLEM)
             return None
+        except DriverMissingError as error:
+            self._missing = error.message
+            self._driver = None
+            what = f"{error.message}; NVIDIA GPUs get no new claims"
+            problems.append(Diagnostic(error.where or "NVML", what, error.hint))
+            return False
         except RetryableError as error:
-            problems.append(_library_problem(error))
+            problems.append(_library_problem(error, self._host.driver_root))
             return False
         return True
+
+    def _read_driver(self) -> DriverInfo:
+        """Read the versions; what was read from another driver is dropped: profiles of MIG change with it."""
+        driver = read_driver(self._nvml)
+        if driver != self._last_driver:
+            self._last_driver = driver
+            self._divided.forget_profiles()
+        return driver
 
     def _ask(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
         """Read one GPU; returns whether a call timed out."""
@@ -232,6 +276,14 @@ class NvidiaBackend:
         draft.observed = False
         if draft.function.pci_address not in self._known:
             draft.add_issue(STARTING, "NVML still initializes the GPU", transient=True)
+
+    def _mark_missing(self, draft: DeviceBuilder) -> None:
+        """Keep a GPU whose driver was removed below its root; one that was never read gets no new claims yet."""
+        if draft.function.pci_address in self._known:
+            draft.add_issue(DRIVER_MISSING, self._missing)
+        else:
+            draft.observed = False
+            draft.add_issue(STARTING, self._missing, transient=True)
 
     def _described(self, draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
         address = draft.function.pci_address
@@ -354,13 +406,20 @@ _STARTING_PROBLEM = Diagnostic(
     "enable nvidia-persistenced, or run `nvidia-smi -pm 1`, so that GPUs stay initialized",
     severity="warning",
 )
+_VERSION_MISMATCH = 18
+"""NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 _FABRIC_HINT = (
     "check `nvidia-smi -q` (Fabric), nvidia-fabricmanager and its log; nvlsm and nvidia-imex where they are used"
 )
 
 
-def _library_problem(error: RetryableError) -> Diagnostic:
+def _library_problem(error: RetryableError, root: DriverRoot | None) -> Diagnostic:
     hint = error.hint or "check the kernel log (dmesg) and run `nvidia-smi`"
+    if root is not None and isinstance(error, NvmlError) and error.code == _VERSION_MISMATCH:
+        hint = (
+            f"the library below {root.path} is of another version than the loaded kernel modules: wait until the "
+            f'driver container has replaced both, or correct {SETTING} = "{root.path}" (chart: nvidia.driverRoot)'
+        )
     message = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
     return Diagnostic("NVML", message, hint)
 

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.model import device_name
+from dra_agent.inventory.model import NodeRole, device_name
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, has_tensor_cores
 from dra_agent.inventory.nvidia.mig import MigInstance
 from dra_agent.inventory.nvidia.profiles import MigProfile
@@ -29,12 +28,11 @@ def memory_limits(host: Host, driver_limits: bool, *, mig: bool) -> dict[str, st
 
 
 def find_mps_control(host: Host) -> Path | None:
-    """Return the path of the MPS control daemon; on a simulated host it is next to the library, if at all."""
-    if host.nvml_library is not None:
+    """Return the path of the MPS control daemon; on a simulated host without a driver root, next to the library."""
+    if host.driver_root is None and host.nvml_library is not None:
         beside = host.nvml_library.with_name(CONTROL)
         return beside if beside.is_file() else None
-    found = shutil.which(CONTROL) if host.dev == Path("/dev") else None
-    return Path(found) if found else None
+    return host.driver_program(CONTROL)
 
 
 def _cgroup(host: Host, driver_limits: bool, mig: bool) -> str:
@@ -87,7 +85,7 @@ def describe_instance(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, 
     draft.add_identity(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
     _nodes(draft, facts)
     for minor in instance.capability_minors:
-        draft.node(f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
+        _node(draft, f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
 
 
 def describe_partition(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, profile: MigProfile) -> None:
@@ -119,9 +117,16 @@ def _model(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
 
 def _nodes(draft: DeviceBuilder, facts: GpuInfo) -> None:
     draft.add_identity(minor=facts.minor)
-    if facts.minor is not None:
-        draft.node(f"/dev/nvidia{facts.minor}", "gpu")
-        draft.node("/dev/nvidiactl", "control")
-        draft.node("/dev/nvidia-uvm", "control")
-        draft.node_if_there("/dev/nvidia-uvm-tools", "control")
-        draft.node_if_there("/dev/nvidia-modeset", "control")
+    if facts.minor is None:
+        return
+    _node(draft, f"/dev/nvidia{facts.minor}", "gpu")
+    _node(draft, "/dev/nvidiactl", "control")
+    _node(draft, "/dev/nvidia-uvm", "control")
+    for path in ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"):
+        if draft.host.driver_node(path).exists():
+            _node(draft, path, "control")
+
+
+def _node(draft: DeviceBuilder, path: str, role: NodeRole) -> None:
+    """Add a node of the driver, which may have a /dev of its own."""
+    draft.node(path, role, draft.host.driver_node(path))

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dra_agent.driver_root import DriverMissingError, DriverRoot, Identity
 from dra_agent.errors import RetryableError
 from dra_agent.nvml.client import (
     BusyError,
@@ -106,8 +107,12 @@ class NvmlClient:
     as long as `generation` stays the same; one that is older raises StaleError.
     """
 
-    def __init__(self, path: Path | None, timeout: float) -> None:
-        self._path = path
+    def __init__(self, source: Path | DriverRoot | None, timeout: float) -> None:
+        self._source = source
+        self._identity: Identity | None = None
+        """Of the library below a driver root that the process has loaded."""
+        self._had_marker = False
+        """Whether the driver container of this root announces when its driver works."""
         self._timeout = timeout
         self._life = threading.RLock()
         self._process: NvmlWorker | None = None
@@ -148,7 +153,9 @@ class NvmlClient:
             return False
         try:
             process = self._process
-            return bool(process.ended) if process is not None else self._restart_policy.remaining(time.monotonic()) <= 0
+            if process is not None:
+                return bool(process.ended) or self._is_outdated()
+            return self._restart_policy.remaining(time.monotonic()) <= 0 and self._has_library()
         finally:
             self._life.release()
 
@@ -229,8 +236,8 @@ class NvmlClient:
             self._users -= 1
             if self._users > 0:
                 return
-            if _SHARED.get(self._path) is self:
-                del _SHARED[self._path]
+            if _SHARED.get(self._source) is self:
+                del _SHARED[self._source]
         self.stop()
 
     def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
@@ -272,19 +279,59 @@ class NvmlClient:
     def _made(self) -> NvmlWorker:
         self._started = False
         self._initialized.clear()
+        source = self._source
+        path = None if isinstance(source, DriverRoot) else source
+        if isinstance(source, DriverRoot):
+            if self._had_marker and not source.ready_marker.exists():
+                raise DriverMissingError(
+                    "NVIDIA's driver container has stopped, or is being replaced",
+                    where=str(source.path),
+                    hint="wait until it has started again (GPU Operator: pods of nvidia-driver-daemonset)",
+                )
+            self._identity, path = source.identity(), source.library()
+            self._had_marker = source.ready_marker.exists()
         self._generation += 1
         try:
-            return NvmlWorker(self.module, self._path, self._generation)
+            return NvmlWorker(self.module, path, self._generation)
         except OSError as error:
             self._restart_policy.failed(time.monotonic())
             raise WorkerExitedError(
                 f"no process can be started for it: {error.strerror or error}", where="NVML"
             ) from error
 
+    def _is_outdated(self) -> bool:
+        """Whether the library is not that of the driver root any more, or the driver is about to leave.
+
+        A process with the library keeps the driver's modules in use, so that they cannot be unloaded. The driver
+        container removes its marker before it unloads them (gpu-operator, assets/state-driver/0500_daemonset.yaml,
+        preStop), and unmounts its root after that.
+        """
+        source = self._source
+        if not isinstance(source, DriverRoot):
+            return False
+        return (self._had_marker and not source.ready_marker.exists()) or source.identity() != self._identity
+
+    def _has_library(self) -> bool:
+        """Whether a start may find a library; without a driver root, only a start shows it."""
+        source = self._source
+        if not isinstance(source, DriverRoot):
+            return True
+        if self._had_marker and not source.ready_marker.exists():
+            return False
+        return not source.required or source.identity() is not None
+
     def _let_go_of_failed(self) -> None:
-        """Drop an exited process, and end one that hangs for too long while no other call is pending."""
+        """Drop an exited process, and end one that hangs for too long while no other call is pending.
+
+        Likewise one whose driver was replaced or leaves, whatever calls are pending.
+        """
         process, now = self._process, time.monotonic()
         if process is None:
+            return
+        if not process.ended and self._is_outdated():
+            self._process = None
+            process.close()
+            log.warning("NVIDIA's driver was replaced, or leaves: NVML is closed", extra={"source": str(self._source)})
             return
         reason = process.ended
         if not reason:
@@ -327,7 +374,7 @@ class NvmlClient:
                 f"{name}: {error}", code, hint="run the agent as root, or give its user access to /dev/nvidia*"
             )
         hint = {
-            module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or set the path of libnvidia-ml.so.1",
+            module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or set nvidia_driver_root to where it is",
             module.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver (modprobe nvidia) and check the kernel log",
             module.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "reboot, or reload the nvidia kernel modules: an update replaced"
             " the driver's libraries but not the running driver",
@@ -346,15 +393,15 @@ def _known_codes(module: ModuleType) -> frozenset[int]:
 
 
 _SHARING = threading.Lock()
-_SHARED: dict[Path | None, NvmlClient] = {}
+_SHARED: dict[Path | DriverRoot | None, NvmlClient] = {}
 
 
-def acquire(path: Path | None, timeout: float) -> NvmlClient:
-    """Return the process-wide library of this path; each user closes it once. The first user sets the timeout."""
+def acquire(source: Path | DriverRoot | None, timeout: float) -> NvmlClient:
+    """Return the process-wide library of this source; each user closes it once. The first user sets the timeout."""
     with _SHARING:
-        known = _SHARED.get(path)
+        known = _SHARED.get(source)
         if known is None:
-            known = _SHARED[path] = NvmlClient(path, timeout)
+            known = _SHARED[source] = NvmlClient(source, timeout)
         else:
             known._users += 1
         return known

@@ -58,6 +58,10 @@ class PartitionableGpus:
             for gone in known.keys() - present:
                 del known[gone]
 
+    def forget_profiles(self) -> None:
+        """Read the profiles again: another driver may have others for the same GPU (mig-parted#166 and #187)."""
+        self._profiles.clear()
+
     def places(self, address: str) -> list[tuple[int, str]]:
         """Return the instances of a GPU: number, and placement as in the identity `mig` of a partition."""
         found = self._existing.get(address, [])
