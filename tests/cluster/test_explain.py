@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,15 @@ def test_claims_are_listed_for_all_nodes_and_for_one(
     (row,) = json.loads(agent_command("claims", *state, *kubeconfig, "-o", "json").stdout)
     assert row["claim"] == "on-node-a" and row["used_by"] == ["pod user-node-a"]
     assert row["device"] == namespace.results("on-node-a")[0]["device"]
+    plugin = "import sys; from dra_agent.cli.kubectl_plugin import main; sys.exit(main())"
+    outputs = {}
+    for words in (("claims", "-n", namespace.name, "-o", "json"), ("topology", "node-a"), ("reclaim", "status")):
+        command = [sys.executable, "-c", plugin, *words, *kubeconfig]
+        outputs[words[0]] = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert {row["node"]: row["used_by"] for row in json.loads(outputs["claims"])} == {
+        node: row["used_by"] for node, row in rows.items()
+    }
+    assert f"held by {namespace.name}/on-node-a" in outputs["topology"] and "node" in outputs["reclaim"]
     # On the node itself the credentials are the agent's, which may read single claims only.
     own = cluster.identity().kubeconfig("node-a")
     (row,) = json.loads(agent_command("claims", *state, "--kubeconfig", str(own), "-o", "json").stdout)

@@ -174,7 +174,7 @@ def _print(findings: list[Finding], *, show_all: bool) -> None:
     shown.sort(key=lambda finding: order.index(finding.severity))
     if shown:
         rows = ([f.severity.value, f.check, f.where, f.message, f.hint] for f in shown)
-        table(["", "check", "where", "what", "to fix it"], rows)
+        table(["", "check", "where", "what", "to fix it"], rows, prose=("where", "what", "to fix it"))
         print()
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}
     print(

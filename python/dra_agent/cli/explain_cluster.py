@@ -110,7 +110,7 @@ def _print_nodes(nodes: list[dict[str, Any]]) -> None:
             (names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *reasons)
             for reasons, names in sorted(alike.items(), key=lambda item: -len(item[1]))
         ]
-    table(("node", "devices", "not about devices"), rows)
+    table(("node", "devices", "not about devices"), rows, prose=("devices", "not about devices"))
 
 
 def _print_holders(holders: list[dict[str, Any]]) -> None:
@@ -123,6 +123,7 @@ def _print_holders(holders: list[dict[str, Any]]) -> None:
             (holder["claim"], ", ".join(holder["reserved_for"]) or "none", ", ".join(_short(holder["devices"])))
             for holder in holders
         ),
+        prose=("reserved for", "devices"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ class Guarded:
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            # In a locale that is not UTF-8, a character that it lacks is escaped and does not end the command.
+            stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
         """Write the text and return its number of characters."""

@@ -186,12 +186,14 @@ def _show(status: dict[str, Any]) -> None:
                 [f"{c['namespace']}/{c['name']}", c["state"], c["seconds"], ", ".join(c["pods"]), c["why"]]
                 for c in status["claims"]
             ),
+            prose=("reserved for", "why"),
         )
     if status["events"]:
         print()
         table(
             ["source", "kind", "event", "what", "deadline"],
             ([e["source"], e["kind"], e["event"], _description(e), e["deadline"]] for e in status["events"]),
+            prose=("what",),
         )
     if status["sources"]:
         print()
@@ -201,6 +203,7 @@ def _show(status: dict[str, Any]) -> None:
                 [s["source"], _reachable(s["up"]), s["seconds_since_good"], s["failures"], s["why"]]
                 for s in status["sources"]
             ),
+            prose=("why",),
         )
 
 
