@@ -41,10 +41,10 @@ def schema() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", params=list(LIBRARIES))
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunOracle:
+def oracle(request: pytest.FixtureRequest) -> RunOracle:
     """Run one version of the official library: `oracle(dirs, inject=[[id, ...], ...])`."""
     modules = f"-modfile={LIBRARIES[request.param]}"
-    binary = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / f"cdi-{request.param}", modules)
+    binary = go.build(ORACLE, f"cdi-{request.param}", modules)
 
     def run(dirs: Sequence[Path], inject: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
         query = json.dumps({"dirs": [str(path) for path in dirs], "inject": [list(ids) for ids in inject]})

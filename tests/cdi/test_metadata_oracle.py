@@ -21,9 +21,9 @@ DRIVER = "dra-agent.internal"
 
 
 @pytest.fixture(scope="session")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def upstream() -> Path:
     """The binary of the oracle."""
-    return go.build(SOURCE, tmp_path_factory.mktemp("oracle") / "metadata")
+    return go.build(SOURCE, "metadata")
 
 
 def read(upstream: Path, *files: Path) -> list[dict[str, Any]]:

@@ -27,9 +27,9 @@ def devices() -> Devices:
 
 
 @pytest.fixture(scope="session")
-def evaluate_with_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+def evaluate_with_kubernetes() -> Evaluate:
     """Evaluate with Kubernetes' own CEL code, built from `tests/oracle/cel`."""
-    binary = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / "cel")
+    binary = go.build(ORACLE, "cel")
 
     def evaluate(queries: Sequence[Query]) -> list[Outcome]:
         lines = "".join(json.dumps(query) + "\n" for query in queries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -12,12 +13,16 @@ import pytest
 
 REQUIRED = "DRA_AGENT_TEST_ORACLES"
 """`required`: a test without its oracle fails instead of being skipped."""
+PROGRAMS = Path(__file__).resolve().parents[2] / "target" / "oracle"
 TRIES = 3
 """Attempts to download Go modules; a proxy can fail temporarily."""
 
 
-def build(source: Path, program: Path, *flags: str) -> Path:
-    """Build a program, or skip the test if Go is not installed or its modules cannot be downloaded."""
+def build(source: Path, name: str, *flags: str) -> Path:
+    """Build a program, or skip the test if Go is not installed or its modules cannot be downloaded.
+
+    Programs are kept for later runs: Go compares the sources, and links a program only if they have changed.
+    """
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         _skip("Go is not installed")
@@ -28,7 +33,11 @@ def build(source: Path, program: Path, *flags: str) -> Path:
             break
     else:
         _skip(f"the Go modules of tests/oracle/{source.name} cannot be downloaded: {download.stderr.strip()[-300:]}")
-    built = _run([go, "build", "-p", "2", *flags, "-o", str(program), "."], source, environment)
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    program = PROGRAMS / name
+    with (PROGRAMS / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may build it
+        built = _run([go, "build", "-p", "2", *flags, "-o", str(program), "."], source, environment)
     assert built.returncode == 0, f"tests/oracle/{source.name} does not build:\n{built.stderr}"
     return program
 
