@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent import simulate
 from dra_agent.driver_root import LIBRARY, DriverMissingError, DriverRoot
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings
+from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
-from dra_agent.simulate import driver_container
+from dra_agent.simulate import build_machine, driver_container, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
+from inventory.pair import PAIR
 
 PATH = Path("/run/nvidia/driver")
 GPU = "gpu-0000-00-04-0"
+PARTITIONS = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")
 BUILT = Path(simulate.__file__).parent / "lib" / LIBRARY
 
 
@@ -60,8 +63,8 @@ def gpu(inventory: Inventory) -> Device:
     return device
 
 
-def running(nvml: NvmlClient) -> bool:
-    return nvml.pid is not None
+def running(library: NvmlClient) -> bool:
+    return library.pid is not None
 
 
 def messages(inventory: Inventory) -> str:
@@ -92,12 +95,12 @@ def test_a_driver_that_appears_late_is_used(root: Path, host: Host, collector: C
 def test_a_driver_that_is_removed_taints_what_it_served(root: Path, host: Host, collector: Collector) -> None:
     driver_container.install(root)
     before = gpu(collect(collector, host))
-    nvml = acquire(host.nvml, DEADLINE_S)
-    assert running(nvml)
+    library = acquire(host.nvml, DEADLINE_S)
+    assert running(library)
     driver_container.announce_stop(root)
     assert collector.lost_event_stream()
     stopped = collect(collector, host)
-    assert not running(nvml), "a process with the library keeps the modules in use"
+    assert not running(library), "a process with the library keeps the modules in use"
     assert [one.cause for one in gpu(stopped).ailments] == ["driver-missing"]
     driver_container.load_modules(root, loaded=False)
     driver_container.remove(root)
@@ -107,12 +110,12 @@ def test_a_driver_that_is_removed_taints_what_it_served(root: Path, host: Host, 
     assert messages(unloaded).count("driver is not loaded") == 1
     driver_container.load_modules(root, loaded=True)
     assert [one.cause for one in gpu(collect(collector, host)).ailments] == ["driver-missing"]
-    assert not running(nvml)
+    assert not running(library)
     driver_container.install(root)
     assert collector.lost_event_stream()
     after = collect(collector, host)
     assert gpu(after).to_api() == before.to_api() and gpu(after).health == "healthy"
-    nvml.close()
+    library.close()
 
 
 def test_gpus_that_no_driver_has_served_are_not_published(root: Path, host: Host, collector: Collector) -> None:
@@ -126,13 +129,13 @@ def test_gpus_that_no_driver_has_served_are_not_published(root: Path, host: Host
 def test_a_replaced_library_is_opened_instead(root: Path, host: Host, collector: Collector) -> None:
     driver_container.install(root)
     collect(collector, host)
-    nvml = acquire(host.nvml, DEADLINE_S)
-    first = nvml.pid
+    library = acquire(host.nvml, DEADLINE_S)
+    first = library.pid
     driver_container.install(root)
     assert collector.lost_event_stream()
     assert gpu(collect(collector, host)).health == "healthy"
-    assert nvml.pid not in (None, first)
-    nvml.close()
+    assert library.pid not in (None, first)
+    library.close()
 
 
 def test_a_library_of_another_version_than_the_module(root: Path, host: Host, collector: Collector) -> None:
@@ -234,3 +237,34 @@ def test_paths_of_the_host_and_of_the_agent(tmp_path: Path) -> None:
     assert root.on_host("/driver-rootless/x") == "/driver-rootless/x"
     assert root.as_seen("/run/nvidia/driver/usr/lib64/libcuda.so.1") == "/driver-root/usr/lib64/libcuda.so.1"
     assert root.as_seen("/dev/nvidia0") == "/dev/nvidia0"
+
+
+def test_another_driver_has_other_profiles(tmp_path: Path) -> None:
+    """Memory of MIG profiles changes between drivers (NVIDIA/mig-parted#166 and #187)."""
+    root, mount = tmp_path / "host", tmp_path / "host/run/nvidia/driver"
+    built = build_machine(PAIR, root)
+    driver_container.install(root)
+    host = replace(built, driver_root=DriverRoot(mount, mount), state=tmp_path / "state")
+    collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S, partition=(PARTITIONS,)))
+    try:
+        before = {one.name: one for one in collect(collector, host).devices}
+        state = nvml.read(root / "lib")
+        assert state.driver is not None
+        smaller = tuple(
+            msgspec.structs.replace(
+                gpu, mig=tuple(msgspec.structs.replace(one, memory_mib=one.memory_mib - 256) for one in gpu.mig)
+            )
+            for gpu in state.devices
+        )
+        newer = msgspec.structs.replace(state.driver, version="999.1.2")
+        nvml.write(root / "lib", msgspec.structs.replace(state, driver=newer, devices=smaller))
+        driver_container.install(root)
+        assert collector.lost_event_stream()
+        after = collect(collector, host).devices
+    finally:
+        collector.close()
+    partitions = [one for one in after if one.attributes["type"].value == "mig"]
+    assert partitions and {one.attributes["driverVersion"].version for one in after} == {"999.1.2"}
+    for one in partitions:
+        previous = before.get(one.name)
+        assert previous is None or previous.capacity["memory"] != one.capacity["memory"]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.driver_root import DriverRoot
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Inventory, InventorySettings, PartitionRule
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.simulate import build_machine, inject
+from dra_agent.simulate import build_machine, driver_container, inject
 from dra_agent.simulate.container import TOOLKITS, Container, host_service
 from dra_agent.simulate.nvml import Access
 from dra_agent.topology import LiveTopology
@@ -22,14 +23,14 @@ from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, handle, make
 ALL = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")
 NOTHING = Access(admin=False, config=False, monitor=False)
 HELM, UNIT = "Helm chart", "systemd/mig.conf"
-Build = Callable[[Access, bool], Host]
+Build = Callable[..., Host]
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     """Build two GPUs, the first with two instances (1g at 4, 2g at 0) if `divided`, for processes with that access."""
 
-    def built(access: Access, divided: bool) -> Host:
+    def built(access: Access, divided: bool, below_root: bool = False) -> Host:
         host = build_machine(PAIR, tmp_path / "host")
         if divided:
             library = acquire(host.nvml_library, DEADLINE_S)
@@ -40,7 +41,13 @@ def build(tmp_path: Path) -> Build:
             make(library, TWO_G, 0, 2)
             library.close()
         inject.set_access(tmp_path / "host", access, PAIR)
-        return Host(host.sysfs, host.dev, host.proc, host.nvml_library, state=tmp_path / "state")
+        driver_root = None
+        if below_root:
+            mount = driver_container.provide(tmp_path / "host", Path("/run/nvidia/driver"))
+            driver_root = DriverRoot(mount, mount)
+        return Host(
+            host.sysfs, host.dev, host.proc, host.nvml_library, driver_root=driver_root, state=tmp_path / "state"
+        )
 
     return built
 
@@ -121,10 +128,11 @@ CASES = {str(container): access for container in CONTAINERS if (access := contai
 CASES |= {f"host, sys_admin={admin}": host_service(sys_admin=admin) for admin in (False, True)}
 
 
-@pytest.mark.parametrize("access", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("name", "access"), CASES.items(), ids=CASES)
 @pytest.mark.parametrize("mode", ["off", "on", "configured"])
-def test_privileges_by_runtime_and_mode(build: Build, access: Access, mode: str) -> None:
-    inventory = collect(build(access, mode == "on"), *((ALL,) if mode == "configured" else ()))
+def test_privileges_by_runtime_and_mode(build: Build, name: str, access: Access, mode: str) -> None:
+    host = build(access, mode == "on", below_root="driver-container" in name)
+    inventory = collect(host, *((ALL,) if mode == "configured" else ()))
     published, hints = of_first(inventory), [problem.hint or "" for problem in inventory.problems]
     assert {device.health for device in inventory.devices} == {"healthy"}
     lists = access.admin or access.config
