@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,30 @@ def test_invalid_keys_and_values_are_refused_with_their_path(
 def test_valid_configuration_is_accepted(render: Render, tmp_path: Path, config: str) -> None:
     assert not rejected_by_agent(config, tmp_path / "config.toml")
     assert config in only_object(render({"config": config}), "ConfigMap")["data"]["config.toml"]
+
+
+def test_the_init_container_checks_the_file_without_access_to_the_node(render: Render, tmp_path: Path) -> None:
+    pod = only_object(render({"privileged": True, "driverName": "gpu.example.com"}), "DaemonSet")["spec"]["template"][
+        "spec"
+    ]
+    (check,) = pod["initContainers"]
+    (agent,) = pod["containers"]
+    assert (check["image"], check["resources"]) == (agent["image"], agent["resources"])
+    assert check["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    (mount,) = check["volumeMounts"]
+    variables = {entry["name"]: entry["value"] for entry in agent["env"] if "value" in entry}
+    assert check["args"] == ["config", "check", variables["DRA_AGENT_CONFIG"]]
+    assert {entry["name"]: entry["value"] for entry in check["env"]}.items() <= variables.items()
+    assert mount in agent["volumeMounts"] and variables["DRA_AGENT_CONFIG"].startswith(mount["mountPath"])
+    file = tmp_path / "config.toml"
+    for text, code in (("", 0), ("[inventory]\nexclude = ['device.nonsense(']\n", 1)):
+        file.write_text(text)
+        command = [sys.executable, "-m", "dra_agent", *check["args"][:2], str(file)]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == code

@@ -10,8 +10,8 @@ import pytest
 from deploy.rendering import RefusedError, Render, only_object
 
 RULE = """
-[inventory]
-exclude = ['device.attributes["dra-agent.internal"].type == "nic"']
+[reclaim]
+shutdown = "hint"
 """
 
 
@@ -80,6 +80,12 @@ def test_a_configuration_change_restarts_the_agent(render: Render) -> None:
 
 def test_comments_and_format_of_the_configuration_restart_no_agent(render: Render) -> None:
     assert config_hash(render, RULE) == config_hash(render, f"# NICs belong to another driver.\n{RULE}\n\n")
+
+
+def test_keys_that_are_reloaded_restart_no_agent(render: Render) -> None:
+    assert config_hash(render, RULE) == config_hash(
+        render, f"log-level = 'debug'\n{RULE}[inventory]\nexclude = ['true']"
+    )
 
 
 def test_a_chart_version_alone_restarts_no_agent(render: Render) -> None:

@@ -221,11 +221,6 @@ announces next to it whether the driver works. Elsewhere, the root alone: its pa
 {{- end }}
 {{- end }}
 
-{{/* Changes of comments and of the format restart no agent. JSON sorts the keys. */}}
-{{- define "dra-agent.configHash" -}}
-{{- fromToml .Values.config | toJson | sha256sum }}
-{{- end }}
-
 {{/*
 The affinity from the values. Each of its terms also excludes nodes with the labels in avoidNodeLabels, and, for the default
 pool, the nodes of all other pools: those that have all labels of a pool. With nodes: accelerators, each term also requires one

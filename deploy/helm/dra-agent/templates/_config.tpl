@@ -1,7 +1,31 @@
 {{/*
-What Helm can check of the agent's configuration: syntax, keys, types, words and ranges. An agent also compiles the rules
-when it starts.
+What Helm can check of the agent's configuration: syntax, keys, types, words and ranges. The init container also compiles the
+rules.
 */}}
+
+{{/*
+Changes of comments, of the format, and of keys that an agent applies without a restart, restart no agent. JSON sorts the
+keys.
+*/}}
+{{- define "dra-agent.configHash" -}}
+{{- $table := fromToml .Values.config }}
+{{- include "dra-agent.dropReloaded" (dict "table" $table "keys" (.Files.Get "files/config-keys.json" | fromJson)) }}
+{{- $table | toJson | sha256sum }}
+{{- end }}
+
+{{- define "dra-agent.dropReloaded" -}}
+{{- range $key, $value := .table }}
+{{- $rule := get $.keys ($key | replace "-" "_") }}
+{{- if $rule.reload }}
+{{- $_ := unset $.table $key }}
+{{- else if and $rule.keys (kindIs "map" $value) }}
+{{- include "dra-agent.dropReloaded" (dict "table" $value "keys" $rule.keys) }}
+{{- if not $value }}
+{{- $_ := unset $.table $key }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 
 {{- define "dra-agent.checkConfig" -}}
 {{- /* fromToml returns an error, which has the line within `config`, as the key Error. */}}
