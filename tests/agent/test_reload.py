@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import AgentProcess, Start
+import preloaded
+from agent.conftest import AgentProcess, ServiceManager, Start
+from agent.test_claims import CLAIM
 from dra_agent.agent.config import Config
 from dra_agent.agent.config_keys import changed_keys, is_reloadable
 from dra_agent.agent.device_state import DeviceState
@@ -69,6 +72,22 @@ def test_a_reload_publishes_what_a_new_start_publishes_or_changes_nothing(tmp_pa
     finally:
         running.close()
     assert applied > 5 and refused > 2
+
+
+def test_a_claim_finds_an_excluded_device_until_it_is_published_again_or_removed(tmp_path: Path) -> None:
+    state = DeviceState(build("vm-1gpu", tmp_path), InventorySettings(), node="n", driver="dra-agent.internal")
+    try:
+        (device,) = [one for one in state.inventory.devices if one.family == "gpu"]
+        nothing = InventorySettings(exclude=("true",))
+        for _ in range(2):
+            assert device.name in state.configure(nothing, HealthSettings()).removed or not state.inventory.devices
+            assert state.inventory.devices == ()
+            assert state.lookup("n/gpu", device.name) == device
+        state.configure(InventorySettings(), HealthSettings())
+        assert state.lookup("n/gpu", device.name) == device and device in state.inventory.devices
+        assert state.lookup("n/gpu", "gpu-other") is None
+    finally:
+        state.close()
 
 
 def test_only_reloadable_keys_are_taken_over() -> None:
@@ -129,4 +148,35 @@ def test_a_change_of_a_mounted_file_is_followed_and_a_wrong_one_is_reported(
     eventually(lambda: metrics(agent)["last_reload_successful"] == 1)
     (finding,) = doctor(state)
     assert finding["severity"] == "warning" and "driver_name" in finding["what"]
+    assert agent.end() == 0
+
+
+def test_a_claim_keeps_a_device_that_a_new_rule_excludes(
+    start: Start, tmp_path: Path, state: Path, service_manager: ServiceManager
+) -> None:
+    """The service manager sees the reload, which starts and ends while the claim is held."""
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    agent = start("--config", str(file), environment={"NOTIFY_SOCKET": str(service_manager.path)}).ready()
+    claims = tmp_path / "claim.yaml"
+    claims.write_text(CLAIM)
+
+    def cli(*arguments: str) -> str:
+        result = preloaded.run([*arguments, "--state-dir", str(state)], env=dict(os.environ), cwd=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    cli("claim", "apply", "-f", str(claims))
+    cli("claim", "wait", "team/training")
+    (held,) = json.loads(cli("claims", "-o", "json"))
+    file.write_text('[inventory]\nexclude = ["true"]\n')
+    agent.wait_for("info configuration reloaded applied=inventory.exclude\n")
+    (still_held,) = json.loads(cli("claims", "-o", "json"))
+    assert still_held | {"state": "", "reason": ""} == held | {"state": "", "reason": ""}
+    assert "gpu-" not in cli("slices", "-o", "json")
+    cli("claim", "delete", "team/training")
+    eventually(lambda: "training" not in cli("claims", "-o", "json"), agent.log_text)
+    messages = service_manager.status_messages()
+    (reloading,) = [number for number, message in enumerate(messages) if message.startswith("RELOADING=1\nMONOTONIC_")]
+    assert messages[reloading + 1].startswith("READY=1\nSTATUS=")
     assert agent.end() == 0

@@ -68,6 +68,8 @@ class DeviceState:
         self.monitor = monitor or Monitor(HealthSettings(), driver)
         self.board = DeviceHealthStore(node)
         self._reported: dict[str, str] = {}
+        self._withheld = Inventory()
+        """Devices that a reloaded rule excludes, as they were published before."""
         self._inventory = self.monitor.observe(self._watch.inventory)
         self.board.publish(self._inventory)
         self._slices: list[dict[str, Any]] = []
@@ -80,8 +82,8 @@ class DeviceState:
         return self._inventory
 
     def lookup(self, pool: str, name: str) -> Device | None:
-        """Find a device of the inventory."""
-        return self._inventory.lookup(pool, name)
+        """Find a device of the inventory, or one that a reloaded rule excludes: a claim may hold it, or be about to."""
+        return self._inventory.lookup(pool, name) or self._withheld.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
         """Return the ResourceSlices of the inventory; empty unless `keeps_slices` was set."""
@@ -106,7 +108,17 @@ class DeviceState:
         """
         self._watch.configure(inventory)
         self.monitor.configure(health)
-        return self.refresh([], rescan=False)
+        # Before the inventory: a claim that is being prepared must find its device at any moment.
+        self._withheld = Inventory(devices=(*self._inventory.devices, *self._withheld.devices))
+        change = self.refresh([], rescan=False)
+        self._forget_withheld()
+        return change
+
+    def _forget_withheld(self) -> None:
+        """Keep the devices that a rule excludes, and not those that are published again or were removed."""
+        excluded = {exclusion.name for exclusion in self._inventory.excluded}
+        known = {device.name: device for device in reversed(self._withheld.devices) if device.name in excluded}
+        self._withheld = Inventory(devices=tuple(known.values()))
 
     def set_setup_failures(self, failing: Mapping[str, str]) -> InventoryDiff:
         """Set the failures of device set-ups, by device; a device that is not named works."""
@@ -139,6 +151,8 @@ class DeviceState:
     def _update(self, inventory: Inventory, *, scanned: bool) -> InventoryDiff:
         change = diff(self._inventory, inventory)
         self._inventory = inventory
+        if self._withheld.devices and scanned:
+            self._forget_withheld()
         self.board.publish(inventory, looked=scanned)
         if change:
             self._describe()
