@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -186,6 +186,12 @@ bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a rea
 
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
+
+wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
+	@$(PY) deploy/wheel.py
+
+sdist: $(SYNC) ## build the source distribution of the last commit, without binaries, in target/packages
+	@$(PY) deploy/sdist.py
 
 deb: build ## build the Debian package for this release, in target/packages (DEBFULLNAME, DEBEMAIL: its maintainer)
 	@$(PY) deploy/deb/build.py

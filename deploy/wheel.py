@@ -1,0 +1,111 @@
+"""`make wheel`: builds the wheel for hosts with an older glibc than this one, with every compiled part of the agent.
+
+The extension and the fake NVML are linked against the symbols of glibc GLIBC (RHEL 8), by zig. The hook is static. The
+build fails if the wheel would not run there, or if it is incomplete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TOOLS = REPOSITORY / "target/packaging"
+PACKAGES = ("ziglang==0.17.1", "cargo-zigbuild==0.24.0", "maturin==1.16.0")
+"""Only this build needs them, so they are not in the environment of the development."""
+GLIBC = "2.28"
+EXTENSION = "dra_agent/_native.abi3.so"
+FAKE = "dra_agent/simulate/lib/libnvidia-ml.so.1"
+HOOK = "dra_agent/device_setup/lib/dra-agent-hook"
+
+
+def main() -> int:
+    """Build the wheel and print its path; return 1 if this fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "target/packages", help="directory of the wheel")
+    parser.add_argument("--native", action="store_true", help="use the compiled parts of `make build`, for this glibc")
+    args = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            built = (build_native if args.native else build_portable)(Path(folder))
+            check(built, None if args.native else GLIBC)
+            args.output.mkdir(parents=True, exist_ok=True)
+            print(shutil.move(built, args.output / built.name))
+    except (subprocess.CalledProcessError, OSError, ValueError) as error:
+        print(f"wheel: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_native(folder: Path) -> Path:
+    """Build a wheel of the current build, and return its path."""
+    maturin: list[str | Path] = [Path(sys.executable).parent / "maturin", "build", "--locked", "--profile", "release"]
+    run([*maturin, "--auditwheel", "check", "--interpreter", sys.executable, "--out", folder])
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def build_portable(folder: Path) -> Path:
+    """Build an optimized wheel for GLIBC, and return its path."""
+    if not (TOOLS / "bin/cargo-zigbuild").exists():
+        run([sys.executable, "-m", "venv", TOOLS])
+        run([TOOLS / "bin/pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
+    target = f"{platform.machine()}-unknown-linux-gnu"
+    cargo = ["--locked", "--profile", "dist"]
+    run(["cargo", "zigbuild", *cargo, "--package", "dra-nvml-fake", "--target", f"{target}.{GLIBC}"])
+    tag = f"manylinux_{GLIBC.replace('.', '_')}"
+    maturin: list[str | Path] = [TOOLS / "bin/maturin", "build", *cargo, "--zig", "--compatibility", tag]
+    run([*maturin, "--auditwheel", "check", "--interpreter", sys.executable, "--out", folder])
+    (built,) = folder.glob("*.whl")
+    compiled = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / target / "dist"
+    replace(built, FAKE, (compiled / "libnvidia_ml.so").read_bytes())
+    return built
+
+
+def replace(wheel: Path, name: str, content: bytes) -> None:
+    """Replace a file of a wheel, and its line in RECORD."""
+    fresh = wheel.with_name(wheel.name + ".new")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            data = content if entry.filename == name else source.read(entry)
+            if entry.filename.endswith(".dist-info/RECORD"):
+                lines = [line for line in data.decode().splitlines() if not line.startswith(f"{name},")]
+                data = "".join(f"{line}\n" for line in [f"{name},sha256={digest},{len(content)}", *lines]).encode()
+            target.writestr(entry, data)
+    fresh.rename(wheel)
+
+
+def check(wheel: Path, glibc: str | None) -> None:
+    """Check that a wheel has every compiled part, and that each runs with a version of glibc, if one is given.
+
+    Raises:
+        ValueError: One is missing, or needs a newer glibc.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        for name in sorted({EXTENSION, FAKE, HOOK} - set(archive.namelist())):
+            raise ValueError(f"{wheel.name} has no {name}; run `make build`")
+        for name in (EXTENSION, FAKE) if glibc is not None else ():
+            needed = {int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\b", archive.read(name))}
+            if max(needed, default=0) > int(GLIBC.partition(".")[2]):
+                raise ValueError(f"{name} needs glibc 2.{max(needed)}, newer than {GLIBC}")
+
+
+def run(command: list[str | Path]) -> None:
+    """Run a step with the tools first in PATH; its messages go to standard error."""
+    environment = os.environ | {"PATH": f"{TOOLS / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=sys.stderr, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
