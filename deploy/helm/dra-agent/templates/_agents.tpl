@@ -198,7 +198,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- $names = append $names .name }}
 {{- end }}
 {{- $paths := list "/etc/dra-agent" "/tmp" "/run/dra-agent" "/sys" "/dev" "/run/host-net" "/run/dbus" .Values.cdiDir .Values.staticCdiDir .Values.stateDir }}
-{{- $paths = concat $paths (list (printf "%s/plugins_registry" .Values.kubeletDir) (printf "%s/plugins/%s" .Values.kubeletDir .Values.driverName)) }}
+{{- $paths = concat $paths (list (printf "%s/plugins_registry" .Values.kubeletDir) (printf "%s/plugins/%s" .Values.kubeletDir .Values.driverName) (include "dra-agent.nvidiaDriverMount" .)) }}
 {{- range .Values.extraVolumeMounts }}
 {{- $path := trimSuffix "/" .mountPath }}
 {{- if has $path $paths }}
