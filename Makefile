@@ -54,6 +54,21 @@ revision:
 
 build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
+.PHONY: image-base image test-image
+image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
+	python3 -m deploy.image.bases --replace
+
+image: revision ## build the image as an OCI archive in target/image (ARGS='--variant debug'); requires root and buildah
+	@python3 -m deploy.image.bases
+	@python3 -m deploy.image.build $(ARGS)
+
+.PHONY: release
+release: build ## build every artifact of a release in target/release-VERSION (VERSION=1.2.3, ARGS='--twice': and compare two builds)
+	$(PY) -m deploy.release --version '$(VERSION)' $(ARGS)
+
+test-image: build ## build the image, check its files, and run it with the chart on a real cluster; requires root and buildah
+	TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 0 -rs tests/image $(ARGS)
+
 demo: build ## show all steps on this machine, in a minute: topology, claims, a container, a SIGKILL, release
 	@$(PY) demo/demo.py
 

@@ -158,7 +158,9 @@ def install_library(folder: Path, *, memory_limits: bool) -> None:
     target = folder / LIBRARY
     if not BUILT_LIBRARY.exists():
         raise PermanentError(
-            "the simulated NVML library is not built", where=str(BUILT_LIBRARY), hint="run `make build`"
+            "the simulated NVML library is not part of this installation",
+            where=str(BUILT_LIBRARY),
+            hint="in a container, use the debug variant of the image; in a checkout, run `make build`",
         )
     content = BUILT_LIBRARY.read_bytes()
     if not memory_limits:

@@ -18,6 +18,18 @@ const STATE: &str =
 /// Far above what a hook needs on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+#[test]
+fn version_is_printed_without_a_container() {
+    let done = Command::new(env!("CARGO_BIN_EXE_dra-agent-hook"))
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(done.status.success());
+    let expected = concat!("dra-agent-hook ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), expected);
+}
+
 /// A host with one container. The ID of its first process is 4711.
 struct Host(tempfile::TempDir);
 

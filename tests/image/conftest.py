@@ -1,0 +1,117 @@
+"""Images of this checkout, built by `make test-image`; without root, buildah or mmdebstrap its tests are skipped.
+
+DRA_AGENT_TEST_IMAGES names a directory with archives of both variants, which are then tested instead.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "target/image"
+BUILD_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True)
+class Image:
+    """An OCI archive with one image."""
+
+    archive: Path
+
+    @cached_property
+    def blobs(self) -> dict[str, bytes]:
+        """All members of the archive, by name."""
+        with tarfile.open(self.archive) as tar:
+            return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        (entry,) = json.loads(self.blobs["index.json"])["manifests"]
+        return self._json(entry["digest"])
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self._json(self.manifest["config"]["digest"])
+
+    @cached_property
+    def files(self) -> dict[str, tarfile.TarInfo]:
+        """The entries of all layers by absolute path; entries of later layers replace those of earlier ones."""
+        found: dict[str, tarfile.TarInfo] = {}
+        for layer in self._layers():
+            with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+                found |= {f"/{member.name}".removesuffix("/"): member for member in tar}
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name under which containerd imports it."""
+        (entry,) = json.loads(self.blobs["index.json"])["manifests"]
+        found: str = entry["annotations"]["io.containerd.image.name"]
+        return found
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        for layer in reversed(self._layers()):
+            with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+                if path.lstrip("/") in tar.getnames() and (file := tar.extractfile(path.lstrip("/"))) is not None:
+                    return file.read()
+        raise FileNotFoundError(path)
+
+    def _layers(self) -> list[bytes]:
+        return [gzip.decompress(self._blob(layer["digest"])) for layer in self.manifest["layers"]]
+
+    def _blob(self, digest: str) -> bytes:
+        return self.blobs[f"blobs/{digest.replace(':', '/')}"]
+
+    def _json(self, digest: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._blob(digest))
+        return found
+
+
+def build(variant: str) -> Image:
+    if given := os.environ.get("DRA_AGENT_TEST_IMAGES"):
+        pattern = "dra-agent-*.oci.tar"
+        (found,) = [path for path in Path(given).glob(pattern) if ("-debug-" in path.name) == (variant == "debug")]
+        return Image(found)
+    for program in ("buildah", "mmdebstrap"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (Debian package {program}): no image is built")
+    if os.geteuid() != 0:
+        pytest.skip("not root: no image is built")
+    for module, *arguments in (["deploy.image.bases"], ["deploy.image.build", "--variant", variant]):
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=BUILD_TIMEOUT_S,
+        )
+        assert done.returncode == 0, done.stderr
+    return Image(Path(done.stdout.split()[1]))
+
+
+@pytest.fixture(scope="session")
+def plain() -> Image:
+    """The image for clusters."""
+    return build("plain")
+
+
+@pytest.fixture(scope="session")
+def debug(plain: Image) -> Image:
+    """The variant with a shell and simulated hardware; the stage with the compiler is that of the plain image."""
+    del plain
+    return build("debug")
