@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from deploy.rendering import ROOT, RefusedError, Render, only_object
+from deploy.rendering import CHART, ROOT, RefusedError, Render, only_object
 from dra_agent.agent.config import load_config
 from dra_agent.errors import UsageError
 
@@ -91,6 +92,18 @@ def test_invalid_keys_and_values_are_refused_with_their_path(
 def test_valid_configuration_is_accepted(render: Render, tmp_path: Path, config: str) -> None:
     assert not rejected_by_agent(config, tmp_path / "config.toml")
     assert config in only_object(render({"config": config}), "ConfigMap")["data"]["config.toml"]
+
+
+def test_an_older_helm_names_the_version_that_it_needs(helm: Path, tmp_path: Path) -> None:
+    users = [path.name for path in (CHART / "templates").iterdir() if "fromToml ." in path.read_text()]
+    assert users == ["_requires-helm-3.17.tpl"]
+    # Helm 3.16 does not know the function, as no Helm knows this one.
+    shutil.copytree(CHART, tmp_path / "chart")
+    file = tmp_path / "chart/templates" / users[0]
+    file.write_text(file.read_text().replace("fromToml .", "fromTom ."))
+    done = subprocess.run([helm, "template", "x", tmp_path / "chart"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "parse error at (dra-agent/templates/_requires-helm-3.17.tpl" in done.stderr, done.stderr
 
 
 def test_the_init_container_checks_the_file_without_access_to_the_node(render: Render, tmp_path: Path) -> None:

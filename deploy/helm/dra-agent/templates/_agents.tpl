@@ -125,7 +125,9 @@ rollingUpdate:
 {{- with .agent }}
 {{- include "dra-agent.checkConfig" (dict "agent" . "where" $where) }}
 {{- $partitions := false }}
-{{- range dig "inventory" "partition" (list) (fromToml .Values.config) }}
+{{- $parsed := dict "config" .Values.config }}
+{{- include "dra-agent.parseConfig" $parsed }}
+{{- range dig "inventory" "partition" (list) $parsed.table }}
 {{- if eq .mode "mig" }}
 {{- $partitions = true }}
 {{- end }}

@@ -8,7 +8,9 @@ Changes of comments, of the format, and of keys that an agent applies without a 
 keys.
 */}}
 {{- define "dra-agent.configHash" -}}
-{{- $table := fromToml .Values.config }}
+{{- $parsed := dict "config" .Values.config }}
+{{- include "dra-agent.parseConfig" $parsed }}
+{{- $table := $parsed.table }}
 {{- include "dra-agent.dropReloaded" (dict "table" $table "keys" (.Files.Get "files/config-keys.json" | fromJson)) }}
 {{- $table | toJson | sha256sum }}
 {{- end }}
@@ -28,8 +30,10 @@ keys.
 {{- end }}
 
 {{- define "dra-agent.checkConfig" -}}
-{{- /* fromToml returns an error, which has the line within `config`, as the key Error. */}}
-{{- $table := fromToml .agent.Values.config }}
+{{- /* The message has the line within `config`. */}}
+{{- $parsed := dict "config" .agent.Values.config }}
+{{- include "dra-agent.parseConfig" $parsed }}
+{{- $table := $parsed.table }}
 {{- if hasKey $table "Error" }}
 {{- fail (printf "%sconfig: not TOML: %s" .where $table.Error) }}
 {{- end }}
