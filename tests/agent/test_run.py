@@ -239,8 +239,8 @@ def test_a_read_only_state_directory_is_one_clear_message(read_only: Path) -> No
 
 
 @pytest.mark.parametrize("flags", ["", "--simulate vm-1gpu"])
-def test_a_full_disk_is_one_clear_message_at_startup(read_only: Path, flags: str) -> None:
-    run = f"{sys.executable} -m dra_agent run --standalone {flags} --state-dir {read_only}/s"
+def test_a_full_disk_is_one_clear_message_at_startup(read_only: Path, tmp_path: Path, flags: str) -> None:
+    run = f"{sys.executable} -m dra_agent run --standalone {flags} --state-dir {read_only}/s --run-dir {tmp_path}/run"
     fill = f"dd if=/dev/zero of={read_only}/filler bs=4k 2>/dev/null"
     script = f"mount -t tmpfs -o size=1m tmpfs {read_only} && mkdir {read_only}/s; {fill}; exec {run}"
     result = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120)

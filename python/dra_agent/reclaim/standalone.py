@@ -56,6 +56,9 @@ async def _run(
     process: asyncio.subprocess.Process | None = None
     try:
         async with asyncio.timeout_at(end), slots:
+            # A timeout in the past cancels at the next wait, which may be after the start of the program.
+            if asyncio.get_running_loop().time() >= end:
+                raise TimeoutError
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
