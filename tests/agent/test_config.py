@@ -13,6 +13,7 @@ from dra_agent.agent import config as config_module
 from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load, load_config
 from dra_agent.agent.config_keys import config_keys
 from dra_agent.agent.config_problems import ConfigError
+from dra_agent.agent.users_state import users_state_dir
 from dra_agent.errors import UsageError
 
 
@@ -259,7 +260,6 @@ def test_a_simulated_agent_without_root_uses_the_users_state_dir(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     variables = {"XDG_STATE_HOME": str(tmp_path)}
     user_dir = tmp_path / "dra-agent"
-    assert configure(variables=variables).state_dir == Path("/var/lib/dra-agent")
     assert configure("--simulate", "vm-1gpu", variables=variables).state_dir == user_dir
     home = {"HOME": str(tmp_path)}
     assert configure("--simulate", "x", variables=home).state_dir == tmp_path / ".local/state/dra-agent"
@@ -269,6 +269,28 @@ def test_a_simulated_agent_without_root_uses_the_users_state_dir(
     assert configure(variables=variables).state_dir == user_dir, "commands find the agent that runs there"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert configure("--simulate", "x", variables=variables).state_dir == Path("/var/lib/dra-agent")
+
+
+@pytest.mark.parametrize("content", ["agent.sock", "ledger"])
+def test_commands_without_root_use_the_hosts_state_dir_only_if_it_has_an_agent_or_claims(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    host_dir, variables = tmp_path / "host", {"HOME": str(tmp_path)}
+    user_dir = tmp_path / ".local/state/dra-agent"
+
+    def chosen() -> Path | None:
+        return users_state_dir(variables, host_dir, is_simulated=False)
+
+    assert chosen() == user_dir, "the user's agent may be starting"
+    host_dir.mkdir()
+    assert chosen() == user_dir
+    (host_dir / content).touch()
+    assert chosen() is None
+    user_dir.mkdir(parents=True)
+    (user_dir / "agent.sock").touch()
+    assert chosen() == user_dir
+    assert users_state_dir({}, host_dir, is_simulated=True) is None, "without a home directory"
 
 
 WRONG = """\

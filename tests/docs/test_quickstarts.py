@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import quickstart
+from unprivileged import AGENT, script, without_root
 
 ROOT = Path(__file__).resolve().parents[2]
-UNPRIVILEGED = 65534
-AGENT = Path(sys.executable).with_name("dra-agent")
 
 
 def paste(commands: list[str], directory: Path, prefix: tuple[str, ...] = ()) -> str:
@@ -35,32 +33,6 @@ def paste(commands: list[str], directory: Path, prefix: tuple[str, ...] = ()) ->
     return result.stdout
 
 
-def script(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def without_root(directory: Path) -> tuple[str, ...]:
-    """Prepare the directory for a user without permissions, and return the prefix that becomes that user."""
-    if os.geteuid() != 0:
-        script(directory / "bin/dra-agent", f'exec {AGENT} "$@"')
-        return ()
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is not installed")
-    # The interpreter of the environment may be inside root's home directory; the system's has the same libraries.
-    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    prefix = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
-    path = ":".join(entry for entry in (str(ROOT / "python"), *sys.path) if entry.endswith(("python", "packages")))
-    code = "import sys; from dra_agent.cli.main import main; sys.exit(main())"
-    script(directory / "bin/dra-agent", f'PYTHONPATH={path} exec {python} -c "{code}" "$@"')
-    shutil.chown(directory, UNPRIVILEGED, UNPRIVILEGED)
-    version = [*prefix, str(directory / "bin/dra-agent"), "--version"]
-    if subprocess.run(version, capture_output=True, check=False).returncode != 0:
-        pytest.skip("another user cannot read this checkout or its Python")
-    return prefix
-
-
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home directory that every user may enter, with a path that is short enough for sockets."""
@@ -70,9 +42,8 @@ def home() -> Iterator[Path]:
 
 def test_quickstart_without_hardware_needs_no_root(home: Path) -> None:
     commands = quickstart.lines("Try it without hardware")
-    assert commands[0].startswith("make build && export PATH=")
-    commands[0] = commands[0].replace("make build && ", "").replace('PATH="$PWD/.venv/bin:$PATH" ', "")
-    printed = paste([line.replace("/tmp/", f"{home}/") for line in commands], home, without_root(home))
+    assert commands[0] == 'make build && export PATH="$PWD/.venv/bin:$PATH"'
+    printed = paste([line.replace("/tmp/", f"{home}/") for line in commands[1:]], home, without_root(home))
     assert "resourceclaim/gpu-and-nic-one-switch created: prepared" in printed
 
 

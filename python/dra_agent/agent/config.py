@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from dra_agent.agent.config_problems import ConfigError, ConfigProblem
+from dra_agent.agent.users_state import users_state_dir
 from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
 from dra_agent.health.issues import HealthSettings
@@ -272,9 +273,11 @@ def _derived(config: Config, variables: Mapping[str, str], origins: dict[str, st
     """Set what follows from other settings unless it is set itself."""
     is_cdi_dir_set = "cdi_dir" in origins or config.cdi_dir != Config().cdi_dir
     is_state_dir_set = "state_dir" in origins or is_below or config.state_dir != Config().state_dir
-    if not is_state_dir_set and (users := _users_state_dir(variables, config)) is not None:
-        origins["state_dir"] = "default without root"
-        config = msgspec.structs.replace(config, state_dir=users)
+    if not is_state_dir_set:
+        users = users_state_dir(variables, config.state_dir, is_simulated=config.simulate is not None)
+        if users is not None:
+            origins["state_dir"] = "default without root"
+            config = msgspec.structs.replace(config, state_dir=users)
     if config.simulate is not None and (recorded := named_recording(config.simulate)) is not None:
         # Commands compare it with the agent's, which may run in another directory.
         config = msgspec.structs.replace(config, simulate=str(recorded))
@@ -308,15 +311,6 @@ def _check_directory(text: str, where: str, hint: str, *, exists: bool) -> None:
         raise UsageError(f"{text!r} contains a NUL character", where=where, hint=hint)
     if exists and Path(text).exists() and not Path(text).is_dir():
         raise UsageError(f"{text!r} is a file, not a directory", where=where, hint=hint)
-
-
-def _users_state_dir(variables: Mapping[str, str], config: Config) -> Path | None:
-    """Return the state directory of a simulated agent without root, and of its commands; None: the host's default."""
-    if os.geteuid() == 0:
-        return None
-    base = variables.get("XDG_STATE_HOME") or (f"{variables['HOME']}/.local/state" if variables.get("HOME") else "")
-    users = Path(base) / "dra-agent"
-    return users if base and (config.simulate is not None or (users / "agent.sock").exists()) else None
 
 
 def _file(args: argparse.Namespace, variables: Mapping[str, str]) -> ConfigFile | None:

@@ -22,6 +22,7 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
     """Return the claims that hold each device, by its name; empty if no agent runs on this host."""
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
 
     holders: dict[str, list[str]] = {}
@@ -29,7 +30,7 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
         return holders
     state_dir = shown.config.state_dir
     try:
-        if (state_dir / SOCKET).exists():
+        if exists(state_dir / SOCKET):
             with Client(state_dir / SOCKET) as agent:
                 for claim in agent.call(ListClaims()):
                     for device in claim["devices"]:

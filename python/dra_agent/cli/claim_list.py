@@ -35,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
 def _is_cluster_node(args: argparse.Namespace) -> bool:
     """Whether claims here are those of a kubelet: no agent in standalone mode, and a ledger."""
     from dra_agent.agent.config import load_config
+    from dra_agent.presence import may_exist
     from dra_agent.standalone.protocol import SOCKET
 
     state_dir = load_config(args).state_dir
-    return not (state_dir / SOCKET).exists() and (state_dir / "ledger").exists()
+    return not may_exist(state_dir / SOCKET) and may_exist(state_dir / "ledger")
 
 
 def _list(args: argparse.Namespace, namespace: str | None) -> int:

@@ -77,14 +77,12 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.claim_guard import RUN, ClaimGuard, release
     from dra_agent.cli.connection import connect
     from dra_agent.cli.files import load_files
-    from dra_agent.standalone.protocol import SOCKET
 
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
         raise UsageError("no command is given", hint="write -- and the command after the flags")
-    config = load_config(args)
     objects = load_files(args)
-    check(objects, config.driver_name)
+    check(objects, load_config(args).driver_name)
     claim = _one_claim(objects)
     metadata = claim["metadata"]
     metadata["name"] = args.name or metadata["name"]
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     metadata["annotations"] = {**(metadata.get("annotations") or {}), RUN: token}
     key = metadata["namespace"], metadata["name"]
     with connect(args, wait_s=args.timeout) as agent:
-        guard = ClaimGuard(config.state_dir / SOCKET, *key, token)
+        guard = ClaimGuard(agent.path, *key, token)
         running: list[subprocess.Popen[bytes]] = []
         try:
             with _forwarded(running):
@@ -103,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             code = BY_SIGNAL + error.number
         finally:
             with _deferred():
-                _release(lambda: release(config.state_dir / SOCKET, *key, token), key)
+                _release(lambda: release(agent.path, *key, token), key)
                 guard.done()
     return code
 

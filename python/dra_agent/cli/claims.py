@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds, or release a claim."""
     from dra_agent.agent.config import load_config
     from dra_agent.errors import UsageError
+    from dra_agent.presence import exists, may_exist
     from dra_agent.standalone.protocol import SOCKET
 
     if args.verb == "release":
@@ -128,13 +129,13 @@ def run(args: argparse.Namespace) -> int:
     if args.all_nodes:
         return print_cluster(args, namespace=chosen_namespace(args))
     config = load_config(args)
-    if args.kubeconfig is not None and ((config.state_dir / SOCKET).exists() or config.standalone):
+    if args.kubeconfig is not None and (exists(config.state_dir / SOCKET) or config.standalone):
         raise UsageError(
             "the agent of this host runs without Kubernetes",
             where="--kubeconfig",
             hint="leave it out, or list the claims of a cluster with --all-nodes",
         )
-    if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
+    if may_exist(config.state_dir / SOCKET) or not may_exist(config.state_dir / "ledger"):
         return _print_standalone(args)
     return print_node(args)
 
@@ -174,19 +175,20 @@ def _release(args: argparse.Namespace) -> int:
     from dra_agent.agent.config import load_config
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
+    from dra_agent.presence import exists
     from dra_agent.printable import printable
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.status.release_socket import Release, call
 
     state_dir = load_config(args).state_dir
-    if (state_dir / SOCKET).exists():
+    if exists(state_dir / SOCKET):
         raise UsageError("the agent here runs without Kubernetes", hint="use `dra-agent claim delete NAME`")
     done = call(state_dir, Release(_full_name(state_dir, args.claim), args.force))
     if args.output != "table":
         emit(done, args.output)
         return 0
-    exists = {True: "still exists", False: "no longer exists", None: "is not known to exist"}[done["exists"]]
-    print(printable(f"{done['namespace']}/{done['name']} (uid {done['uid']}) {exists} in the API server"))
+    existence = {True: "still exists", False: "no longer exists", None: "is not known to exist"}[done["exists"]]
+    print(printable(f"{done['namespace']}/{done['name']} (uid {done['uid']}) {existence} in the API server"))
     print(printable(f"released {', '.join(done['devices'])}"))
     return 0
 
@@ -301,10 +303,11 @@ def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
     """Return why devices of claims are unusable, by pool and name; empty if no agent responds."""
     from dra_agent.agent.config import load_config
     from dra_agent.errors import AgentError
+    from dra_agent.presence import exists
     from dra_agent.status.release_socket import SOCKET, Health, call
 
     state_dir = load_config(args).state_dir
-    if not (state_dir / SOCKET).exists():
+    if not exists(state_dir / SOCKET):
         return {}
     try:
         return {(row["pool"], row["device"]): row["reason"] for row in call(state_dir, Health())}

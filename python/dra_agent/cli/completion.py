@@ -233,11 +233,12 @@ def _views(words: Sequence[str]) -> list[dict[str, str]]:
     """Return the claims of the running agent, or of the ledger of a cluster node; empty where none can be read."""
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
 
     state_dir = _state_dir(words)
     try:
-        if (state_dir / SOCKET).exists():
+        if exists(state_dir / SOCKET):
             with Client(state_dir / SOCKET) as agent:
                 views: list[dict[str, str]] = agent.call(ListClaims(), timeout_s=TIMEOUT_S)
             return views
@@ -250,10 +251,11 @@ def _views(words: Sequence[str]) -> list[dict[str, str]]:
 def _devices(words: Sequence[str]) -> Iterable[Candidate]:
     """Return the devices that the running agent publishes; a scan of the host would take too long."""
     from dra_agent.errors import AgentError
+    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client, State
 
     path = _state_dir(words) / SOCKET
-    if not path.exists():
+    if not exists(path):
         return []
     try:
         with Client(path) as agent:

@@ -35,10 +35,11 @@ def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
     from dra_agent.errors import RetryableError
     from dra_agent.standalone.protocol import SOCKET, Client
 
-    path = load_config(args).state_dir / SOCKET
     deadline = time.monotonic() + wait_s
     announced = False
     while True:
+        # Without root, the first agent that starts decides between the host's state directory and the user's.
+        path = load_config(args).state_dir / SOCKET
         try:
             return Client(path)
         except RetryableError:

@@ -9,9 +9,12 @@ from typing import Any
 def agent_without_cluster(args: argparse.Namespace) -> bool:
     """Whether an agent runs here in standalone mode, and no cluster is named."""
     from dra_agent.agent.config import load_config
+    from dra_agent.cli.connection import has_cluster
+    from dra_agent.presence import exists, may_exist
     from dra_agent.standalone.protocol import SOCKET
 
-    return args.kubeconfig is None and (load_config(args).state_dir / SOCKET).exists()
+    socket = load_config(args).state_dir / SOCKET
+    return args.kubeconfig is None and (exists(socket) or (may_exist(socket) and not has_cluster(args)))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -115,9 +115,10 @@ def _held(state_dir: Path) -> list[str]:
     """Return the claims that hold devices here, by NAMESPACE/NAME; the API server is not needed for it."""
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
 
-    if not (state_dir / SOCKET).exists():
+    if not exists(state_dir / SOCKET):
         entries, _ = read_copy(state_dir) or ([], None)
         return sorted(f"{entry.namespace}/{entry.name}" for entry in entries)
     try:

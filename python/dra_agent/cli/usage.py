@@ -24,13 +24,14 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.device_setup.shares.usage import UsageReader
     from dra_agent.inventory import collect
+    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.topology import scan
 
     shown, namespace = shown_host(args), chosen_namespace(args)
     config = shown.config
     entries = _entries(shown.records)
-    standalone = config.standalone or (config.state_dir / SOCKET).exists()
+    standalone = config.standalone or exists(config.state_dir / SOCKET)
     holdings = _holdings(entries, {} if standalone else _pods(args, entries))
     with command_host(config) as host:
         inventory = collect(host, scan(host), config.inventory, driver=config.driver_name)

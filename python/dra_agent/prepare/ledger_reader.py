@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dra_agent.errors import RetryableError
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry, LedgerReport
+from dra_agent.presence import may_exist
 
 MAX_TRIES = 5
 RETRY_INTERVAL_S = 0.05
@@ -24,7 +25,7 @@ def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
     source = state_dir / "ledger"
     for attempt in range(MAX_TRIES):
         try:
-            if not source.exists():
+            if not may_exist(source):
                 return None
             return _read(source)
         except OSError as error:

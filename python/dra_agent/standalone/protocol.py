@@ -75,6 +75,7 @@ class Client:
 
     def __init__(self, path: Path) -> None:
         """Connect; raises RetryableError with a hint if no agent responds."""
+        self.path = path
         self._connection = Connection(
             path,
             no_agent="no agent is running here in standalone mode",
