@@ -130,6 +130,7 @@ class _Server:
         self._items = {item.nodeid: item for item in session.items}
         self._modules: dict[str, Module] = {}
         self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+        gc.unfreeze()  # conftest.py froze the collected objects, which get_objects leaves out
         for found in gc.get_objects():
             if isinstance(found, FunctionType) and found.__code__.co_filename.startswith(_source):
                 code = found.__code__

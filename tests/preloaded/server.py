@@ -49,6 +49,10 @@ MODULES = (
 """What an agent in standalone mode, the webhook and common commands import. No module of these starts a thread."""
 
 
+RECORDED = "DRA_AGENT_MUTANTS_TRACE"
+"""Set while mutants/ records which test runs which function. An interpreter reads it at its start, a fork here."""
+
+
 def serve(requests: socket.socket) -> dict[str, Any] | None:
     """Fork until the other end is closed; returns the request in a child, and None in this process."""
     running: dict[int, tuple[int, int]] = {}
@@ -101,8 +105,12 @@ def main() -> int:
     requests.detach()
     if request is None:
         return 0
+    recorded = os.environ.get(RECORDED)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if recorded:
+        os.environ[RECORDED] = recorded
+        importlib.import_module("mutants.tracing").trace_this_process()
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]  # as `python -m` and `python -c` have it
     sys.argv = [sys.argv[0], *request["arguments"]]
