@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-TOOLS = REPOSITORY / "target/packaging"
+TOOLS = Path(os.environ.get("DRA_AGENT_PACKAGING") or REPOSITORY / "target/packaging")
 PACKAGES = ("ziglang==0.17.1", "cargo-zigbuild==0.24.0", "maturin==1.16.0")
 """Only this build needs them, so they are not in the environment of the development."""
 GLIBC = "2.28"

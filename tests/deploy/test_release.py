@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from deploy.release import archive, compare, provenance, sources
+from deploy.release.__main__ import PARTS, parts
 
 from deploy.conftest import binary
 from deploy.rendering import ROOT
@@ -77,6 +79,17 @@ def test_the_export_has_the_files_of_the_commit_only(checkout: Path, tmp_path: P
     sources.export(checkout, tmp_path / "src")
     found = {str(path.relative_to(tmp_path / "src")) for path in (tmp_path / "src").rglob("*") if path.is_file()}
     assert found == set(sources.VERSIONS)
+
+
+def test_parts_of_a_release_are_chosen() -> None:
+    assert parts("man,sdist") == ["sdist", "man"]
+    assert parts(",".join(PARTS)) == list(PARTS)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("sdist,x", "unknown: x"), ("", "unknown"), ("deb", "add wheel")])
+def test_parts_that_cannot_be_built_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=reason):
+        parts(text)
 
 
 def test_archives_of_equal_files_have_equal_bytes(tmp_path: Path) -> None:
