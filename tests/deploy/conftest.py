@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, Objects, RefusedError, Render
+from deploy.rendering import CHART, Objects, RefusedError, Render, RenderText
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dra-agent-cluster"
 
@@ -37,7 +37,7 @@ def kubectl() -> Path:
 
 
 @pytest.fixture(scope="session")
-def render(helm: Path) -> Render:
+def render_text(helm: Path) -> RenderText:
     """Render the chart with values, each set once; fails with Helm's message."""
 
     @cache
@@ -55,8 +55,24 @@ def render(helm: Path) -> Render:
         release: str = "dra-agent",
         namespace: str = "dra-agent",
         api_versions: tuple[str, ...] = (),
+    ) -> str:
+        return text(yaml.safe_dump(values or {}), release, namespace, api_versions)
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def render(render_text: RenderText) -> Render:
+    """Render the chart with values, as objects."""
+
+    def rendered(
+        values: dict[str, Any] | None = None,
+        *,
+        release: str = "dra-agent",
+        namespace: str = "dra-agent",
+        api_versions: tuple[str, ...] = (),
     ) -> Objects:
-        found = yaml.safe_load_all(text(yaml.safe_dump(values or {}), release, namespace, api_versions))
-        return [item for item in found if item]
+        text = render_text(values, release=release, namespace=namespace, api_versions=api_versions)
+        return [item for item in yaml.safe_load_all(text) if item]
 
     return rendered

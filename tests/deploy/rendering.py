@@ -25,6 +25,19 @@ class Render(Protocol):
     ) -> Objects: ...
 
 
+class RenderText(Protocol):
+    """Return what the chart renders, as text."""
+
+    def __call__(
+        self,
+        values: dict[str, Any] | None = None,
+        *,
+        release: str = "dra-agent",
+        namespace: str = "dra-agent",
+        api_versions: tuple[str, ...] = (),
+    ) -> str: ...
+
+
 class RefusedError(Exception):
     """Helm refused the values."""
 
