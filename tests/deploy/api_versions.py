@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "everything": {
         "driverName": "gpu.example.com",
         "config": '[[inventory.partition]]\nmode = "mig"\nwhen = "true"\n',
+        "configCheck": {"hook": True, "nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]},
         "simulate": "dgx-h100",
         "logLevel": "debug",
         "logFormat": "text",

@@ -90,3 +90,44 @@ keys.
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- define "dra-agent.configFile" -}}
+# See docs/reference/configuration.md. Environment variables of the DaemonSet override this file.
+{{- with .Values.config }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The annotation of the hook's pod with the file of an agent. */}}
+{{- define "dra-agent.configAnnotation" -}}
+dra-agent.internal/config{{ with .Values.pool }}.{{ . }}{{ end }}
+{{- end }}
+
+{{- define "dra-agent.configCheckLabel" -}}
+{{- printf "%s-config-check" (include "dra-agent.name" . | trunc 50 | trimSuffix "-") }}
+{{- end }}
+
+{{/* A container that checks a file in the volume "config", without access to the node. */}}
+{{- define "dra-agent.configCheck" -}}
+name: {{ .name }}
+image: {{ include "dra-agent.image" .agent | quote }}
+imagePullPolicy: {{ .agent.Values.image.pullPolicy }}
+args: [config, check, /etc/dra-agent/{{ .file }}]
+env:
+- name: DRA_AGENT_DRIVER_NAME
+  value: {{ .agent.Values.driverName | quote }}
+resources: {{- toYaml .agent.Values.resources | nindent 2 }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities:
+    drop: [ALL]
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+- name: config
+  mountPath: /etc/dra-agent
+  readOnly: true
+{{- end }}
