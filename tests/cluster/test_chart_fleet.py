@@ -187,3 +187,57 @@ def test_a_bad_configuration_of_a_pool_leaves_its_agents_running(
 
     install("")
     cluster.api.wait(lambda: len(pods(cluster, "node-a")) == 1, "the update of node-a has ended")
+
+
+def test_the_hook_keeps_an_invalid_configuration_out_of_the_cluster(
+    cluster: Cluster, home: str, tmp_path: Path
+) -> None:
+    """The release has no agent: the nodes of this machine have other directories than the default ones."""
+    archive = cluster.directory / "agent.tar"
+    if not archive.exists():
+        agent_image.write(archive, tmp_path)
+    for node in cluster.nodes:
+        node.ctr("images", "import", str(archive))
+    values = {
+        "image": {"repository": agent_image.NAME, "tag": agent_image.TAG, "pullPolicy": "Never"},
+        "fullnameOverride": "hooked",
+        "configCheck": {"hook": True},
+        "nodeSelector": {"example.com/none": "true"},
+        "deviceClasses": {"create": False},
+    }
+
+    def helm(*command: str, **changed: Any) -> subprocess.CompletedProcess[str]:
+        program = [
+            str(cluster.programs / "helm"),
+            *command,
+            "--namespace",
+            HOME,
+            "--kubeconfig",
+            str(cluster.kubeconfig),
+        ]
+        text = json.dumps({**values, **changed})
+        return subprocess.run(program, input=text, capture_output=True, text=True, check=False)
+
+    def upgrade(config: str) -> subprocess.CompletedProcess[str]:
+        return helm("upgrade", "--install", "hooked", str(CHART), "--values", "-", "--timeout", "15m", config=config)
+
+    def installed() -> str:
+        return cluster.kubectl("get", "configmap", "hooked", "-n", HOME, "-o", "jsonpath={.data}")
+
+    def jobs() -> str:
+        return cluster.kubectl("get", "jobs", "-n", HOME, "-o", "name").strip()
+
+    try:
+        done = upgrade("[inventory]\nhost_uplink = 'exclude'\n")
+        assert done.returncode == 0, done.stderr
+        assert jobs() == "", "Helm removes a Job that succeeded"
+        before = installed()
+        done = upgrade("[[inventory.partition]]\nmode = 'amd'\nwhen = 'device.nonsense('\n")
+        assert done.returncode != 0 and installed() == before
+        assert "inventory.partition" in done.stdout + done.stderr, "Helm prints the log of the Job"
+        assert jobs() == "job.batch/hooked-config-check"
+        done = upgrade("")
+        assert done.returncode == 0, done.stderr
+        assert jobs() == "" and installed() != before
+    finally:
+        helm("uninstall", "hooked")
