@@ -1,6 +1,6 @@
 """`make image`: builds an image with deploy/Containerfile, and writes it as an OCI archive with its bill of materials.
 
-Two builds of one commit write the same bytes: the archive is sorted, and its times are those of the commit.
+The archive depends on the layers alone: it is sorted, and its times are those of the commit.
 """
 
 from __future__ import annotations

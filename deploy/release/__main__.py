@@ -1,6 +1,6 @@
 """`make release VERSION=1.2.3`: builds every artifact of a release from the commit that is checked out.
 
-The artifacts are built in a copy of the commit, with the time of the commit, so that two builds write the same bytes.
+The artifacts are built in a copy of the commit, with the time of the commit and without paths of this machine.
 `--twice` builds in two directories and names what differs.
 """
 
