@@ -271,6 +271,15 @@ def test_a_simulated_agent_without_root_uses_the_users_state_dir(
     assert configure("--simulate", "x", variables=variables).state_dir == Path("/var/lib/dra-agent")
 
 
+def test_a_file_can_set_directories_to_their_defaults(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    file.write_text('simulate = "vm-1gpu"\ncdi_dir = "/var/run/cdi"\nstate_dir = "/var/lib/dra-agent"\n')
+    config = configure("--config", str(file), variables={"HOME": str(tmp_path)})
+    assert (config.cdi_dir, config.state_dir) == (Path("/var/run/cdi"), Path("/var/lib/dra-agent"))
+
+
 @pytest.mark.parametrize("content", ["agent.sock", "ledger"])
 def test_commands_without_root_use_the_hosts_state_dir_only_if_it_has_an_agent_or_claims(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

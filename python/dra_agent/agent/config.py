@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -221,7 +221,11 @@ def load(
         elif variables.get(variable, "") != "":
             origins[name] = variable
             config = _with(config, name, variables[variable], variable, problems)
-    config = _derived(config, variables, origins, is_below=below is not None)
+    keys = file.set_keys if file is not None else frozenset()
+    if below is not None:
+        # It has what follows from its own settings.
+        keys |= {"state_dir"} if "simulate" in origins else {"state_dir", "cdi_dir"}
+    config = _derived(config, variables, origins, keys)
 
     def check(name: str, call: Callable[[str], object]) -> None:
         """Call it with the place of a key; an error is one more problem."""
@@ -269,11 +273,12 @@ def _check_for_start(config: Config, check: Callable[[str, Callable[[str], objec
         check("pod_uid", lambda place: check_uid(config.pod_uid))
 
 
-def _derived(config: Config, variables: Mapping[str, str], origins: dict[str, str], *, is_below: bool) -> Config:
-    """Set what follows from other settings unless it is set itself."""
-    is_cdi_dir_set = "cdi_dir" in origins or config.cdi_dir != Config().cdi_dir
-    is_state_dir_set = "state_dir" in origins or is_below or config.state_dir != Config().state_dir
-    if not is_state_dir_set:
+def _derived(
+    config: Config, variables: Mapping[str, str], origins: dict[str, str], other_keys: Collection[str]
+) -> Config:
+    """Set what follows from other settings unless it is set itself: by `origins`, or as one of `other_keys`."""
+    is_cdi_dir_set = "cdi_dir" in origins or "cdi_dir" in other_keys or config.cdi_dir != Config().cdi_dir
+    if "state_dir" not in origins and "state_dir" not in other_keys:
         users = users_state_dir(variables, config.state_dir, is_simulated=config.simulate is not None)
         if users is not None:
             origins["state_dir"] = "default without root"
