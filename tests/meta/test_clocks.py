@@ -23,6 +23,7 @@ WALL_TIME = {
     "standalone/claim.py": "creationTimestamp of an object",
     "webhook/clients.py": "certificates expire at a moment of the wall clock",
     "status/claim_status.py": "lastTransitionTime of a condition",
+    "doctor/bundle/collector.py": "a moment that people are shown",
     "doctor/record/recorder.py": "a moment that people are shown",
 }
 _FORBIDDEN = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}

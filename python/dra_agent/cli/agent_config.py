@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dra_agent.agent.config import LoadedConfig
     from dra_agent.agent.config_problems import ConfigProblem
 
 
@@ -50,20 +51,27 @@ def _as_json(problem: ConfigProblem) -> dict[str, Any]:
 def show(args: argparse.Namespace) -> int:
     """Print each value and where it comes from."""
     from dra_agent.agent.config import load
-    from dra_agent.agent.config_keys import config_keys, values_of
     from dra_agent.cli.output import emit, table
 
-    loaded = load(args)
-    values = values_of(loaded.config)
-    rows = [(key.name, values[key.name], loaded.origin(key.name), key.change) for key in config_keys()]
-    rows = [row for row in rows if args.all or row[2] != "default"]
+    rows = listing(load(args), every=args.all)
     if args.output == "table":
-        shown = ([name, _text(value), origin, change] for name, value, origin, change in rows)
+        shown = ([row["key"], _text(row["value"]), row["origin"], row["change"]] for row in rows)
         table(["key", "value", "from", "change"], shown)
     else:
-        fields = ("key", "value", "origin", "change")
-        emit([dict(zip(fields, row, strict=True)) for row in rows], args.output)
+        emit(rows, args.output)
     return 0
+
+
+def listing(loaded: LoadedConfig, *, every: bool = True) -> list[dict[str, Any]]:
+    """Return each key with its value, its origin, and what a change needs; `every`: also those with defaults."""
+    from dra_agent.agent.config_keys import config_keys, values_of
+
+    values = values_of(loaded.config)
+    rows = [
+        {"key": key.name, "value": values[key.name], "origin": loaded.origin(key.name), "change": key.change}
+        for key in config_keys()
+    ]
+    return [row for row in rows if every or row["origin"] != "default"]
 
 
 def keys(args: argparse.Namespace) -> int:

@@ -9,6 +9,8 @@ from dra_agent.cli.output import add_output_flag, rounded
 from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dra_agent.agent.config import Config
     from dra_agent.inventory import Device, Inventory, Taint
 
@@ -58,13 +60,19 @@ def run(args: argparse.Namespace) -> int:
         _list(chosen, holders)
         _complain(inventory)
         return 0
-    document = {
-        "devices": [_document(device, holders, config) for device in chosen],
+    emit(listing(inventory, chosen, holders, config), args.output)
+    return 0
+
+
+def listing(
+    inventory: Inventory, devices: Iterable[Device], holders: dict[str, list[str]], config: Config
+) -> dict[str, Any]:
+    """Return devices for scripts, with what is not published and why; `holders` are the claims of each device."""
+    return {
+        "devices": [_document(device, holders, config) for device in devices],
         "excluded": inventory.excluded,
         "problems": inventory.problems,
     }
-    emit(document, args.output)
-    return 0
 
 
 def _in_order(inventory: Inventory) -> list[Device]:

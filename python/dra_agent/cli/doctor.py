@@ -22,6 +22,7 @@ EPILOG = examples(
     ("doctor --all", "also what is as it should be"),
     ("doctor -o json", "for programs; the exit code is 1 where something does not work"),
     ("doctor --record ./host", "what this host is, in files; --simulate ./host runs an agent on it elsewhere"),
+    ("doctor --bundle support.tar.gz", "everything that a report needs, without credentials, in one file"),
 )
 
 
@@ -31,24 +32,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.add_argument("-a", "--all", action="store_true", help="show also what is as it should be")
-    parser.add_argument(
+    writes = parser.add_mutually_exclusive_group()
+    writes.add_argument(
         "--record", metavar="DIR", help="write what this host is to a new directory instead, without what identifies it"
     )
+    writes.add_argument(
+        "--bundle",
+        metavar="FILE",
+        help="write a new tar.gz for a report instead: configuration, findings, devices, claims, logs and a recording, "
+        "without credentials and what identifies the host",
+    )
     parser.add_argument(
-        "--with-identity", action="store_true", help="with --record: keep serial numbers, UUIDs and addresses"
+        "--with-identity",
+        action="store_true",
+        help="with --record or --bundle: keep serial numbers, UUIDs and addresses",
     )
     add_flags(parser, (*HOST_FLAGS, "cdi_dir"))
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 where one of them is a problem. With --record, write a recording."""
+    """Print the findings; exit code 1 where one of them is a problem. Or write a recording, or a bundle."""
     if args.record is not None:
         return _record(args)
+    if args.bundle is not None:
+        from dra_agent.cli import doctor_bundle
+
+        return doctor_bundle.run(args)
     if args.with_identity:
         from dra_agent.errors import UsageError
 
-        raise UsageError("needs --record", where="--with-identity", hint="add --record DIR")
+        raise UsageError(
+            "needs --record or --bundle", where="--with-identity", hint="add --record DIR or --bundle FILE"
+        )
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
@@ -56,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     shown = shown_host(args)
     with command_host(shown.config) as host, progress("examining the host"):
-        findings = run_checks(_examination(shown, host))
+        findings = run_checks(examination(shown, host))
     shown.announce(args.output)
     healthy = is_healthy(findings)
     if args.output == "table":
@@ -97,7 +113,7 @@ def _record(args: argparse.Namespace) -> int:
     return 0
 
 
-def _examination(shown: ShownHost, host: Host) -> CheckContext:
+def examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; what cannot be scanned is a finding, not the end."""
     config = shown.config
     from dra_agent.cli.agent_view import with_health

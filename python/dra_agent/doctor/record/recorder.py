@@ -56,8 +56,11 @@ def record(
     settings: InventorySettings | None = None,
     with_identity: bool = False,
     hostname: str = "",
+    replacements: Replacements | None = None,
 ) -> Manifest:
     """Write a recording of `host` to `folder`, which must be new or empty.
+
+    `replacements`: those of other files that are sent with the recording; None makes new ones with `hostname`.
 
     Raises PermanentError where the folder holds something, and RetryableError where it cannot be written.
     """
@@ -79,7 +82,7 @@ def record(
         _record_nvml(host, settings, partial, content)
         _step("tools", TOOLS_TIMEOUT_S, content.omitted, lambda: _record_tools(host, content))
         if not with_identity:
-            _replace_identity(content, hostname)
+            _replace_identity(content, replacements or Replacements(secrets.token_bytes(32), hostname))
         manifest = _write(partial, content, installed(host), with_identity=with_identity)
         with suppress(FileNotFoundError):
             folder.rmdir()
@@ -139,8 +142,7 @@ def _record_tools(host: Host, content: _Content) -> None:
             content.outputs[f"{TOOLS}/{output.tool.file}"] = output.text
 
 
-def _replace_identity(content: _Content, hostname: str) -> None:
-    replacements = Replacements(secrets.token_bytes(32), hostname)
+def _replace_identity(content: _Content, replacements: Replacements) -> None:
     for entry in content.entries:
         _learn(entry, replacements)
     for output in content.outputs.values():
