@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import quickstart
+from dra_agent.agent.config import load_config
 from unprivileged import AGENT, script, without_root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,3 +77,17 @@ def test_quickstart_on_bare_metal_gives_podman_a_device_of_an_installed_spec(tmp
     assert kind == "dra-agent.internal/claim"
     assert f'"{name}"' in (tmp_path / "spec").read_text()
     assert (stage / "usr/local/bin/dra-agent").exists() and not list(cdi.glob("*.json"))
+
+
+def test_quickstart_on_kubernetes_builds_the_image_that_simulates_hosts() -> None:
+    build, *others = quickstart.lines("Kubernetes")
+    assert any("simulate=" in line for line in others) == ("--target debug" in build)
+
+
+def test_bare_metal_without_an_accelerator_writes_specs_where_podman_reads_them(tmp_path: Path) -> None:
+    section = quickstart.README.read_text().partition("## Bare metal with podman")[2].partition("```")[0]
+    settings = re.findall(r'`([a-z_]+ = "[^"`]+")`', section)
+    file = tmp_path / "config.toml"
+    file.write_text("\n".join(settings))
+    config = load_config(argparse.Namespace(config=file), {})
+    assert config.simulate == "dgx-h100" and config.cdi_dir == Path("/var/run/cdi")
