@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import stat
+import subprocess
 import tarfile
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dra_agent.metrics.http_server import HttpServer
 from eventually import eventually
 from preloaded import Command
 from recordings.conclusions import conclusions
+from unprivileged import without_root
 
 TOP = "dra-agent-bundle/"
 JWT = "eyJhbGciOiJSUzI1NiIsImtpZCI6IngifQ.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJlLW9mLXRoZS10b2tlbg"
@@ -217,6 +220,24 @@ def test_a_bundle_of_a_running_agent(place: Path) -> None:
     assert json.loads(files["claims.json"]) == {"claims": [], "classes": []}
     assert json.loads(files["ledger.json"])["claims"] == []
     assert json.loads(files["config.json"])["running"]["standalone"] is True
+
+
+def test_a_user_without_root_gets_a_bundle() -> None:
+    # Not below pytest's directory, which other users cannot enter.
+    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
+        home = Path(directory)
+        prefix = without_root(home)
+        (home / "state").mkdir()
+        (home / "state").chmod(0)
+        (home / "cdi").mkdir()
+        roots = ["--state-dir", str(home / "state"), "--cdi-dir", str(home / "cdi"), "--simulate", "cpu-only"]
+        command = [*prefix, str(home / "bin/dra-agent"), "doctor", *roots, "--bundle", str(home / "bundle.tgz")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home)
+        assert done.returncode == 0, done.stderr
+        files = contents(home / "bundle.tgz")
+    assert "not run as root: what only root can read is missing" in done.stdout
+    assert manifest(files)["user"] != 0
+    assert "or root" in missing(files)["claims"] and "Permission denied" in missing(files)["ledger"]
 
 
 def test_only_regular_files_of_the_directory_are_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dra_agent.driver_root import AUTO, OPERATOR_ROOT, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
+from dra_agent.presence import exists
 
 if TYPE_CHECKING:
     from dra_agent.device_setup.sysfs_writer import SysfsWriter
@@ -94,7 +95,7 @@ def command_host(config: Config) -> Iterator[Host]:
         return
     from dra_agent import simulate
 
-    if (config.state_dir / SIMULATED / simulate.folder_name(config.simulate) / "sys").is_dir():
+    if exists(config.state_dir / SIMULATED / simulate.folder_name(config.simulate) / "sys"):
         yield agent_host(config)
         return
     from tempfile import TemporaryDirectory

@@ -167,10 +167,11 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
 
 def _claims(shown: ShownHost) -> Document:
     from dra_agent.doctor.bundle import Document, MissingPartError
+    from dra_agent.presence import may_exist
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims, ListClasses
 
     socket = shown.config.state_dir / SOCKET
-    if not socket.exists():
+    if not may_exist(socket):
         raise MissingPartError(
             f"no agent in standalone mode listens in {shown.config.state_dir}; the ledger has prepared claims"
         )
