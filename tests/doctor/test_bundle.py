@@ -320,3 +320,9 @@ def test_other_text_stays(text: str) -> None:
 def test_a_key_whose_first_line_was_cut_off_is_removed() -> None:
     rest = Redactor().text(PEM.partition("\n")[2])
     assert PEM_LINES[0] not in rest
+
+
+@pytest.mark.parametrize("text", ["token" * 200_000, '"token' * 100_000, "a_-." * 100_000, "token" + " " * 500_000])
+def test_a_long_line_takes_linear_time(text: str) -> None:
+    # A quadratic search would reach pytest's timeout.
+    assert Redactor().text(text) == text

@@ -15,9 +15,10 @@ REMOVED = "[removed]"
 MIN_LEARNED_CHARS = 8
 """A shorter value is removed behind its name only: elsewhere it may be a word."""
 
+# Atomic: a word of megabytes takes linear time.
 _NAME = (
-    r"[\w.-]*(?:token|passw(?:or)?d|passphrase|secret|credential|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|client[_-]?key[_-]?data|client[_-]?certificate[_-]?data|authorization|cookie)[\w.-]*"
+    r"(?>[\w.-]*?(?:token|passw(?:or)?d|passphrase|secret|credential|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|client[_-]?key[_-]?data|client[_-]?certificate[_-]?data|authorization|cookie)[\w.-]*)"
 )
 _IS_SECRET = re.compile(_NAME, re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"\s*(?:export\s+)?({_NAME})\s*=(.*)", re.IGNORECASE | re.DOTALL)
