@@ -303,6 +303,13 @@ def test_fields_with_names_of_credentials(text: str, left: str) -> None:
     assert Redactor().text(text, is_file=True) == left
 
 
+def test_values_of_flags_and_lists_are_removed() -> None:
+    hook = {"args": ["hook", "--token", "abc", "--level", "5"], "passwords": ["a", "b"]}
+    clean = Redactor().document(hook)
+    assert clean == {"args": ["hook", "--token", "[removed]", "--level", "5"], "passwords": ["[removed]"] * 2}
+    assert Redactor().text("run --token abc --level 5") == "run --token [removed] --level 5"
+
+
 @pytest.mark.parametrize(
     "text",
     [

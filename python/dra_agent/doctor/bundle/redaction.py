@@ -54,6 +54,8 @@ _BARE = re.compile(
     rf"(?:(?:bearer|basic)\s+)?{_NO_STRUCTURE}(?P<value>[^\s\"'\\]+)",
     re.IGNORECASE | re.MULTILINE,
 )
+_FLAG_NAME = re.compile(rf"--{_NAME}", re.IGNORECASE)
+_FLAG = re.compile(rf"(?<![\w-])(--{_NAME})([ \t]+)(?!-|\[removed\])[^\s\"'\\]+", re.IGNORECASE)
 _REST_OF_LINE = re.compile(
     rf"(?P<key>(?<![\w.-]){_NAME}[\"']?[^\S\n]*[:=][^\S\n]*){_NO_STRUCTURE}(?P<value>[^\s][^\n]*)",
     re.IGNORECASE | re.MULTILINE,
@@ -121,6 +123,7 @@ class Redactor:
         text = _QUOTED.sub(lambda found: self._value(found, found["key"] + found["q"]), text)
         bare = _REST_OF_LINE if is_file else _BARE
         text = bare.sub(lambda found: self._value(found, found["key"]), text)
+        text = self._sub(_FLAG, rf"\1\2{REMOVED}", text)
         text = self._sub(_BEARER, rf"\1\2{REMOVED}", text)
         text = self._sub(_USERINFO, rf"\1{REMOVED}@", text)
         if self._pattern is None and self._learned:
@@ -139,7 +142,11 @@ class Redactor:
                 for key, below in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.document(below) for below in value]
+            flags = [None, *value]
+            return [
+                self._hidden(below) if isinstance(flag, str) and _FLAG_NAME.fullmatch(flag) else self.document(below)
+                for flag, below in zip(flags, value, strict=False)
+            ]
         if not isinstance(value, str):
             return value
         if found := _ASSIGNMENT.fullmatch(value):
@@ -149,7 +156,9 @@ class Redactor:
 
     def _hidden(self, value: Any) -> Any:
         """Return what is in place of a credential; a number is none of its own, but may be a password."""
-        if isinstance(value, Mapping | list | tuple):
+        if isinstance(value, list | tuple):
+            return [self._hidden(below) for below in value]
+        if isinstance(value, Mapping):
             return self.document(value)
         if value is None or isinstance(value, bool) or str(value).lower() in _KEEP:
             return value
