@@ -37,7 +37,7 @@ LAUNCHER = """#!{python} -I
 import sys
 
 sys.path.insert(0, {library!r})
-from dra_agent.cli.main import main
+from {module} import main
 
 sys.exit(main())
 """
@@ -53,6 +53,12 @@ for name in libraries.split():
 import dra_agent._native
 from dra_agent.cli.main import main
 sys.exit(main(["--version"]))
+"""
+COMPLETION = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from dra_agent.cli.completion import script
+sys.stdout.write(script(sys.argv[2]))
 """
 COMPILE = """
 import compileall, py_compile, sys
@@ -84,7 +90,16 @@ class Layout:
         self.destdir = Path(args.destdir).absolute()
         self.library: Path = args.prefix / "lib" / PACKAGE
         self.command: Path = args.prefix / "bin" / PACKAGE
+        self.kubectl_plugin: Path = args.prefix / "bin/kubectl-dra"
         self.manual: Path = args.prefix / "share/man/man1"
+        self.completions: dict[str, Path] = {
+            "bash": args.prefix / "share/bash-completion/completions" / PACKAGE,
+            # Debian's zsh reads the first directory for packages, and the second one below /usr/local.
+            "zsh": args.prefix
+            / ("share/zsh/vendor-completions" if args.prefix == Path("/usr") else "share/zsh/site-functions")
+            / f"_{PACKAGE}",
+            "fish": args.prefix / "share/fish/vendor_completions.d" / f"{PACKAGE}.fish",
+        }
         self.examples: Path = args.prefix / "share/doc" / PACKAGE / "examples"
         self.unit: Path = args.unitdir / UNIT
         self.tmpfiles: Path = args.tmpfilesdir / "dra-agent.conf"
@@ -97,7 +112,8 @@ class Layout:
     def replaced(self) -> list[Path]:
         """Return what an installation replaces and its removal deletes."""
         pages = [self.manual / page.name for page in sorted(MANUAL.glob("*.1"))]
-        return [self.library, self.command, self.unit, self.tmpfiles, self.examples, *pages]
+        files = [self.command, self.kubectl_plugin, self.unit, self.tmpfiles, *self.completions.values(), *pages]
+        return [self.library, self.examples, *files]
 
 
 class Replacement:
@@ -191,18 +207,21 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
         if compiled:
             run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
         texts = {
-            layout.command: LAUNCHER.format(python=python, library=str(layout.library)),
+            layout.command: launcher(layout, python, "dra_agent.cli.main"),
+            layout.kubectl_plugin: launcher(layout, python, "dra_agent.cli.kubectl_plugin"),
             layout.unit: unit_text(layout),
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
         texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
+        for shell, path in layout.completions.items():
+            texts[path] = run_python(python, f"no completion for {shell}", "-B", "-c", COMPLETION, library, shell)
         config = layout.staged(layout.config)
         if not config.exists():
             texts[layout.config] = (REPOSITORY / "systemd/config.toml").read_text()
         for path, text in texts.items():
             new = replacement.new(layout.staged(path))
             new.write_text(text)
-            new.chmod(0o755 if path == layout.command else 0o644)
+            new.chmod(0o755 if path in (layout.command, layout.kubectl_plugin) else 0o644)
         examples = replacement.new(layout.staged(layout.examples))
         examples.mkdir()
         for name in DROP_INS:
@@ -218,6 +237,11 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
     if python.is_relative_to("/root") or python.is_relative_to("/home"):
         print(f"note      the unit hides home directories (ProtectHome=), and {python} is in one.")
         print("          To run the agent as a service: make install PYTHON=/usr/bin/python3")
+
+
+def launcher(layout: Layout, python: Path, module: str) -> str:
+    """Return the program that runs `main` of a module of the installed libraries."""
+    return LAUNCHER.format(python=python, library=str(layout.library), module=module)
 
 
 def unit_text(layout: Layout) -> str:

@@ -14,6 +14,8 @@ from cluster.kube.api import PODS, SLICES
 from cluster.kube.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "quickstart"
+"""In place of dra-agent, the namespace of the cluster's own agents, which other scenarios on this cluster use."""
 
 
 def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_path: Path) -> None:
@@ -46,6 +48,8 @@ def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_pa
         .replace("helm install", f"helm install --values {values}")
         .replace(quickstart.IMAGE, agent_image.NAME)
         .replace("examples/pods/pod.yaml", str(pod))
+        .replace("namespace dra-agent", f"namespace {NAMESPACE}")
+        .replace("-n dra-agent", f"-n {NAMESPACE}")
         .replace("--timeout=120s", "--timeout=600s")
     )
     environment = {
@@ -65,8 +69,8 @@ def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_pa
     finally:
         for command in (
             ["kubectl", "delete", "--ignore-not-found", "-f", str(pod)],
-            ["helm", "uninstall", "--ignore-not-found", "-n", "dra-agent", "dra-agent", "--wait"],
-            ["kubectl", "delete", "--ignore-not-found", "namespace", "dra-agent"],
+            ["helm", "uninstall", "--ignore-not-found", "-n", NAMESPACE, "dra-agent", "--wait"],
+            ["kubectl", "delete", "--ignore-not-found", "namespace", NAMESPACE],
         ):
             subprocess.run(command, env=environment, check=False)
         cluster.kubectl("apply", "-f", str(ROOT / "examples/classes"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.cli.completion import script
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,20 @@ def test_an_environment_of_the_systems_python_installs_with_it(tmp_path: Path) -
     assert Path(interpreter).parent == Path("/usr/bin")
     version_line = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
     assert version_line.stdout.startswith("dra-agent "), version_line.stderr
+
+
+def test_the_kubectl_plugin_and_completions_are_installed(installed: Path) -> None:
+    plugin = subprocess.run(
+        [installed / "prefix/bin/kubectl-dra", "--version"], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert plugin.stdout.startswith("kubectl-dra "), plugin.stderr
+    share = installed / "prefix/share"
+    for path, shell in (
+        ("bash-completion/completions/dra-agent", "bash"),
+        ("zsh/site-functions/_dra-agent", "zsh"),
+        ("fish/vendor_completions.d/dra-agent.fish", "fish"),
+    ):
+        assert (share / path).read_text() == script(shell)
 
 
 def test_drop_ins_name_their_installed_path(installed: Path) -> None:

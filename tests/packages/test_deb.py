@@ -37,6 +37,8 @@ def test_the_first_installation_enables_and_starts_the_service(machine: Machine)
     )
     assert machine.run("dpkg", "--verify", "dra-agent").stdout == ""
     assert "dra-agent" in machine.output("sh", "-c", "zcat /usr/share/man/man1/dra-agent.1.gz")
+    assert machine.output("kubectl-dra", "--version").startswith("kubectl-dra ")
+    assert "dra-agent" in machine.output("cat", "/usr/share/bash-completion/completions/dra-agent")
 
 
 def test_an_upgrade_and_a_downgrade_keep_configuration_claims_and_decisions(machine: Machine) -> None:
