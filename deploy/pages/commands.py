@@ -43,11 +43,12 @@ class Command:
     below: tuple[tuple[str, str], ...]
     """Names and summaries of the commands below it."""
     epilog: str
+    program: str = "dra-agent"
 
     @property
     def name(self) -> str:
         """The command as it is typed."""
-        return " ".join(("dra-agent", *self.words))
+        return " ".join((self.program, *self.words))
 
     @property
     def synopsis(self) -> str:
@@ -59,11 +60,14 @@ class Command:
 
 def commands() -> Iterator[Command]:
     """Yield every command, the program itself first, each before those below it."""
-    yield from _commands(build_parser(), (), "")
+    yield from commands_of(build_parser())
 
 
-def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...], summary: str) -> Iterator[Command]:
-    formatter = argparse.HelpFormatter("dra-agent")
+def commands_of(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = (), summary: str = "", program: str = "dra-agent"
+) -> Iterator[Command]:
+    """Yield the command of a parser, then those below it."""
+    formatter = argparse.HelpFormatter(program)
     arguments = tuple(
         _argument(action, formatter)
         for action in parser._actions
@@ -78,9 +82,9 @@ def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...], summary: 
     )
     epilog = "" if not words else (parser.epilog or "").strip()
     description = parser.description or (f"{summary[:1].upper()}{summary[1:]}." if summary else "")
-    yield Command(words, description.strip(), arguments, below, epilog)
+    yield Command(words, description.strip(), arguments, below, epilog, program)
     for name, child in subcommands(parser).items():
-        yield from _commands(child, (*words, name), dict(below).get(name, ""))
+        yield from commands_of(child, (*words, name), dict(below).get(name, ""), program)
 
 
 def _argument(action: argparse.Action, formatter: argparse.HelpFormatter) -> Argument:
