@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dra_agent.standalone.service import StandaloneService
+from eventually import DEADLINE_S
 
 
 class ServiceThread:
     """A service on an event loop in its own thread."""
 
-    def __init__(self, directory: Path, preparer: Any, devices: Any) -> None:
+    def __init__(self, directory: Path, preparer: Any, allocate: Callable[..., Any]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -25,13 +27,13 @@ class ServiceThread:
                 driver="d",
                 slices=list,
                 preparer=preparer,
-                allocate=devices.allocate,
+                allocate=allocate,
                 validate=lambda value: ["spec: is missing"] if "spec" not in value else [],
             )
             await service.start()
             return service
 
-        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(60)
+        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(DEADLINE_S)
         self.path = self.service.socket
 
     def devices_changed(self) -> None:
@@ -43,7 +45,7 @@ class ServiceThread:
     def stop(self) -> None:
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(DEADLINE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_S)
         self._loop.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.store import Store
 from eventually import DEADLINE_S, eventually
+from standalone.service_thread import ServiceThread
 
 CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
 
@@ -161,36 +161,6 @@ def test_more_claims_than_the_limit_are_refused(
     with pytest.raises(PermanentError, match="4 claims .* 3 at most; delete"):
         counted.apply([claim("c"), claim("d")])
     assert [result.action for result in counted.apply([claim("a"), claim("c")])] == ["unchanged", "created"]
-
-
-class ServiceThread:
-    """A service on an event loop in its own thread."""
-
-    def __init__(self, directory: Path, preparer: Any, allocate: Callable[..., Any]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-        async def start_service() -> StandaloneService:
-            service = StandaloneService(
-                directory,
-                node="n",
-                driver="d",
-                slices=list,
-                preparer=preparer,
-                allocate=allocate,
-                validate=lambda value: [],
-            )
-            await service.start()
-            return service
-
-        self.service = asyncio.run_coroutine_threadsafe(start_service(), self._loop).result(DEADLINE_S)
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(DEADLINE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(DEADLINE_S)
-        self._loop.close()
 
 
 @contextmanager
