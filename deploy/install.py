@@ -55,10 +55,10 @@ from dra_agent.cli.main import main
 sys.exit(main(["--version"]))
 """
 COMPLETION = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 from dra_agent.cli.completion import script
-sys.stdout.write(script(sys.argv[2]))
+print(json.dumps({shell: script(shell) for shell in sys.argv[2:]}))
 """
 COMPILE = """
 import compileall, py_compile, sys
@@ -213,8 +213,8 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
         texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
-        for shell, path in layout.completions.items():
-            texts[path] = run_python(python, f"no completion for {shell}", "-B", "-c", COMPLETION, library, shell)
+        printed = run_python(python, "no completion scripts", "-B", "-c", COMPLETION, library, *layout.completions)
+        texts |= {layout.completions[shell]: script for shell, script in json.loads(printed).items()}
         config = layout.staged(layout.config)
         if not config.exists():
             texts[layout.config] = (REPOSITORY / "systemd/config.toml").read_text()
