@@ -4,9 +4,9 @@
     make mutants-python ARGS='--package prepare --sample 200'      # a sample of one package
     make mutants-python ARGS='--mutant dra_agent/prepare/locks.py#17'
 
-The campaign first records which test runs which line (stored below target/mutants, and recorded again if a test or the
-product has changed). Each mutant then runs against the tests of the package's own folder that run its line, fastest
-first, until one fails.
+The campaign first records which test runs which line (stored below target/mutants, and recorded again if the test or a
+module that it runs has changed). Each mutant then runs against the tests of the package's own folder that run its line,
+fastest first, until one fails.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_files(package: str) -> list[str]:
 
 def load_record(target: Path, workers: int, files: list[str]) -> Record:
     """Return which tests run which code; record the files that have no current record."""
-    product = _hash([SOURCE / file for file in modules(SOURCE, list(MUTATED))])
+    product = {file: _hash([SOURCE / file]) for file in modules(SOURCE, list(MUTATED))}
     folder = target / "record"
     folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, Path] = {}
@@ -126,13 +126,14 @@ def load_record(target: Path, workers: int, files: list[str]) -> Record:
     for file in files:
         helpers = [*(ROOT / file).parent.glob("*.py")]
         helpers = [path for path in helpers if not path.name.startswith("test_")]
-        known[file] = folder / f"{_hash([ROOT / file, *sorted(helpers)], product)}.json"
-        if not known[file].exists():
+        known[file] = folder / f"{_hash([ROOT / file, *sorted(helpers)])}.json"
+        if not _is_current(known[file], product):
+            known[file].unlink(missing_ok=True)
             missing.put(file)
     if missing.qsize():
         print(f"recording what the tests of {missing.qsize()} files run", flush=True)
         threads = [
-            threading.Thread(target=_record_files, args=(Tree(target / f"recorder-{number}"), missing, known))
+            threading.Thread(target=_record_files, args=(Tree(target / f"recorder-{number}"), missing, known, product))
             for number in range(workers)
         ]
         for thread in threads:
@@ -143,11 +144,26 @@ def load_record(target: Path, workers: int, files: list[str]) -> Record:
     for file, path in known.items():
         if not path.exists():
             raise SystemExit(f"{file}: its record could not be made; the output is above")
-        record.add(json.loads(path.read_text()))
+        recorded = json.loads(path.read_text())
+        at_import = recorded[""]
+        lines, then = at_import["lines"], at_import["product"]
+        at_import["lines"] = {name: numbers for name, numbers in lines.items() if product.get(name) == then.get(name)}
+        record.add(recorded)
     return record
 
 
-def _record_files(tree: Tree, missing: queue.SimpleQueue[str], known: dict[str, Path]) -> None:
+def _is_current(path: Path, product: dict[str, str]) -> bool:
+    """Whether a record exists, and the modules whose functions its tests run have not changed since."""
+    if not path.exists():
+        return False
+    recorded = json.loads(path.read_text())
+    modules_then: dict[str, str] = recorded.pop("")["product"]
+    used = {file for found in recorded.values() for file in found["lines"]}
+    used |= {entry.rpartition(":")[0] for found in recorded.values() for entry in found.get("functions", ())}
+    return all(product.get(file) == modules_then.get(file) for file in used)
+
+
+def _record_files(tree: Tree, missing: queue.SimpleQueue[str], known: dict[str, Path], product: dict[str, str]) -> None:
     tree.build()
     while True:
         try:
@@ -169,6 +185,9 @@ def _record_files(tree: Tree, missing: queue.SimpleQueue[str], known: dict[str, 
         if not output.exists():
             print(f"{file}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}", flush=True)
             continue
+        recorded = json.loads(output.read_text())
+        recorded[""]["product"] = product
+        output.write_text(json.dumps(recorded))
         output.rename(known[file])
 
 

@@ -3,7 +3,8 @@
 Not mutated, because a test would then assert the wording and not the behavior: docstrings, the arguments of log calls,
 the arguments of created exceptions (the type of an exception and `raise` itself are mutated), text in f-strings. Also
 not mutated: annotations and type names, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and the named
-numbers of a module or class other than 0 and 1 (timeouts, sizes), because a test would only repeat them.
+numbers of a module or class other than 0 and 1 (timeouts, sizes), because a test would only repeat them. The names of
+tasks and threads are for people too, and `strict=` of `zip` is an assertion.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitXor: ast.BitAnd,
 }
 _LOGGERS = frozenset({"log", "logger", "logging", "warnings"})
+_KEYWORDS_WITHOUT_EFFECT = frozenset(
+    {("create_task", "name"), ("Thread", "name"), ("ThreadPoolExecutor", "thread_name_prefix"), ("zip", "strict")}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class Module:
             self._fields(node, location)
 
     def _is_for_the_log(self, node: ast.stmt) -> bool:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (isinstance(node.value, ast.Dict) or _is_text(node.value)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             return isinstance(target, ast.Name) and target.id in self._logged
         return False
@@ -218,7 +222,7 @@ class Module:
             if _is_wording(node):
                 return
             for index, keyword in enumerate(node.keywords):
-                if keyword.arg is not None:
+                if keyword.arg is not None and (_callee(node), keyword.arg) not in _KEYWORDS_WITHOUT_EFFECT:
                     kept = [other for other in node.keywords if other is not keyword]
                     self._add(location, f"drop {keyword.arg}=", node, ast.Call(node.func, node.args, kept))
                     inner = (*location.path, ("keywords", index), ("value", None))
@@ -277,7 +281,7 @@ def _changed_expressions(node: ast.expr) -> Iterator[tuple[ast.expr, str]]:
         yield node.operand, "drop not"
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield node.operand, "drop minus"
-    elif isinstance(node, ast.BinOp) and not _is_text(node):
+    elif isinstance(node, ast.BinOp) and not _is_concatenation(node):
         yield ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right), "arithmetic"
     elif isinstance(node, ast.IfExp) and _is_plain_condition(node.test):
         yield ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse), "negate condition"
@@ -319,12 +323,13 @@ def _is_tunable(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1)
 
 
-def _is_text(node: ast.BinOp) -> bool:
+def _is_text(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_concatenation(node: ast.BinOp) -> bool:
     """Whether it concatenates text. The opposite operation is only a TypeError."""
-    return any(
-        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-        for side in (node.left, node.right)
-    )
+    return _is_text(node.left) or _is_text(node.right)
 
 
 def _is_excluded(node: ast.stmt) -> bool:
@@ -365,8 +370,11 @@ def _logged(tree: ast.Module) -> Iterator[str]:
 
 def _is_wording(call: ast.Call) -> bool:
     """Whether it creates an exception, whose text is for people."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name.endswith(("Error", "Exception")) or _is_log(call)
+    return _callee(call).endswith(("Error", "Exception")) or _is_log(call)
+
+
+def _callee(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _header(node: ast.stmt) -> tuple[int, int]:

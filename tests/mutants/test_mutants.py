@@ -27,6 +27,11 @@ def f(a, b=1, *, c="x"):
     if a < b and not c:
         log.warning("a text", extra={"a": a})
         raise ValueError(f"wrong: {a}", "and a text")
+    hint = "do it"
+    log.error("another text", extra={"todo": hint})
+    create_task(g(a), name="a name")
+    for x, y in zip(a, b, strict=True):
+        g(x, y)
     try:
         return [x for x in g(a, key=b) if x]
     except OSError:
@@ -53,6 +58,8 @@ def test_mutation_operators_make_the_expected_changes(example: Module) -> None:
         ("comparison", "a < b", "a >= b"),
         ("drop not", "not c", "c"),
         ("drop statement", "raise ValueError(f'wrong: {a}', 'and a text')", "pass"),
+        ("drop statement", "create_task(g(a), name='a name')", "pass"),
+        ("drop statement", "g(x, y)", "pass"),
         ("return None", "return [x for x in g(a, key=b) if x]", "return None"),
         ("drop filter", "[x for x in g(a, key=b) if x]", "[x for x in g(a, key=b)]"),
         ("drop key=", "g(a, key=b)", "g(a)"),
