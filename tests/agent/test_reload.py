@@ -180,3 +180,28 @@ def test_a_claim_keeps_a_device_that_a_new_rule_excludes(
     (reloading,) = [number for number, message in enumerate(messages) if message.startswith("RELOADING=1\nMONOTONIC_")]
     assert messages[reloading + 1].startswith("READY=1\nSTATUS=")
     assert agent.end() == 0
+
+
+def test_sources_of_notices_and_the_hook_follow_the_file(start: Start, tmp_path: Path, state: Path) -> None:
+    file, notice, released = tmp_path / "config.toml", tmp_path / "notice", tmp_path / "released"
+    file.write_text("")
+    claim = tmp_path / "claim.yaml"
+    claim.write_text(CLAIM)
+    agent = start("--config", str(file)).ready()
+    for arguments in (("claim", "apply", "-f", str(claim)), ("claim", "wait", "team/training")):
+        done = preloaded.run([*arguments, "--state-dir", str(state)], env=dict(os.environ), cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    refused = '[inventory]\nexclude = ["true"]\n[reclaim]\ncloud = "aws"\nendpoint = "ftp://nowhere"\n'
+    file.write_text(refused)
+    agent.wait_for("error configuration not reloaded.*ftp://nowhere")
+    valid = f'[reclaim]\nfile = "{notice}"\nhook = ["/usr/bin/touch", "{released}"]\n'
+    file.write_text(valid)
+    # The refused file would have changed `inventory.exclude`, and this one would change it back.
+    agent.wait_for("info configuration reloaded applied=reclaim.file,reclaim.hook\n")
+    notice.touch()
+    agent.wait_for("warning reclaim: notice was=none source=file")
+    agent.wait_for("every claim is released and waits for the next host")
+    assert released.exists()
+    file.write_text("")
+    agent.wait_for("warning reclaim: cancelled was=notice")
+    assert agent.end() == 0

@@ -47,12 +47,17 @@ class FakeSource:
         self.sink: SignalSink | None = None
         self.release_count = 0
         self.error: Exception | None = None
+        self.is_cancelled = False
 
     async def run(self, sink: SignalSink) -> None:
         self.sink = sink
         if self.error is not None:
             raise self.error
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
 
     async def released(self) -> None:
         self.release_count += 1
@@ -156,6 +161,46 @@ def test_a_notice_of_a_removed_source_is_dropped(tmp_path: Path) -> None:
         await without_source.start()
         await without_source.stop()
         assert [active.signal.source for active in without_source.state.active] == ["operator"]
+
+    run_bounded(scenario)
+
+
+def test_replaced_sources_take_over_as_after_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kept, removed = FakeSource("kept"), FakeSource("removed")
+        reclaim = ReclaimService(tmp_path, "b", [kept, removed])
+        phases: list[tuple[str, int]] = []
+
+        async def on_change(before: ReclaimState, after: ReclaimState) -> None:
+            phases.append((after.phase, len(after.active)))
+
+        reclaim.on_change(on_change)
+        await reclaim.start()
+        await eventually_async(lambda: watched([kept, removed]))
+        notice = kept.notice()
+        kept.report(notice)
+        removed.report(removed.notice(seconds=90))
+        await eventually_async(lambda: holds(reclaim, 2))
+        successor, added = FakeSource("kept"), FakeSource("added")
+        await reclaim.replace_sources([successor, added])
+        assert in_phase(reclaim, "notice") and [active.signal for active in reclaim.state.active] == [notice]
+        assert [health.source for health in reclaim.source_health()] == ["kept", "added"]
+        await eventually_async(lambda: watched([successor, added]))
+        assert kept.is_cancelled and removed.is_cancelled
+        before = list(phases)
+        successor.report(notice)
+        added.report(added.notice(seconds=30))
+        await eventually_async(lambda: holds(reclaim, 2))
+        assert phases == [*before, ("notice", 2)], "the notice that stayed is not announced again"
+        successor.report()
+        added.report()
+        await eventually_async(lambda: in_phase(reclaim, "cancelled"))
+        assert (reclaim.notices, reclaim.cancelled) == (1, 1)
+        await reclaim.begin("notice", deadline=None, description="maintenance")
+        await reclaim.replace_sources([])
+        assert in_phase(reclaim, "notice"), "an operator's notice does not depend on sources"
+        await reclaim.stop()
+        assert successor.is_cancelled and added.is_cancelled
 
     run_bounded(scenario)
 

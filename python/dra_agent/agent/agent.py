@@ -171,6 +171,7 @@ class Agent:
             config.state_dir,
             host,
             boot_id(host.proc),
+            mode_sources=mode.signal_sources,
             is_newest=self._is_newest,
             about=lambda: describe(self._reload.effective, self._reload.status),
         )
@@ -306,10 +307,12 @@ class Agent:
 
     async def _apply(self, config: Config) -> None:
         """Apply the reloadable keys; claims that are being prepared keep the devices that they found."""
-        if self._hardware is None or self._worker is None:
+        if self._hardware is None or self._worker is None or self._reclaiming is None:
             self._unapplied = config
             return
-        hardware = self._hardware
+        hardware, reclaiming = self._hardware, self._reclaiming
+        # Before anything is applied, because an invalid configuration of a source is refused.
+        sources = reclaiming.sources(config.reclaim)
         if not self._not_ready:
             # sd_notify(3): the service is shown as reloading until READY=1.
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -320,6 +323,7 @@ class Agent:
                 120.0,
                 lambda: hardware.configure(config.inventory, config.health),
             )
+            await reclaiming.configure(config.reclaim, sources)
         finally:
             self._notify_status(READY)
         if change and self._mode is not None:
@@ -394,7 +398,9 @@ class Agent:
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config, self._pulse, record)
+            mode = StandaloneMode(
+                self._config, self._pulse, record, reclaim_settings=lambda: self._reload.effective.reclaim
+            )
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from dra_agent.agent.config import HELP, PREFIX, Config
+from dra_agent.reclaim.settings import ReclaimSettings
 
 Effect = Literal["reload", "restart"]
 
@@ -23,9 +24,12 @@ RELOADABLE = frozenset(
         "inventory.attributes",
         "inventory.host_uplink",
         "health",
+        *(f"reclaim.{key}" for key in ReclaimSettings.__struct_fields__ if key not in ("evict", "cordon")),
     }
 )
-"""Keys, or sections with all their keys, that apply to a running agent."""
+"""Keys, or sections with all their keys, that apply to a running agent.
+
+`evict` and `cordon` need permissions, which the chart grants together with a restart."""
 
 
 class ConfigKey(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.agent.config import Config
@@ -28,6 +28,8 @@ from dra_agent.publish import Publisher
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signal import SignalSource
 from dra_agent.status import ReportingPreparer
 from dra_agent.status.orphaned_claims import HolderCheckingPreparer, OrphanedClaims
 from dra_agent.status.release_socket import ReleaseSocket
@@ -89,14 +91,17 @@ class KubernetesMode:
             await self._work("reading credentials", CONNECT_TIMEOUT_S, lambda: connect(self._config.kubeconfig))
         )
 
-    def attach_reclaim(self, reclaim: ReclaimService) -> None:
-        """Add the Node object as a source of signals; `serve` starts to act on them."""
-        self._reclaim = reclaim
-        rules = self._config.reclaim.node_taints
-        if rules:
-            from dra_agent.reclaim.signals.node import NodeSource
+    def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:
+        """Return the Node object, whose taints may announce its removal."""
+        if not settings.node_taints:
+            return ()
+        from dra_agent.reclaim.signals.node import NodeSource
 
-            reclaim.add(NodeSource(self._api.result(), self._config.node, rules))
+        return (NodeSource(self._api.result(), self._config.node, settings.node_taints),)
+
+    def attach_reclaim(self, reclaim: ReclaimService) -> None:
+        """Attach it; `serve` starts to act on it."""
+        self._reclaim = reclaim
 
     async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Let the kubelet's calls through, and publish the devices."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signal import SignalSource
 
 _T = TypeVar("_T")
 
@@ -25,6 +27,9 @@ class Mode(Protocol):
 
     async def open(self) -> None:
         """Start what needs no devices; raises AgentError if the agent cannot start."""
+
+    def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:
+        """Return the sources of reclaim signals outside the host; called after `open`."""
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Act on what is announced of the host's end, from what is known already; called before `serve`."""

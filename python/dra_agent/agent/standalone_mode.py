@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.standalone import StandaloneDrain
 from dra_agent.standalone.service import StandaloneService
 
@@ -28,16 +31,29 @@ class StandaloneMode:
 
     status = ""
 
-    def __init__(self, config: Config, liveness: LivenessMonitor, metrics: Metrics | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        liveness: LivenessMonitor,
+        metrics: Metrics | None,
+        *,
+        reclaim_settings: Callable[[], ReclaimSettings],
+    ) -> None:
+        """`reclaim_settings` returns those in effect, which a reload of the configuration changes."""
         self._config = config
         self._liveness = liveness
         self._metrics = metrics
+        self._reclaim_settings = reclaim_settings
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
         self._drain: StandaloneDrain | None = None
 
     async def open(self) -> None:
         """Nothing to start before the devices are known."""
+
+    def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:
+        """Return none: all sources are those of the host."""
+        return ()
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Attach it; `serve` starts to act on it."""
@@ -62,7 +78,7 @@ class StandaloneMode:
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None
-        self._drain = StandaloneDrain(config.reclaim, self._reclaim, self._service)
+        self._drain = StandaloneDrain(self._reclaim_settings, self._reclaim, self._service)
         await self._drain.prepare()
         await self._service.start()
         self._drain.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from dra_agent.host import Host
 from dra_agent.reclaim.control import SOCKET, ReclaimControlServer
 from dra_agent.reclaim.service import OPERATOR, ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
-from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.signal import Signal, SignalSource
 from dra_agent.reclaim.signals.detection import select_sources
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import StateFile
@@ -34,14 +34,19 @@ class ReclaimRuntime:
         host: Host,
         boot: str,
         *,
+        mode_sources: Callable[[ReclaimSettings], Sequence[SignalSource]],
         is_newest: Callable[[], bool],
         about: Callable[[], Any],
     ) -> None:
         """Select the sources of the host; raises UsageError for a source with an invalid configuration.
 
-        `is_newest`: whether this agent saves the state, of several in a rolling update. `about` describes the agent.
+        `mode_sources` returns the sources outside the host. `is_newest`: whether this agent saves the
+        state, of several in a rolling update. `about` describes the agent.
         """
-        self.reclaim = ReclaimService(state_dir, boot, select_sources(settings, host), is_newest=is_newest)
+        self._host = host
+        self._mode_sources = mode_sources
+        self._settings = settings
+        self.reclaim = ReclaimService(state_dir, boot, self.sources(settings), is_newest=is_newest)
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.reclaim, about=about)
         self._is_newest = is_newest
         self._file = StateFile(state_dir)
@@ -56,6 +61,16 @@ class ReclaimRuntime:
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
         await self.reclaim.start()
         self._following = asyncio.create_task(self._follow_operator_requests(), name="reclaim of the newest agent")
+
+    def sources(self, settings: ReclaimSettings) -> list[SignalSource]:
+        """Return new sources for other settings; raises UsageError for a source with an invalid configuration."""
+        return [*select_sources(settings, self._host), *self._mode_sources(settings)]
+
+    async def configure(self, settings: ReclaimSettings, sources: Sequence[SignalSource]) -> None:
+        """Listen to `sources`, which `sources(settings)` has returned, if the settings have changed."""
+        if settings != self._settings:
+            self._settings = settings
+            await self.reclaim.replace_sources(sources)
 
     async def stop(self) -> None:
         """Stop listening; the state stays on disk."""

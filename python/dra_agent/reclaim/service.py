@@ -33,6 +33,8 @@ SAVE_TIMEOUT_S = 0.5
 
 DEADLINE_MARGIN_S = 1.0
 """Seconds before the deadline after which nothing is waited for."""
+SOURCE_STOP_TIMEOUT_S = 2.0
+"""Maximum seconds for which a change of the configuration waits for the sources that it replaces."""
 MAX_EXPIRY_CHECK_S = 30.0
 """Maximum seconds between two checks for expired signals."""
 
@@ -62,13 +64,13 @@ class ReclaimService:
         self._file = StateFile(state_dir, clock)
         self._is_newest = is_newest
         self._now = now or clock.now
-        self._sources = list(sources)
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
         self._listeners: list[Changed] = []
         self._pending_signals: list[Signal] = []
         self._woken = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._merging: asyncio.Task[None] | None = None
+        self._listening: list[asyncio.Task[None]] = []
         self._failed_notifications: set[str] = set()
         self.progress: Callable[[], Progress] = Progress
         """Progress of the release of claims; set by the drain."""
@@ -77,21 +79,7 @@ class ReclaimService:
         self.cancelled = 0
         """Notices that ended."""
         self.state = self._file.load(boot)
-        known = [active.signal for active in self.state.active if active.signal.source != OPERATOR]
-        for source in sources:
-            if isinstance(source, RecallingSource):
-                source.recall([signal for signal in known if signal.source in source.names])
-        names = [name for source in sources for name in source.names]
-        # A signal that is over may be reported again after its source reports another: the first successful poll
-        # decides.
-        past_events = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
-        active = {(signal.source, signal.event) for signal in known}
-        known += [
-            past_event
-            for past_event in past_events
-            if past_event.source in names and (past_event.source, past_event.event) not in active
-        ]
-        self._tracker = SignalTracker(names, self._enqueue_signal, known=known)
+        self._sources, self._tracker = self._recall(sources)
 
     @property
     def seconds_left(self) -> float | None:
@@ -103,24 +91,32 @@ class ReclaimService:
         """Subscribe to changes; the current state is `state`."""
         self._listeners.append(listener)
 
-    def add(self, source: SignalSource) -> None:
-        """Listen to one more source; call it before `start`."""
-        self._sources.append(source)
-        self._tracker.add(source.names)
-
     async def start(self) -> None:
         """Start the sources."""
-        names = frozenset({OPERATOR, *(name for source in self._sources for name in source.names)})
-        await self._change(lambda state, now: keep_sources(state, names, now))
+        await self._keep_sources()
         if self.state.active:
             cause = self.state.cause
             log.warning(
                 "a reclaim goes on from before the agent was restarted",
                 extra={"phase": self.state.phase, "source": cause.source if cause else ""},
             )
-        self._tasks.append(asyncio.create_task(self._run(), name="reclaim"))
-        for source in self._sources:
-            self._listen(source)
+        self._merging = asyncio.create_task(self._run(), name="reclaim")
+        self._listen()
+
+    async def replace_sources(self, sources: Sequence[SignalSource]) -> None:
+        """Listen to these sources from now on, as after a restart of the agent.
+
+        Signals of a source with the same name stay until it reports; those of other sources are dropped.
+        """
+        listening, self._listening = self._listening, []
+        for task in listening:
+            task.cancel()
+        if listening:
+            await asyncio.wait(listening, timeout=SOURCE_STOP_TIMEOUT_S)
+        self._sources, self._tracker = self._recall(sources)
+        self._pending_signals = [signal for signal in self._pending_signals if signal.source in self._names]
+        await self._keep_sources()
+        self._listen()
 
     async def stop(self) -> None:
         """Stop listening; the state stays on disk."""
@@ -128,9 +124,10 @@ class ReclaimService:
             # A pending change is persisted first: it must not be lost.
             async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._lock:
                 pass
-        for task in self._tasks:
+        tasks = [*self._listening, *([] if self._merging is None else [self._merging])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._saver.shutdown(wait=False, cancel_futures=True)
 
     async def begin(self, kind: str, *, deadline: datetime | None, description: str) -> None:
@@ -162,18 +159,46 @@ class ReclaimService:
         """Return the health of each source."""
         return self._tracker.source_health()
 
-    def _listen(self, source: SignalSource) -> None:
-        self._tasks.append(asyncio.create_task(self._follow(source), name=f"reclaim {source.names[0]}"))
+    @property
+    def _names(self) -> frozenset[str]:
+        return frozenset({OPERATOR, *(name for source in self._sources for name in source.names)})
 
-    async def _follow(self, source: SignalSource) -> None:
+    def _recall(self, sources: Sequence[SignalSource]) -> tuple[list[SignalSource], SignalTracker]:
+        """Restore the state of the sources from the active signals; returns them with their tracker."""
+        known = [active.signal for active in self.state.active if active.signal.source != OPERATOR]
+        for source in sources:
+            if isinstance(source, RecallingSource):
+                source.recall([signal for signal in known if signal.source in source.names])
+        names = [name for source in sources for name in source.names]
+        # A signal that is over may be reported again after its source reports another: the first successful poll
+        # decides.
+        past_events = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
+        active = {(signal.source, signal.event) for signal in known}
+        known += [
+            past_event
+            for past_event in past_events
+            if past_event.source in names and (past_event.source, past_event.event) not in active
+        ]
+        return list(sources), SignalTracker(names, self._enqueue_signal, known=known)
+
+    async def _keep_sources(self) -> None:
+        names = self._names
+        await self._change(lambda state, now: keep_sources(state, names, now))
+
+    def _listen(self) -> None:
+        for source in self._sources:
+            following = self._follow(source, self._tracker)
+            self._listening.append(asyncio.create_task(following, name=f"reclaim {source.names[0]}"))
+
+    async def _follow(self, source: SignalSource, tracker: SignalTracker) -> None:
         while True:
             try:
-                await source.run(self._tracker)
+                await source.run(tracker)
             except AgentError as error:
-                self._tracker.failed(source.names[0], str(error))
+                tracker.failed(source.names[0], str(error))
             except Exception as error:  # one source must not take the others with it
                 log.exception("a source of reclaim notices failed", extra={"source": source.names[0]})
-                self._tracker.failed(source.names[0], f"{type(error).__name__}: {error}")
+                tracker.failed(source.names[0], f"{type(error).__name__}: {error}")
             await asyncio.sleep(5.0)
 
     def _enqueue_signal(self, signal: Signal) -> None:

@@ -60,11 +60,6 @@ class SignalTracker:
         for signal in known:
             self._current.setdefault(signal.source, {})[signal.event] = signal
 
-    def add(self, names: Iterable[str]) -> None:
-        """Add sources."""
-        for name in names:
-            self._health.setdefault(name, SourceHealth(name))
-
     def observed(self, source: str, signals: Sequence[Signal]) -> None:
         """Record a successful poll: the source has exactly these signals."""
         self._record_success(source, len(signals))

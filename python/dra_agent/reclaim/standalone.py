@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from dra_agent.clock import STEADY
@@ -94,7 +94,10 @@ RECHECK_INTERVAL_S = 2.0
 class StandaloneDrain:
     """Acts on each change of the state."""
 
-    def __init__(self, settings: ReclaimSettings, reclaim: ReclaimService, service: StandaloneService) -> None:
+    def __init__(
+        self, settings: Callable[[], ReclaimSettings], reclaim: ReclaimService, service: StandaloneService
+    ) -> None:
+        """`settings` returns those in effect."""
         self._settings = settings
         self._reclaim = reclaim
         self._service = service
@@ -155,7 +158,7 @@ class StandaloneDrain:
         now = STEADY.now()
         self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in allocated}
         variables = [self._variables(view) for view in allocated]
-        failures = await run_hooks(self._settings.hook, variables, self._hook_timeout_s())
+        failures = await run_hooks(self._settings().hook, variables, self._hook_timeout_s())
         for uid, failure in failures.items():
             self._records[uid].unknown = failure
         await self._service.suspend(_why(self._reclaim.state), release=True)
@@ -184,12 +187,8 @@ class StandaloneDrain:
         return not allocated
 
     def _hook_timeout_s(self) -> float:
-        remaining_s = self._reclaim.seconds_left
-        return (
-            self._settings.hook_seconds
-            if remaining_s is None
-            else max(0.0, min(self._settings.hook_seconds, remaining_s))
-        )
+        hook_s, remaining_s = self._settings().hook_seconds, self._reclaim.seconds_left
+        return hook_s if remaining_s is None else max(0.0, min(hook_s, remaining_s))
 
     def _variables(self, view: ClaimView) -> dict[str, str]:
         state = self._reclaim.state
