@@ -25,7 +25,7 @@ from pathlib import Path
 
 from reclaim_hosts import Host, prepare
 from reclaim_results import Results
-from reclaim_rounds import Eyes, Round, leave
+from reclaim_rounds import Round, Watches, leave
 from reclaim_table import show
 from reclaim_workload import CLAIM_PODS, Workload
 
@@ -63,7 +63,7 @@ class Bench:
         self._args = args
         self._results = results
         self._workload = Workload(cluster)
-        self._eyes = Eyes(cluster.api, self._workload.namespace.name)
+        self._watches = Watches(cluster.api, self._workload.namespace.name)
         self._workload.create(next(iter(hosts)))
         self._until = time.monotonic() + 60 * args.minutes
 
@@ -105,12 +105,12 @@ class Bench:
         workload.settled(doomed.name)
         # The random part distributes T0 between two polls of the agent.
         time.sleep(1 + random.random())
-        result = leave(who, self._cluster, self._eyes, doomed, workload, limit)
+        result = leave(who, self._cluster, self._watches, doomed, workload, limit)
         if who == AGENT:
             doomed.forget()
         if self._args.verbose:
             took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in result.took.items())
-            rest = f"{result.plain_moved} plain pods deleted, load {result.load:.1f} {result.said}"
+            rest = f"{result.plain_moved} plain pods deleted, load {result.load:.1f} {result.error}"
             print(f"  {who} leaves {doomed.name}: {took}; {rest}", flush=True)
         return result
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no round of a part after this time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no round after this time")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file for the rounds")
-    parser.add_argument("--anew", action="store_true", help="start with an empty file")
+    parser.add_argument("--restart", action="store_true", help="start with an empty file")
     parser.add_argument("--show", action="store_true", help="only print the results in the file")
     parser.add_argument("--quick", action="store_true", help="small numbers, to test the benchmark itself")
     parser.add_argument("--verbose", action="store_true", help="print every round")
@@ -157,7 +157,7 @@ def main() -> None:
     settings = {"plain": args.plain, "budget": args.budget}
     if args.show and not args.results.exists():
         raise SystemExit(f"{args.results} is not there: nothing was measured yet")
-    results = Results(args.results, settings, anew=args.anew and not args.show)
+    results = Results(args.results, settings, restart=args.restart and not args.show)
     parts = [Part(name, args) for name in args.parts]
     try:
         if not args.show and any(part.left(results.of(part.name)) for part in parts):

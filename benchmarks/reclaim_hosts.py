@@ -39,7 +39,7 @@ class Metadata:
         path = {"PYTHONPATH": str(ROOT / "tests")}
         self._process = Process(f"{node.name} metadata", command, log, owner, environment=path)
         self._process.start()
-        until(lambda: self._process.read_log().endswith("\n"), "the metadata service says where it is", 20)
+        until(lambda: self._process.read_log().endswith("\n"), "the metadata service prints its address", 20)
         self.endpoint = self._process.read_log().strip()
 
     def take(self) -> float:
@@ -51,9 +51,9 @@ class Metadata:
         """Withdraw the announcement, and wait until the agent has read this."""
         since = float(self._control(spot=None)["t0"])
         # The first request may have been in progress; the agent sends the second one after the response to the first.
-        until(lambda: len(self.asked(since)) > 1, "the agent asks its metadata service", 30)
+        until(lambda: len(self.requests_since(since)) > 1, "the agent polls its metadata service", 30)
 
-    def asked(self, since: float) -> list[float]:
+    def requests_since(self, since: float) -> list[float]:
         """Return the times of requests for an interruption since that time."""
         return [one["at"] for one in self._control()["requests"] if one["path"] == SPOT and one["at"] >= since]
 
@@ -62,9 +62,9 @@ class Metadata:
 
     def _control(self, **values: object) -> dict[str, Any]:
         body = json.dumps({"set": values} if values else {}).encode()
-        with urllib.request.urlopen(f"{self.endpoint}/control", data=body, timeout=10) as answer:
-            said: dict[str, Any] = json.loads(answer.read())
-        return said
+        with urllib.request.urlopen(f"{self.endpoint}/control", data=body, timeout=10) as response:
+            state: dict[str, Any] = json.loads(response.read())
+        return state
 
 
 class Host:
@@ -76,7 +76,7 @@ class Host:
         self.metadata = Metadata(node)
         config = node.directory / "agent.toml"
         config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{self.metadata.endpoint}"\nlogind = "off"\n')
-        token = cluster.identity().token(name, pod=_stand_in(cluster, name))
+        token = cluster.identity().token(name, pod=_observer(cluster, name))
         kubeconfig = cluster.control_plane.kubeconfig("agent", node.directory / "agent.kubeconfig", token=token)
         flags = ("--config", str(config), "--log-level", "info")
         self.agent = Agent(node, PROFILE, kubeconfig, flags=flags)
@@ -112,23 +112,23 @@ def prepare(cluster: Cluster) -> None:
     """Create the classes, and the DaemonSet with the pods to which the agents' credentials are bound."""
     for file in sorted(CLASSES.glob("*.yaml")):
         cluster.kubectl("apply", "-f", str(file))
-    labels = {"app": "stand-in"}
+    labels = {"app": "observer"}
     pod = {
         "serviceAccountName": RELEASE,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 0,
         "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": "stand-in", "image": image.NAME, "imagePullPolicy": "Never"}],
+        "containers": [{"name": "observer", "image": image.NAME, "imagePullPolicy": "Never"}],
     }
     spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
     namespace = cluster.identity().namespace
-    cluster.api.create(DAEMON_SETS, {"metadata": {"name": "stand-in"}, "spec": spec}, namespace)
+    cluster.api.create(DAEMON_SETS, {"metadata": {"name": "observer"}, "spec": spec}, namespace)
     names = [node.name for node in cluster.nodes]
-    cluster.api.wait(lambda: all(_stand_in(cluster, name) for name in names), "a stand-in on each node", 60)
+    cluster.api.wait(lambda: all(_observer(cluster, name) for name in names), "an observer pod on each node", 60)
 
 
-def _stand_in(cluster: Cluster, node: str) -> str:
-    found = cluster.api.list(PODS, cluster.identity().namespace, labels="app=stand-in")
+def _observer(cluster: Cluster, node: str) -> str:
+    found = cluster.api.list(PODS, cluster.identity().namespace, labels="app=observer")
     here = [pod for pod in found if pod["spec"].get("nodeName") == node]
-    assert here, f"no stand-in on {node}"
+    assert here, f"no observer pod on {node}"
     return str(here[0]["metadata"]["name"])

@@ -20,12 +20,12 @@ from reclaim_table import lines_of
 class Results:
     """The results by part, in the order of the rounds."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, anew: bool) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, restart: bool) -> None:
         """Continue the file or create it; raise SystemExit if it has other settings."""
         self.path = path
         self.rounds: dict[str, list[Round]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        if anew or not path.exists():
+        if restart or not path.exists():
             path.write_text(json.dumps({"settings": settings}) + "\n")
             return
         text = path.read_text()
@@ -35,7 +35,9 @@ class Results:
             path.write_text(whole)
         first, *others = [json.loads(line) for line in whole.splitlines()] or [{}]
         if first.get("settings") != settings:
-            raise SystemExit(f"{path} is of {first.get('settings')}, not of {settings}: name another file, or --anew")
+            raise SystemExit(
+                f"{path} has the settings {first.get('settings')}, not {settings}: name another file, or --restart"
+            )
         for one in others:
             self._keep(one.pop("part"), Round(**one))
 

@@ -49,13 +49,13 @@ class Seen:
         return str(self.object["metadata"]["uid"])
 
 
-class Eyes:
+class Watches:
     """Watches the objects of the rounds for the whole benchmark."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
         self._events: list[tuple[Kind, Seen]] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         inside = {"metadata.namespace": namespace}
         for kind, fields in ((SLICES, None), (PODS, inside), (CLAIMS, inside)):
@@ -67,22 +67,22 @@ class Eyes:
     def _follow(self, kind: Kind, fields: Mapping[str, str] | None, begun: threading.Event) -> None:
         for type_, item in self._api.watch(kind, fields=fields, seconds=4 * 3600, begun=lambda _: begun.set()):
             seen = Seen(time.time(), type_, item)
-            with self.news:
+            with self.changed:
                 self._events.append((kind, seen))
-                self.news.notify_all()
+                self.changed.notify_all()
 
-    def open(self) -> None:
+    def check(self) -> None:
         """Fail if a watch has ended, because no further changes would be recorded."""
         assert all(thread.is_alive() for thread in self._threads), "a watch has ended"
 
-    def here(self) -> int:
+    def position(self) -> int:
         """Return the current position in the recorded events."""
-        with self.news:
+        with self.changed:
             return len(self._events)
 
-    def since(self, place: int) -> list[tuple[Kind, Seen]]:
-        """Return the events since a position; the caller must hold `news`."""
-        return self._events[place:]
+    def since(self, position: int) -> list[tuple[Kind, Seen]]:
+        """Return the events since a position; the caller must hold `changed`."""
+        return self._events[position:]
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Round:
     """Pods without a device that were deleted."""
     load: float = 0.0
     """The load average over one minute at the start."""
-    said: str = ""
+    error: str = ""
     """The last line of output of a failed drain."""
 
 
@@ -121,7 +121,7 @@ class Drain:
         self._kubectl = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
         )
-        self._said = ""
+        self._output = ""
         self.ended = 0.0
         """Unix time."""
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -131,18 +131,18 @@ class Drain:
         """Wait until the drain exits; return its last line of output if it failed, otherwise an empty string."""
         self._thread.join(at_most)
         assert self.ended, f"kubectl drain does not end within {at_most:.0f} s"
-        return (self._said.strip().splitlines() or ["no words"])[-1] if self._kubectl.returncode else ""
+        return (self._output.strip().splitlines() or ["no output"])[-1] if self._kubectl.returncode else ""
 
     def _follow(self) -> None:
-        _, self._said = self._kubectl.communicate()
+        _, self._output = self._kubectl.communicate()
         self.ended = time.time()
 
 
-def leave(who: str, cluster: Cluster, eyes: Eyes, doomed: Host, workload: Workload, limit: float) -> Round:
+def leave(who: str, cluster: Cluster, watches: Watches, doomed: Host, workload: Workload, limit: float) -> Round:
     """Evacuate the node, and wait until all phases are complete or the limit has passed."""
     plain = workload.plain_pods()
     before = _before(workload, doomed)
-    place = eyes.here()
+    position = watches.position()
     result = Round(who, load=os.getloadavg()[0])
     drain: Drain | None = None
     if who == "agent":
@@ -152,26 +152,26 @@ def leave(who: str, cluster: Cluster, eyes: Eyes, doomed: Host, workload: Worklo
         drain = Drain(cluster, doomed.name, limit)
     wanted = PHASES[1:5] if who == "agent" else PHASES[2:5]
     deadline = t0 + limit
-    with eyes.news:
+    with watches.changed:
         while True:
-            result.took = _phases(eyes.since(place), before, t0, len(before.pods))
+            result.took = _phases(watches.since(position), before, t0, len(before.pods))
             if all(phase in result.took for phase in wanted) or time.time() > deadline:
                 break
-            eyes.news.wait(min(0.5, max(0.01, deadline - time.time())))
+            watches.changed.wait(min(0.5, max(0.01, deadline - time.time())))
     result.took = {phase: took for phase, took in result.took.items() if took <= limit}
     if drain is not None:
-        result.said = drain.wait(limit + ENDED_WITHIN)
-        if not result.said:
+        result.error = drain.wait(limit + ENDED_WITHIN)
+        if not result.error:
             result.took["returned"] = drain.ended - t0
         cluster.kubectl("uncordon", doomed.name)
     else:
-        asked = doomed.metadata.asked(t0)
-        if asked:
-            result.took["noticed"] = asked[0] - t0
+        requests = doomed.metadata.requests_since(t0)
+        if requests:
+            result.took["noticed"] = requests[0] - t0
         own = doomed.status()["tainted_after"]
         if own is not None:
             result.took[OWN] = own
-    eyes.open()
+    watches.check()
     result.plain_moved = len(plain - workload.plain_pods())
     return result
 

@@ -15,8 +15,8 @@ SHARED_PHASES = PHASES[2:5]
 """The phases that agent and drain have in common."""
 EQUAL = 1.25
 """Times are equal up to this ratio."""
-TOLD = "once told"
-TARGETS = {OWN: "below 0.10", f"pods ready there, {TOLD}": "at most 1.00"}
+FROM_NOTICE = "from the notice"
+TARGETS = {OWN: "below 0.10", f"pods ready there, {FROM_NOTICE}": "at most 1.00"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def lines_of(rounds: Sequence[Round]) -> list[Line]:
         drained = _times(theirs, phase) if phase in PHASES[2:] else None
         lines.append(Line(phase, None if phase == PHASES[-1] else _times(ours, phase), drained))
     for phase in PHASES[1:4]:
-        told = [one.took.get(phase, math.inf) - one.took.get("noticed", 0.0) for one in ours]
-        lines.append(Line(f"{phase}, {TOLD}", told, _times(theirs, phase) if phase in SHARED_PHASES else None))
+        from_notice = [one.took.get(phase, math.inf) - one.took.get("noticed", 0.0) for one in ours]
+        drained = _times(theirs, phase) if phase in SHARED_PHASES else None
+        lines.append(Line(f"{phase}, {FROM_NOTICE}", from_notice, drained))
     lines.append(Line(OWN, _times(ours, OWN), None))
     return lines
 
@@ -67,9 +68,9 @@ def show(title: str, rounds: Sequence[Round], limit: float) -> None:
         _row(line)
     for who, some in (("agent", ours), ("drain", theirs)):
         print(f"plain pods deleted in a round of the {who}: {statistics.mean(one.plain_moved for one in some):.0f}")
-    ends = [one.said.partition(": ")[2] or one.said for one in theirs if one.said]
-    for words in sorted(set(ends)):
-        print(f"{ends.count(words)} drains ended with an error: {words}")
+    errors = [one.error.partition(": ")[2] or one.error for one in theirs if one.error]
+    for error in sorted(set(errors)):
+        print(f"{errors.count(error)} drains ended with an error: {error}")
     sys.stdout.flush()
 
 
@@ -92,7 +93,7 @@ def _row(line: Line) -> None:
     text = f"{line.name:42}" + _cells(line.ours) + _cells(line.theirs)
     if line.ours is not None and line.theirs is not None:
         pairs = [(percentile(line.ours, share), percentile(line.theirs, share)) for share in SHARES]
-        text += "".join(f"{_ratio(*pair):>10}" for pair in pairs) + f"   {_word(*pairs[0])}"
+        text += "".join(f"{_ratio(*pair):>10}" for pair in pairs) + f"   {_comparison(*pairs[0])}"
     if line.name in TARGETS:
         text += f"   target: {TARGETS[line.name]}"
     print(text.rstrip())
@@ -114,10 +115,10 @@ def _ratio(ours: float, theirs: float) -> str:
     return "-" if math.isinf(ours) or math.isinf(theirs) else f"{theirs / ours:.2f}"
 
 
-def _word(ours: float, theirs: float) -> str:
-    """Return how the agent compares with the drain at the median."""
+def _comparison(ours: float, theirs: float) -> str:
+    """Compare the agent with the drain at the median."""
     if math.isinf(ours) and math.isinf(theirs):
-        return "neither gets there"
+        return "both failed"
     if theirs > ours * EQUAL:
-        return "quicker"
+        return "faster"
     return "slower" if ours > theirs * EQUAL else "equal"

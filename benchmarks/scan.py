@@ -106,8 +106,8 @@ def time_event(work: Path, ours: Path) -> None:
     gpu = middle(tree)
     switch = "/".join(gpu.split("/")[:3])
     events = [
-        Contender(f"event on a {what}", [str(ours), "event", sysfs, f"/devices/{place}"], 60)
-        for what, place in (("GPU", gpu), ("switch", switch))
+        Contender(f"event on a {part}", [str(ours), "event", sysfs, f"/devices/{place}"], 60)
+        for part, place in (("GPU", gpu), ("switch", switch))
     ]
     snapshot = [sys.executable, str(HERE / "scan_live.py"), sysfs, f"/devices/{gpu}"]
     events.append(Contender("GPU, snapshot in Python", snapshot, 60))

@@ -185,14 +185,14 @@ class Slices:
         each = (time.monotonic() - began) / max(1, made) * 1000
         print(f"\n{made} pairs of prepare and unprepare, {each:.1f} ms each")
         print(f"\n{'resident, MiB':50}{'agent':>9}{'its own':>9}{'library':>9}")
-        for what, *sizes in self.resident:
-            print(f"{what:50}" + "".join(f"{size:9.1f}" for size in sizes))
+        for phase, *sizes in self.resident:
+            print(f"{phase:50}" + "".join(f"{size:9.1f}" for size in sizes))
 
-    def note(self, what: str) -> None:
+    def note(self, phase: str) -> None:
         assert self.agent.process is not None
         pid = self.agent.process.pid
         own, together = rollup(pid), self.agent.memory()
-        self.resident.append((what, own["Rss"], own["Anonymous"], together["Rss"] - own["Rss"]))
+        self.resident.append((phase, own["Rss"], own["Anonymous"], together["Rss"] - own["Rss"]))
 
 
 def _print(title: str, took: list[list[int]]) -> None:

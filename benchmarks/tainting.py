@@ -140,11 +140,11 @@ def measure(agents: list[Agent], watch: Watch, rounds: int) -> dict[str, list[tu
             began = time.monotonic()
             agent.notice()
             seen = watch.wait(agent.node, True) - began
-            said = agent.tainted_after()
-            while said is None:
+            reported = agent.tainted_after()
+            while reported is None:
                 time.sleep(0.02)
-                said = agent.tainted_after()
-            found[agent.name].append((said, seen))
+                reported = agent.tainted_after()
+            found[agent.name].append((reported, seen))
             agent.cancel()
     return found
 
@@ -153,9 +153,9 @@ def show(title: str, found: dict[str, list[tuple[float, float]]]) -> None:
     """Print the results in milliseconds."""
     print(f"\n{title}, load {os.getloadavg()[0]:.1f}")
     for name, pairs in found.items():
-        for what, values in (("agent", [said for said, _ in pairs]), ("watch", [seen for _, seen in pairs])):
+        for source, values in (("agent", [own for own, _ in pairs]), ("watch", [seen for _, seen in pairs])):
             cuts = statistics.quantiles(values, n=20)
-            print(f"  {name:10} {what}: p50 {cuts[9] * 1e3:6.1f}  p95 {cuts[18] * 1e3:6.1f}  of {len(values)}")
+            print(f"  {name:10} {source}: p50 {cuts[9] * 1e3:6.1f}  p95 {cuts[18] * 1e3:6.1f}  of {len(values)}")
 
 
 def main() -> None:

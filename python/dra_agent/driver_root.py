@@ -79,7 +79,7 @@ class DriverRoot:
         raise self._missing(rejected)
 
     def identity(self) -> Identity | None:
-        """Return what distinguishes one library from another; None without a library."""
+        """Return the identity of the library's file; None without a library."""
         try:
             path = self.library()
             if path is None:
@@ -164,17 +164,20 @@ class DriverRoot:
     def _missing(self, rejected: list[str]) -> DriverMissingError:
         where = str(self.path)
         if rejected:
-            what, hint = f"no library of NVIDIA's driver can be used: {'; '.join(rejected)}", "repair the driver there"
+            message, hint = (
+                f"no library of NVIDIA's driver can be used: {'; '.join(rejected)}",
+                "repair the driver there",
+            )
         elif not _has_entries(self.mount):
-            what = f"NVIDIA's driver is missing (yet): {LIBRARY} is expected below this directory, which is empty"
+            message = f"NVIDIA's driver is missing (yet): {LIBRARY} is expected below this directory, which is empty"
             hint = "wait until the driver container has started (GPU Operator: pods of nvidia-driver-daemonset)"
         else:
-            what = f"NVIDIA's driver is missing: no {LIBRARY} in the library directories below it"
+            message = f"NVIDIA's driver is missing: no {LIBRARY} in the library directories below it"
             hint = "wait until the driver is installed"
         if self.mount != self.path:
-            what += f" (the agent sees it at {self.mount})"
+            message += f" (the agent sees it at {self.mount})"
         return DriverMissingError(
-            what, where=where, hint=f'{hint}, or correct {SETTING} = "{self.path}" (chart: nvidia.driverRoot)'
+            message, where=where, hint=f'{hint}, or correct {SETTING} = "{self.path}" (chart: nvidia.driverRoot)'
         )
 
 

@@ -70,7 +70,7 @@ KEYED_MAX_S = 60.0
 
 @dataclass(slots=True)
 class _Wait:
-    until: float
+    retry_at: float
     last: float
 
 
@@ -98,9 +98,9 @@ class KeyedBackoff:
     def due(self, key: str) -> bool:
         """Whether no delay is pending for a key."""
         known = self._waits.get(key)
-        return known is None or self._clock() >= known.until
+        return known is None or self._clock() >= known.retry_at
 
     def next_in(self, besides: Collection[str] = ()) -> float | None:
         """Return the seconds until the earliest pending attempt, or None. Keys in `besides` are ignored."""
-        waits = [wait.until for key, wait in self._waits.items() if key not in besides]
+        waits = [wait.retry_at for key, wait in self._waits.items() if key not in besides]
         return max(0.0, min(waits) - self._clock()) if waits else None

@@ -161,7 +161,7 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ),
         (
             "[[inventory.attributes]]\nwhen = 'true'\nset = { uuid = 'x' }",
-            r"config\.toml:3: inventory\.attributes\[0\]\.set\.uuid: 'uuid' is an attribute of the agent's own",
+            r"config\.toml:3: inventory\.attributes\[0\]\.set\.uuid: the agent sets the attribute 'uuid'",
         ),
         (
             "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\n[[inventory.share]]\nwhen = 'true'",

@@ -127,7 +127,7 @@ class Node:
 
     def kill_during(self, act: Callable[[], object], function: str, when: When) -> None:
         """Act on an agent that is killed in a call, and start the next agent."""
-        inject.kill(self.host, function, ADDRESS, whom="agent", when=when)
+        inject.kill(self.host, function, ADDRESS, process="agent", when=when)
         act()
         assert self.agent.process.wait(60) == -signal.SIGKILL, self.agent.log_text()
         # The ordered fault has happened; clearing it prevents that a late call meets it.
@@ -231,7 +231,7 @@ def test_a_second_sigkill_during_the_recovery(node: Node) -> None:
 
 @pytest.mark.parametrize("function", [CREATE_CALLS[2], DESTROY_CALLS[1]])
 def test_a_library_crash_in_a_step_loses_no_claim(node: Node, function: str) -> None:
-    inject.kill(node.host, function, ADDRESS, whom="library")
+    inject.kill(node.host, function, ADDRESS, process="library")
     node.apply("first", of_profile("1g.10gb"))
     first = node.prepared("first")
     assert set(node.gpu_instances()) == {first}

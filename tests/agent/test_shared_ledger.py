@@ -60,14 +60,14 @@ def test_a_blocked_or_unreadable_ledger_is_logged_once(
         reader.start()
         try:
             with other.lease():
-                await eventually_async(lambda: "what other agents recorded is not known" in caplog.text)
+                await eventually_async(lambda: "cannot read the ledger records of other agents" in caplog.text)
                 await asyncio.sleep(0.2)  # several further attempts fail without a log line
                 # Within the same lease: a second lease could take long enough for another log line.
                 record(other, "claim")
             await eventually_async(lambda: uids(own) == ["claim"])
         finally:
             reader.stop()
-        assert caplog.text.count("what other agents recorded is not known") == 1
+        assert caplog.text.count("cannot read the ledger records of other agents") == 1
 
     asyncio.run(scenario())
 

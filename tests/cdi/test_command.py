@@ -117,7 +117,7 @@ def test_try_reports_a_container_that_does_not_start(
 ) -> None:
     """A fake podman that starts containers only without devices."""
     if shutil.which("busybox") is None:
-        pytest.skip("no static busybox is installed to put into a container")
+        pytest.skip("a static busybox for the container is not installed")
     podman = tmp_path / "podman"
     podman.write_text('#!/bin/sh\ncase "$*" in *--device*) echo "cannot resolve" >&2; exit 126;; esac\n')
     podman.chmod(0o755)

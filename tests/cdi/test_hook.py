@@ -67,7 +67,7 @@ def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedP
 def test_container_starts_only_with_its_limit_set(tmp_path: Path, hooks: ContainerEdits) -> None:
     rootfs = make_rootfs(tmp_path / "rootfs")
     if rootfs is None:
-        pytest.skip("no static busybox is installed to put into a container")
+        pytest.skip("a static busybox for the container is not installed")
     cdi = tmp_path / "cdi"
     cdi.mkdir()
     runtime, reasons = find(rootfs, cdi)

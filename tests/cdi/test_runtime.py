@@ -23,7 +23,7 @@ DRIVER = "dra-agent.internal"
 def container(tmp_path: Path) -> tuple[Runtime, Path, Path]:
     rootfs = make_rootfs(tmp_path / "rootfs")
     if rootfs is None:
-        pytest.skip("no static busybox is installed to put into a container")
+        pytest.skip("a static busybox for the container is not installed")
     cdi = tmp_path / "cdi"
     cdi.mkdir()
     runtime, reasons = find(rootfs, cdi)

@@ -562,7 +562,7 @@ def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod:
 def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     rootfs = make_rootfs(tmp_path / "rootfs")
     if rootfs is None:
-        pytest.skip("no static busybox is installed to put into a container")
+        pytest.skip("a static busybox for the container is not installed")
     cdi = tmp_path / "cdi"
     cdi.mkdir()
     runtime, reasons = find(rootfs, cdi)

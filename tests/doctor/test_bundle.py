@@ -235,7 +235,7 @@ def test_a_user_without_root_gets_a_bundle() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home)
         assert done.returncode == 0, done.stderr
         files = contents(home / "bundle.tgz")
-    assert "not run as root: what only root can read is missing" in done.stdout
+    assert "not run as root: files that only root can read are missing" in done.stdout
     assert manifest(files)["user"] != 0
     assert "or root" in missing(files)["claims"] and "Permission denied" in missing(files)["ledger"]
 

@@ -114,4 +114,4 @@ def test_a_damaged_note_costs_the_description_alone(
     machine.remove("ens1")
     (machine.state / "net/nic-0000-3b-00-0.json").write_bytes(damage)
     (device,) = machine.look(InventorySettings()).devices
-    assert "ifName" not in device.attributes and "what an interface was is not known" in caplog.text
+    assert "ifName" not in device.attributes and "the original state of an interface is not known" in caplog.text

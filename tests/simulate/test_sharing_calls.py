@@ -168,7 +168,7 @@ def test_a_process_is_killed_in_a_call(host: Path, when: Any, instances: int) ->
 
 
 def test_the_agent_is_killed_with_the_process_that_has_the_library(host: Path, tmp_path: Path) -> None:
-    inject.kill(host, "nvmlDeviceGetName", None, PAIR, whom="agent")
+    inject.kill(host, "nvmlDeviceGetName", None, PAIR, process="agent")
     inner = script(host, "nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))")
     survived = tmp_path / "survived"
     agent = f"""

@@ -19,7 +19,7 @@ class RunningAgent(msgspec.Struct, frozen=True):
     pid: int
     version: str
     config: Config
-    """What is in effect."""
+    """The configuration in effect."""
     reload: ReloadStatus | None = None
 
 

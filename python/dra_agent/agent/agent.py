@@ -1,6 +1,6 @@
 """The lifetime of one agent: creates the parts, runs them, and closes them.
 
-It has no logic of claims or devices. Stopping releases nothing: what containers use stays prepared.
+It has no logic of claims or devices. Stopping releases nothing: claims stay prepared for their containers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ LINGER_S = 0.1
 EXTEND_TIMEOUT_S = 5.0
 """Seconds by which each request extends the stop timeout of the service manager."""
 CDI_REPLACED_GRACE_S = 30.0
-"""How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
+"""Seconds after the host replaced the CDI directory until /healthz fails: a restart mounts the new one."""
 MAX_WORKER_THREADS = 32
-"""Threads of the event loop's own executor: small reads and writes, and hooks of containers that start."""
+"""Threads of the event loop's executor: small reads and writes, and hooks of containers that start."""
 _T = TypeVar("_T")
 
 
@@ -83,7 +83,7 @@ class Agent:
         self._mode: Mode | None = None
         self._reclaiming: ReclaimRuntime | None = None
         self._is_newest: Callable[[], bool] = lambda: True
-        """Whether no younger agent lives: the one that does local work."""
+        """True for the newest running agent, which does the local work."""
         self._leadership = Leadership(None)
         """Which agent writes to the API server."""
         self._not_ready = "starting"
@@ -129,7 +129,7 @@ class Agent:
 
     @property
     def hung_calls(self) -> list[str]:
-        """What still runs on a worker thread and may never end: a library that hangs."""
+        """Calls that are pending on worker threads, such as those of a library that hangs."""
         return self._abandoned + self._pulse.busy() + (self._mode.hung_calls if self._mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
@@ -191,7 +191,9 @@ class Agent:
             stack.callback(shared_ledger.stop)
             shared_ledger.start()
         if rebooted := len(ledger.report.earlier_boot):
-            log.info("the host was restarted: claims are prepared again where they stand", extra={"claims": rebooted})
+            log.info(
+                "the host was restarted: claims are prepared again on the same devices", extra={"claims": rebooted}
+            )
         for problem in ledger.report.problems():
             log.error("the ledger was damaged", extra={"problem": problem})
         if ledger.report.not_writable:
@@ -217,7 +219,7 @@ class Agent:
             worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
-        msgspec_warmup.build_decoders()  # of what was imported meanwhile
+        msgspec_warmup.build_decoders()  # for the types that were imported since
         await self._share(stack, worker, hardware, setups)
         await self._serve_hooks(stack, setups)
         await mode.serve(preparer, hardware, ledger)
@@ -233,7 +235,7 @@ class Agent:
         if self._unapplied is not None:
             await self._apply(self._unapplied)
         self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
-        # Claims of earlier agents are repaired after the kubelet is served: one that hangs blocks no new claim.
+        # Claims of earlier agents are repaired after the kubelet is served: a hung repair does not block new claims.
         housekeeping = Housekeeping(ledger, preparer, self._work, is_newest=self._is_newest)
         stack.callback(housekeeping.stop)
         housekeeping.start()
@@ -306,7 +308,7 @@ class Agent:
             raise RetryableError("the agent is stopping") from error
 
     async def _apply(self, config: Config) -> None:
-        """Apply the reloadable keys; claims that are being prepared keep the devices that they found."""
+        """Apply the reloadable keys; claims that are being prepared keep their devices."""
         if self._hardware is None or self._worker is None or self._reclaiming is None:
             self._unapplied = config
             return
@@ -474,7 +476,7 @@ class Agent:
         self._stop.set()
 
     def _has_claims_to_release(self) -> bool:
-        """Whether claims must still be released through this agent before the node is reclaimed."""
+        """Return True while claims must be released through this agent before the node is reclaimed."""
         if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.draining:
             return False
         remaining_s = self._reclaiming.reclaim.seconds_left

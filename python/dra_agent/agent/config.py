@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What follows when a prepared claim no longer exists."""
+    """The action for a prepared claim that no longer exists."""
 
     release_gone_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 180.0
     """Seconds between two checks for prepared claims that were deleted; such claims are released. 0: never."""
@@ -42,7 +42,7 @@ SIMULATED_CDI = "cdi"
 """Below the state directory: where a simulated host's CDI specs are written unless a directory is named."""
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 DEFAULT_FILE = Path("/etc/dra-agent/config.toml")
-"""What the systemd unit starts the agent with, and what is read where nothing names another file."""
+"""The file of the systemd unit, and the default if no flag or variable names another one."""
 
 # RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -69,9 +69,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     net_root: Path | None = None
     """None: the agent is in the host's network namespace."""
     nvidia_driver_root: str = "/"
-    """Where NVIDIA's driver is on the host: a directory, or "auto" (see `driver_root`)."""
+    """The root of NVIDIA's driver on the host: a directory, or "auto" (see `driver_root`)."""
     nvidia_driver_root_ctr_path: Path | None = None
-    """Where the agent sees it; None: at the same path."""
+    """The mount point of that root in the agent's container; None: the same path."""
     simulate: str | None = None
     metrics_address: str = ""
     health_address: str = ""
@@ -79,7 +79,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     pod_uid: str = ""
-    """Of the pod that the agent runs in: its sockets get names of their own, so that old and new agent overlap."""
+    """The uid of the agent's pod: it is part of the names of its sockets, so that old and new agent can overlap."""
     device_metadata: bool = False
     claim_status: Literal["off", "nics", "all"] | bool = "nics"
     """Devices that are described in a claim's status. True means all and False means off, for compatibility."""
@@ -105,17 +105,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def metadata_dir(self) -> Path:
-        """Where device metadata files lie: container runtimes must know it by the same path."""
+        """The directory of device metadata files; container runtimes must see it at the same path."""
         return self.host_folder / "dra-device-metadata"
 
     @property
     def host_folder(self) -> Path:
-        """A folder of the agent's own that container runtimes know by the same path, in a pod too."""
+        """The agent's state directory that container runtimes see at the same path, in a pod too."""
         return self.state_dir if self.standalone else self.kubelet_dir / "plugins" / self.driver_name
 
 
 HELP = {
-    "standalone": "keep, allocate and prepare claims without Kubernetes",
+    "standalone": "store, allocate and prepare claims without Kubernetes",
     "kubeconfig": "credentials for the API server (default: the service account of the pod)",
     "node_name": "name of this node (default: the host's name)",
     "driver_name": f"name of the DRA driver (default: {DEFAULT_DRIVER})",
@@ -134,8 +134,8 @@ HELP = {
     "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
     "log_level": "debug, info, warning or error",
     "log_format": "text or json",
-    "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
-    "device_metadata": "give containers files that describe their devices",
+    "pod_uid": "uid of the agent's pod, for rolling updates (default: none)",
+    "device_metadata": "mount files that describe the devices into containers",
     "net_devices": "without effect: interfaces are moved whatever the container runtime is",
     "claim_status": "devices that are described in a claim's status: off, nics or all",
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
@@ -156,7 +156,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
     for name in names:
         flag = "--" + name.replace("_", "-")
         if name == "claim_status":
-            # Was a switch: without a word it means what it meant.
+            # Formerly a switch: without a value it has its former meaning.
             parser.add_argument(flag, nargs="?", const="all", metavar="off|nics|all", default=None, help=HELP[name])
             parser.add_argument("--no-claim-status", dest=name, action="store_const", const="off", default=None)
         elif name in _SWITCHES:
@@ -169,7 +169,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
-    """A valid configuration, and where it comes from."""
+    """A valid configuration, and the origin of each value."""
 
     config: Config
     origins: dict[str, str]
@@ -180,7 +180,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     """FILE:LINE by the keys that the file sets (`health.fatal`)."""
 
     def origin(self, key: str) -> str:
-        """Return where the value of a key comes from; "default" if it is not set."""
+        """Return the origin of a key's value; "default" if it is not set."""
         return self.origins.get(key) or self.file_lines.get(key) or "default"
 
 
@@ -201,11 +201,11 @@ def load(
 ) -> LoadedConfig:
     """Put the configuration together: flag over variable over file over default.
 
-    The file is what `--config` or its variable names, or the unit's where there is one; an empty variable means none.
+    The file is that of `--config` or its variable, or the unit's if it exists; an empty variable means no file.
     `below` is used instead of file and defaults.
 
     Raises:
-        ConfigError: It has all problems, each with the flag, variable, or file, line and key, and what it should be.
+        ConfigError: It has all problems, each with the flag, variable, or file, line and key, and the valid values.
     """
     variables = os.environ if environment is None else environment
     file = None if below is not None else _file(args, variables)
@@ -223,7 +223,7 @@ def load(
             config = _with(config, name, variables[variable], variable, problems)
     keys = file.set_keys if file is not None else frozenset()
     if below is not None:
-        # It has what follows from its own settings.
+        # It has the values that follow from its own settings.
         keys |= {"state_dir"} if "simulate" in origins else {"state_dir", "cdi_dir"}
     config = _derived(config, variables, origins, keys)
 
@@ -262,7 +262,7 @@ def load(
 
 
 def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
-    """Check what a part of the agent would reject at the start; a value that is not set costs no import."""
+    """Run the checks of the parts of the agent before they start; a value that is not set costs no import."""
     if config.reclaim.endpoint != ReclaimSettings().endpoint:
         from dra_agent.reclaim.signals.http import MetadataService
 
@@ -276,7 +276,7 @@ def _check_for_start(config: Config, check: Callable[[str, Callable[[str], objec
 def _derived(
     config: Config, variables: Mapping[str, str], origins: dict[str, str], other_keys: Collection[str]
 ) -> Config:
-    """Set what follows from other settings unless it is set itself: by `origins`, or as one of `other_keys`."""
+    """Set the values that follow from other settings, unless they are set: in `origins` or `other_keys`."""
     is_cdi_dir_set = "cdi_dir" in origins or "cdi_dir" in other_keys or config.cdi_dir != Config().cdi_dir
     if "state_dir" not in origins and "state_dir" not in other_keys:
         users = users_state_dir(variables, config.state_dir, is_simulated=config.simulate is not None)
@@ -294,7 +294,7 @@ def _derived(
 
 
 def _check_driver_root(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
-    """Reject what can never be the root of a driver. One that does not exist yet may appear later."""
+    """Reject paths that can never be the root of a driver. A missing directory may appear later."""
     setting, seen = config.nvidia_driver_root, config.nvidia_driver_root_ctr_path
     exists = config.simulate is None
     if setting != AUTO:
@@ -335,7 +335,7 @@ def watched_file(args: argparse.Namespace, environment: Mapping[str, str] | None
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:
-    """Split HOST:PORT (IPv6 in brackets, no host for every address); UsageError if it is none."""
+    """Split HOST:PORT (IPv6 in brackets, no host for every address); UsageError for anything else."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 <= int(match[2]) <= 65535:
         raise UsageError(f"{text!r} is not HOST:PORT", where=flag, hint="write for example 127.0.0.1:9464")
@@ -354,7 +354,7 @@ def _with(config: Config, name: str, value: Any, where: str, problems: list[Conf
 
 
 def to_path(kind: type, value: object) -> Path:
-    """Convert what msgspec does not know."""
+    """Convert types that msgspec does not know."""
     if kind is not Path or not isinstance(value, str) or not value:
         raise ValueError("expected a path")
     return Path(value)

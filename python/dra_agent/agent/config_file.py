@@ -32,11 +32,11 @@ class ConfigFile:
     """A file that was read."""
 
     def __init__(self, path: Path) -> None:
-        """Read and check it; what is wrong is in `problems`."""
+        """Read and check it; `problems` has the errors."""
         self.path = path
         self.problems: list[ConfigProblem] = []
         self.config = Config()
-        """What is valid of the file; a value that is not counts as not set, so that the rest is checked too."""
+        """The valid values of the file; an invalid one is as if it were not set, so that the rest is checked too."""
         self.set_keys: frozenset[str] = frozenset()
         """The keys that the file sets, such as `health.fatal`; an array of tables is one key."""
         self._lines: TomlLines | None = None
@@ -58,7 +58,7 @@ class ConfigFile:
         return str(self.path), None if self._lines is None else self._lines.line(key)
 
     def check_rules(self, driver: str) -> None:
-        """Compile the rules of the inventory, each on its own; adds a problem for each that can never work."""
+        """Compile the rules of the inventory individually; adds a problem for each invalid one."""
         for error in _rule_errors(self.config.inventory, driver):
             key = (error.where or "").removeprefix(_RULE_PLACE)
             if rule := _RULE.match(key):
@@ -78,23 +78,23 @@ class ConfigFile:
         except UnicodeDecodeError as error:
             self._add("", f"not UTF-8 text (byte {error.start})")
         except tomllib.TOMLDecodeError as error:
-            what, _, where = str(error).partition(" (at ")
+            reason, _, where = str(error).partition(" (at ")
             line = re.match(r"line (\d+)", where)
             number = int(line[1]) if line else len(text.splitlines()) or 1
-            self.problems.append(ConfigProblem(str(self.path), f"not TOML: {what}", line=number))
+            self.problems.append(ConfigProblem(str(self.path), f"not TOML: {reason}", line=number))
         except (RecursionError, ValueError) as error:
             # tomllib follows nesting with Python's stack, and leaves integers to Python, which has a limit of digits.
-            what = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
-            self._add("", f"not TOML that can be read: {what}")
+            reason = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
+            self._add("", f"not TOML that can be read: {reason}")
         else:
             # TOML ends lines with LF or CRLF; tomllib reads CRLF as LF.
             self._lines = TomlLines(text.replace("\r\n", "\n"))
             return values
         return None
 
-    def _add(self, key: str, message: str, todo: str | None = None, *, names_key: bool = False) -> None:
+    def _add(self, key: str, message: str, hint: str | None = None, *, names_key: bool = False) -> None:
         origin, line = self.place(key) if key else (str(self.path), None)
-        self.problems.append(ConfigProblem(origin, message, key, line, todo, names_key))
+        self.problems.append(ConfigProblem(origin, message, key, line, hint, names_key))
 
     def _checked(
         self, values: dict[str, Any], struct: type[msgspec.Struct], above: str, keys: set[str] | None = None
@@ -195,7 +195,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _rule_errors(settings: InventorySettings, driver: str) -> Iterator[UsageError]:
-    """Compile each rule on its own, then all as the agent does; an error's `where` has the number of the rule."""
+    """Compile each rule individually, then all together as the agent does; an error's `where` has the rule's number."""
     count = 0
     for part, index in _single_rules(settings):
         try:

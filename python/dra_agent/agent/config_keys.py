@@ -1,4 +1,4 @@
-"""The keys of the configuration as a list: type, default, and whether a change applies without a restart.
+"""The keys of the configuration as a list: type, default, and how a change takes effect.
 
 Commands, the reload and the page of all keys read it, so that none of them repeats the schema.
 """
@@ -38,10 +38,10 @@ class ConfigKey(msgspec.Struct, frozen=True):
     name: str
     """Such as `health.fatal`."""
     kind: str
-    """Values that it accepts, for people."""
+    """A description of the accepted values."""
     default: Any
     change: Effect
-    """What it takes to apply a change."""
+    """The action that applies a change."""
     flag: str | None
     variable: str | None
 
@@ -62,7 +62,7 @@ def config_keys() -> list[ConfigKey]:
 
 
 def is_reloadable(key: str) -> bool:
-    """Return whether a change of a key, or of a part of one, applies without a restart."""
+    """Return True if a change of a key, or of a part of one, applies without a restart."""
     steps = key.split(".")
     return any(".".join(steps[: n + 1]) in RELOADABLE for n in range(len(steps)))
 

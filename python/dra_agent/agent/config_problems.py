@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: every problem with its place, and one error that carries all of them."""
+"""The problems of a configuration, each with its place, and the error that has all of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ConfigProblem(msgspec.Struct, frozen=True):
     """Line of the file, from 1."""
     todo: str | None = None
     names_key: bool = False
-    """Whether the message already names the key."""
+    """True if the message already names the key."""
     is_unreadable: bool = False
-    """Whether there is no file to check."""
+    """True if the file cannot be read."""
 
     def __str__(self) -> str:
         place = self.origin if self.line is None else f"{self.origin}:{self.line}"

@@ -73,11 +73,11 @@ class ConflictFilter:
         self._changed()
 
     def _save(self) -> None:
-        # A disk that is slow must not keep the kubelet waiting.
+        # A slow disk must not delay a response to the kubelet.
         asyncio.get_running_loop().run_in_executor(None, self._write)
 
     def _write(self) -> None:
-        with self._save_lock:  # so that what is written last is what was found last
+        with self._save_lock:  # so that the last write has the last result
             save_conflicts(self._config.state_dir, SavedConflicts(self._detector.verdict, published=self._publishes))
 
 

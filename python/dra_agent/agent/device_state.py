@@ -1,4 +1,4 @@
-"""What the host has, kept current: uevents and slow rescans → topology → inventory → health → slices.
+"""The current devices of the host: uevents and slow rescans → topology → inventory → health → slices.
 
 Everything here may wait for disks and vendor libraries, so the agent calls it on a worker thread; reading what was
 found last never waits.
@@ -34,7 +34,7 @@ from dra_agent.topology import LiveTopology, Uevent
 log = logging.getLogger(__name__)
 
 SHARING_DOWN = "sharing-down"
-"""The cause where what holds a device's shares apart does not run."""
+"""The cause if the mechanism that isolates the shares of a device does not run."""
 
 
 class DeviceState:
@@ -53,8 +53,8 @@ class DeviceState:
     ) -> None:
         """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
 
-        `keeps_slices`: whether `slices` is used. The publisher of a cluster computes its own, from the devices that the
-        conflict filter and a reclaim keep; a second set would be computed at every change for no reader.
+        `keeps_slices`: compute `slices`. The publisher of a cluster computes its own, from the devices that the
+        conflict filter and a reclaim keep; a second set would be computed at every change and never read.
         """
         self.host = host
         self._keeps_slices = keeps_slices
@@ -82,7 +82,7 @@ class DeviceState:
         return self._inventory
 
     def lookup(self, pool: str, name: str) -> Device | None:
-        """Find a device of the inventory, or one that a reloaded rule excludes: a claim may hold it, or be about to."""
+        """Find a device of the inventory, or one that a reloaded rule excludes, because a claim may hold it."""
         return self._inventory.lookup(pool, name) or self._withheld.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class DeviceState:
         return self._update(self.monitor.observe(self._as_reported()), scanned=True)
 
     def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:
-        """Apply other rules and health settings to the devices that are known, and return what changed.
+        """Apply changed rules and health settings to the known devices, and return the difference.
 
         Raises:
             UsageError: A rule can never work; nothing changed.
@@ -115,7 +115,7 @@ class DeviceState:
         return change
 
     def _forget_withheld(self) -> None:
-        """Keep the devices that a rule excludes, and not those that are published again or were removed."""
+        """Keep the devices that a rule excludes; drop those that are published again or were removed."""
         excluded = {exclusion.name for exclusion in self._inventory.excluded}
         known = {device.name: device for device in reversed(self._withheld.devices) if device.name in excluded}
         self._withheld = Inventory(devices=tuple(known.values()))

@@ -1,4 +1,4 @@
-"""Notices changes of one file through inotify(7) on its directory, so that a replaced file is seen as well.
+"""Notices changes of one file through inotify(7) on its directory, which also reports a replaced file.
 
 An editor renames a new file over the old one; the kubelet renames a new `..data` link over the old one, below which
 every key of a ConfigMap is (pkg/volume/util/atomic_writer.go). Both change the directory, and not the file itself.
@@ -74,7 +74,7 @@ class FileWatch:
 
     def _receive(self) -> None:
         assert self._descriptor is not None
-        # What happened does not matter: the file is read again.
+        # The kind of the event does not matter: the file is read again.
         with contextlib.suppress(BlockingIOError):
             while os.read(self._descriptor, _READ_BYTES):
                 pass

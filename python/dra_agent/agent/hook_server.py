@@ -32,7 +32,7 @@ class HookServer:
     """
 
     def __init__(self, socket: Path, tasks: Mapping[str, Callable[[bytes], bool]]) -> None:
-        """`tasks`: the handler of each task, called with the hook's line on a thread of its own."""
+        """`tasks`: the handler of each task, called with the hook's line on a separate thread."""
         self._socket = socket
         self._tasks = tasks
         self._server: Server | None = None

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 ID_FILE = "agent-id"
 START_TIMEOUT_S = 5.0
-"""For another agent that starts at the same time to record who it is."""
+"""Time for another agent that starts at the same time to record its identity."""
 
 
 class _DriverRecord(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class OtherAgent(msgspec.Struct, frozen=True):
     state_dir: str
     pid: int
     is_running: bool
-    """False for one that has ended since the host booted."""
+    """False if it has ended since the host booted."""
 
 
 def other_agents(config: Config) -> list[OtherAgent]:
@@ -91,7 +91,7 @@ def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Own
         handle = _lock_driver(directory / "drivers" / config.driver_name, owner, config)
     except OSError as error:
         raise RetryableError(
-            f"cannot be used to keep agents of one host apart: {error.strerror}",
+            f"cannot be used to distinguish the agents of a host: {error.strerror}",
             where=str(error.filename or directory),
             hint="run the agent as root, or name a directory that all agents of this host use with --run-dir",
         ) from error
@@ -120,8 +120,8 @@ def state_id(state_dir: Path) -> str:
             path.hardlink_to(temporary)
         return path.read_text().strip() or generated
     except OSError as error:
-        # A read-only or full disk: the directory itself is what agents that share it have in common.
-        log.warning("the state directory has no id of its own", extra={"reason": error.strerror})
+        # A read-only or full disk: agents that share the directory still have the same inode.
+        log.warning("the state directory does not have an id", extra={"reason": error.strerror})
         status = state_dir.stat()
         return f"{status.st_dev:x}-{status.st_ino:x}"
     finally:

@@ -1,6 +1,6 @@
-"""What the agent does for itself while claims are served: repairs of claims, the ledger's journal, memory.
+"""Background work while claims are served: repairs claims, compacts the ledger's journal, frees memory.
 
-It has its own threads. A repair that hangs blocks one of them, but not other claims, the
+It has its own threads. A repair that hangs blocks one thread, but not other claims, the
 scan of the hardware, or the agent's shutdown.
 """
 
@@ -20,7 +20,7 @@ from dra_agent.prepare.recovery import ExecutorRunner
 
 
 def trim() -> bool:
-    """Release free pages; return whether there were any. A no-op where the C library has no malloc_trim (musl).
+    """Release free pages; return True if there were any. A no-op if the C library has no malloc_trim (musl).
 
     Takes milliseconds, in which other threads wait for memory of the same arena: nothing for the way of a call.
     """
@@ -41,7 +41,7 @@ INTERVAL_S = 60.0
 ROUND_TIMEOUT_S = 3600.0
 """Maximum seconds of a round of repairs: each of up to a hundred claims can cost its own timeout."""
 MAX_HUNG_REPAIRS = 256
-"""Maximum repairs that may hang at the same time; each keeps its locks, so that no round retries it."""
+"""Maximum repairs that may hang at the same time; each keeps its locks, so no round retries it."""
 _T = TypeVar("_T")
 
 
@@ -49,7 +49,7 @@ class Work(Protocol):
     """Runs a call on an executor, where the agent watches over it."""
 
     def __call__(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; after `limit_s` seconds it counts as hung."""
+        """Run `call`; after `limit_s` seconds it is reported as hung."""
 
 
 class Housekeeping:
@@ -79,7 +79,7 @@ class Housekeeping:
         self._task = asyncio.create_task(self._run(), name="housekeeping")
 
     def stop(self) -> None:
-        """Stop; what hangs is not waited for."""
+        """Stop without waiting for calls that hang."""
         if self._task is not None:
             self._task.cancel()
         self._executor.shutdown()
@@ -87,17 +87,20 @@ class Housekeeping:
 
     async def _run(self) -> None:
         run_call = ExecutorRunner(self._repairs)
-        await self._guarded("checking claims of an earlier run", lambda: self._preparer.recover(run_call))
+        await self._guarded("check claims of an earlier run", lambda: self._preparer.recover(run_call))
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._guarded("compacting the ledger", self._ledger.compact)
-            await self._guarded("checking CDI specs", lambda: self._is_newest() and self._preparer.repair(run_call))
-            await self._guarded("giving memory back", trim)
+            await self._guarded("compact the ledger", self._ledger.compact)
+            await self._guarded("check CDI specs", lambda: self._is_newest() and self._preparer.repair(run_call))
+            await self._guarded("free memory", trim)
 
     async def _guarded(self, operation: str, call: Callable[[], object]) -> None:
         try:
             await self._work(self._executor, operation, ROUND_TIMEOUT_S, call)
         except AgentError as error:
-            log.warning("not done this time", extra={"what": operation, "reason": str(error)})
+            log.warning(
+                "background work failed; it is retried in the next round",
+                extra={"what": operation, "reason": str(error)},
+            )
         except Exception:  # housekeeping that fails must not end housekeeping
-            log.exception("not done this time", extra={"what": operation})
+            log.exception("background work failed; it is retried in the next round", extra={"what": operation})

@@ -56,7 +56,7 @@ class KubernetesMode:
         leadership: Leadership,
         on_status_change: Callable[[], None],
     ) -> None:
-        """`leadership`: whether this agent publishes. `on_status_change` is called when `status` has changed.
+        """`leadership` decides which agent publishes. `on_status_change` is called when `status` has changed.
 
         Raises UsageError where no socket fits below the kubelet's directory.
         """
@@ -190,7 +190,7 @@ class KubernetesMode:
 
     @property
     def status(self) -> str:
-        """Whether the kubelet knows the driver."""
+        """True if the driver is registered with the kubelet."""
         return str(self._plugin.state)
 
     @property
@@ -212,7 +212,7 @@ class KubernetesMode:
 
     @property
     def draining(self) -> bool:
-        """Whether the kubelet still has to unprepare claims; of several agents only the leader waits for it."""
+        """True while the kubelet has claims to unprepare; of several agents only the leader waits for it."""
         return self._drain is not None and self._leadership.is_leader() and not self._drain.is_unprepared
 
     async def close(self) -> None:
@@ -243,7 +243,7 @@ class KubernetesMode:
         self._on_status_change()
 
     async def _publish(self, guard: ConflictFilter, publisher: Publisher) -> None:
-        # Claims are prepared meanwhile: they do not depend on what is published.
+        # Claims can be prepared now: they do not depend on published slices.
         await guard.start()
         await publisher.start()
 

@@ -21,7 +21,7 @@ class Leadership:
         self._state = LeadershipState.UNABLE
 
     def is_leader(self) -> bool:
-        """Return whether this agent is the leader; the last known value if the disk does not respond."""
+        """Return True if this agent is the leader; the last known value if the disk does not respond."""
         if self._instances is None:
             return True
         try:
@@ -36,14 +36,14 @@ class Leadership:
         return self._leads
 
     def has_able_elder(self) -> bool:
-        """Return whether an older running agent can write; False if the disk does not respond."""
+        """Return True if an older running agent can write; False if the disk does not respond."""
         try:
             return self._instances is not None and self._instances.has_able_elder()
         except RetryableError:
             return False
 
     def report_able(self, able: bool) -> None:
-        """Publish to the other agents whether this one can write."""
+        """Record, for the other agents, if this one can write."""
         if self._state is not LeadershipState.STOPPING:
             self._report(LeadershipState.ABLE if able else LeadershipState.UNABLE)
 
@@ -64,5 +64,5 @@ class Leadership:
             self._instances.report(state)
         except RetryableError as error:
             log.error(
-                "cannot report to other agents of this node whether this one can write", extra={"reason": str(error)}
+                "cannot record for the other agents of this node if this one can write", extra={"reason": str(error)}
             )

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 BEAT_INTERVAL_S = 1.0
 """Seconds between two beats of the loop."""
 STALL_TIMEOUT_S = 15.0
-"""Seconds without a beat after which the loop counts as stuck."""
+"""Seconds without a heartbeat after which the loop is stuck."""
 
 
 class LivenessMonitor:
@@ -35,9 +35,9 @@ class LivenessMonitor:
         self._beat = self._clock()
 
     def watch(self, check: Callable[[], str], grace_s: float) -> None:
-        """Report what `check` returns as a failure once it has returned a reason for `grace_s` seconds.
+        """Report the reason that `check` returns as a failure once it has lasted for `grace_s` seconds.
 
-        For what only a new process (or pod) repairs. `check` is called by every `failures`, and must not wait.
+        For conditions that only a new process (or pod) repairs. Every `failures` calls `check`, which must not wait.
         """
         self._checks.append(_Check(check, grace_s))
 
@@ -60,7 +60,7 @@ class LivenessMonitor:
             return [operation for operation, _ in self._work.values()]
 
     def failures(self) -> list[str]:
-        """Return what hangs; empty if the agent is live."""
+        """Return the components that hang; empty if the agent is live."""
         now = self._clock()
         with self._lock:
             late = [f"{operation} is {now - end:.0f} s overdue" for operation, end in self._work.values() if now > end]

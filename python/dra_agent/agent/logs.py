@@ -1,4 +1,4 @@
-"""How the agent writes its log: one line for each event, as text for people or as JSON for programs.
+"""The agent's log: one line for each event, as text or as JSON.
 
 Modules log with the standard library; fields (claim, device) come through `extra`.
 """
@@ -21,7 +21,7 @@ _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERRO
 
 
 def set_up(level: str, format_: str) -> None:
-    """Send what the agent's modules log from `level` on to standard error."""
+    """Write log records of at least `level` to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     # Set by systemd if standard error is the journal, which records time and priority.
     journal = "JOURNAL_STREAM" in os.environ
@@ -62,7 +62,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line: time, level, logger, message, and the event's own fields."""
+    """One JSON object on one line: time, level, logger, message, and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one event."""

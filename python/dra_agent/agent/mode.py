@@ -1,4 +1,4 @@
-"""What the life of an agent knows of the two ways to serve claims: for Kubernetes, or without it."""
+"""The interface of the agent's two modes: with Kubernetes, and standalone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _T = TypeVar("_T")
 
 
 class RunInThread(Protocol):
-    """Runs what may wait on the hardware's thread, where the agent watches over it."""
+    """Runs blocking calls on the hardware thread, which the agent monitors."""
 
     def __call__(self, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; after `limit_s` seconds it counts as hung."""
+        """Run `call`; after `limit_s` seconds it is reported as hung."""
 
 
 class Mode(Protocol):
     """A mode of operation. All methods are called on the event loop."""
 
     async def open(self) -> None:
-        """Start what needs no devices; raises AgentError if the agent cannot start."""
+        """Start the parts that need no devices; raises AgentError if the agent cannot start."""
 
     def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:
         """Return the sources of reclaim signals outside the host; called after `open`."""
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
-        """Act on what is announced of the host's end, from what is known already; called before `serve`."""
+        """Act on saved and current reclaim notices; called before `serve`."""
 
     async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Start to serve claims."""
@@ -50,11 +50,11 @@ class Mode(Protocol):
 
     @property
     def hung_calls(self) -> list[str]:
-        """What still runs on a thread and may never end."""
+        """Calls that are pending on a thread and may never return."""
 
     @property
     def draining(self) -> bool:
-        """Whether the node is being reclaimed, and claims must still be released through this agent."""
+        """True while the node is being reclaimed and claims must be released through this agent."""
 
     async def close(self) -> None:
         """Stop; prepared claims stay prepared. Also called if `open` or `serve` failed."""

@@ -1,4 +1,4 @@
-"""Looks after what shares of GPUs need while the agent lives: their daemons are watched."""
+"""Supervises the MPS daemons of GPU shares while the agent runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MpsSupervisor:
         self._task = asyncio.create_task(self._watch(), name="sharing")
 
     async def stop(self) -> None:
-        """Stop; daemons go on, for the claims that are prepared."""
+        """Stop; the daemons continue for prepared claims."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

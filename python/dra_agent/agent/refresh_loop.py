@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 DEBOUNCE_S = 0.1
 """Seconds to wait after an event: adding or removing a device causes a burst of them."""
 POLL_INTERVAL_S = 1.0
-"""Seconds between two questions to the devices' libraries about what happened."""
+"""Seconds between two polls of the vendor libraries for events."""
 HEALTH_INTERVAL_S = 15.0
 """Seconds between two health checks."""
 RESCAN_INTERVAL_S = 300.0
 """Seconds between two full scans, which find changes without an event."""
 UNANNOUNCED_INTERVAL_S = 1.0
-"""Both of them for a host that is not the kernel's own (--simulate, --sysfs-root): nothing announces its changes."""
+"""Both for simulated hosts and other roots (--simulate, --sysfs-root), for which the kernel sends no uevents."""
 
 Work = Callable[[str, Callable[[], InventoryDiff]], Awaitable[InventoryDiff]]
 
@@ -53,7 +53,7 @@ class RefreshLoop:
                 self._socket = UeventSocket()
                 asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
             except AgentError as error:
-                log.warning("devices that come and go are noticed late", extra={"reason": str(error)})
+                log.warning("added and removed devices are detected late", extra={"reason": str(error)})
         self._task = asyncio.create_task(self._run(), name="hardware")
 
     async def stop(self) -> None:
@@ -69,7 +69,7 @@ class RefreshLoop:
         assert self._socket is not None
         try:
             received = self._socket.receive()
-        except (OSError, ValueError) as error:  # a message that is none: only a rescan knows what it was about
+        except (OSError, ValueError) as error:  # an invalid message: only a rescan finds the change
             log.warning("uevent not understood", extra={"reason": str(error)})
             self._lost = True
         else:
@@ -114,6 +114,6 @@ class RefreshLoop:
             return await self._work(operation, call)
         except AgentError as error:
             log.error("the host cannot be scanned", extra={"reason": str(error)})
-        except Exception:  # the devices that are known must go on being served
+        except Exception:  # the known devices must remain available
             log.exception("the host cannot be scanned")
         return None

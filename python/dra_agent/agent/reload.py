@@ -43,9 +43,9 @@ class Reload:
     """Reloads from the first call to the end of the process. One reload runs at a time."""
 
     def __init__(self, config: Config, read: Callable[[], Config]) -> None:
-        """`config`: what the process runs with. `read`: reads flags, variables and file again, may raise AgentError."""
+        """`config`: the current configuration. `read`: reads flags, variables and file again, may raise AgentError."""
         self.effective = config
-        """What is in effect."""
+        """The configuration in effect."""
         self.status = ReloadStatus(True, time.time(), checksum(config))
         self._loaded = config
         self._read = read
@@ -59,11 +59,11 @@ class Reload:
         self._apply = apply
 
     def __call__(self) -> None:
-        """Start a reload, or have the one that runs read once more; it returns at once."""
+        """Start a reload, or let a running one read again; returns immediately."""
         self._start(is_requested=True)
 
     def file_changed(self) -> None:
-        """Reload if the configuration is another one; what was reported before is not reported again."""
+        """Reload if the configuration has changed; problems are reported once."""
         self._start(is_requested=False)
 
     def _start(self, *, is_requested: bool) -> None:

@@ -1,7 +1,7 @@
 """The agents that live on one state directory during a rolling update: which is the newest, and which one leads.
 
 The newest does local work that needs nothing but the host: CDI specs, MPS daemons, the saved reclaim state. The leader
-writes to the API server: the newest of those that have shown that they can, or the newest of all while none has.
+writes to the API server: the newest of those whose writes have succeeded, or the newest of all if there are none.
 
 An instance is a file `instances/ORDER-UID` below the state directory, locked with flock(2) for its owner's life, so
 that a crash needs no cleanup. Its size is the owner's `LeadershipState`: a size needs no block on a full disk. An empty
@@ -38,9 +38,9 @@ _ENTRY = re.compile(r"(\d{12})-(.+)")
 
 
 def check_uid(uid: str) -> None:
-    """Raise UsageError for what cannot name an instance."""
+    """Raise UsageError for an invalid name of an instance."""
     if not _UID.fullmatch(uid):
-        raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", hint="give the pod's uid")
+        raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", hint="set the uid of the pod")
 
 
 class LeadershipState(enum.IntEnum):
@@ -54,7 +54,7 @@ class LeadershipState(enum.IntEnum):
 
 
 class InstanceRegistry:
-    """One agent among those on its state directory, from creation to `close`."""
+    """One of the agents on a state directory, from creation to `close`."""
 
     def __init__(self, state_dir: Path, uid: str) -> None:
         """Register after all others, or in the place of an earlier agent of the same pod.
@@ -78,7 +78,7 @@ class InstanceRegistry:
             ) from error
 
     def is_newest(self) -> bool:
-        """Return whether no younger agent runs, from files, within microseconds; raises RetryableError if it cannot."""
+        """Return True if no newer agent runs, from files, in microseconds; RetryableError if they are unreadable."""
         return not any(order > self._order and _lives(path) for order, _, path in self._places())
 
     def others(self) -> list[str]:
@@ -86,14 +86,14 @@ class InstanceRegistry:
         return [uid for order, uid, path in self._places() if order != self._order and _lives(path)]
 
     def is_leader(self) -> bool:
-        """Return whether this agent is the one that writes to the API server; reads the files, in microseconds.
+        """Return True if this agent writes to the API server; reads the files, in microseconds.
 
         Exactly one of the living instances leads at any moment. RetryableError where the files cannot be read.
         """
         return self._leader() == self._order
 
     def has_able_elder(self) -> bool:
-        """Return whether an older agent lives that can write: this one need not lead before it can, too."""
+        """Return True if a running older agent can write: this one need not lead before it can, too."""
         elders = (path for order, _, path in self._places() if order < self._order)
         return any(_read_state(path) is LeadershipState.ABLE for path in elders)
 
@@ -110,7 +110,7 @@ class InstanceRegistry:
         self._state = state
 
     def watch(self, changed: Callable[[bool], None], every: float = POLL_INTERVAL_S) -> None:
-        """Call `changed` on the running loop with what `is_leader` returns, whenever that changes."""
+        """Call `changed` on the running loop with the value of `is_leader` whenever it changes."""
         self._task = asyncio.get_running_loop().create_task(
             self._watch(changed, self.is_leader(), every), name="instances"
         )
@@ -155,7 +155,9 @@ class InstanceRegistry:
             if other == uid:
                 if _lives(path):
                     raise PermanentError(
-                        "another agent of this pod lives", where=str(path), hint="stop it, or give this one its own uid"
+                        "another agent of this pod lives",
+                        where=str(path),
+                        hint="stop it, or set another uid for this one",
                     )
                 order = place
             elif not _lives(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:
@@ -163,7 +165,7 @@ class InstanceRegistry:
         order = last + 1 if order is None else order
         handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.utime(handle)
-        # Before the lock: a living instance always has a size, and one that restarts has to show again that it can.
+        # Before the lock: a running instance always has a size, and a restarted one must prove again that it can write.
         os.ftruncate(handle, LeadershipState.UNABLE)
         fcntl.flock(handle, fcntl.LOCK_EX)  # another agent's check lasts microseconds
         return order, handle

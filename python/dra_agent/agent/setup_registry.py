@@ -1,6 +1,6 @@
-"""The vendor set-ups that come with the agent, in the order in which one claim's are made.
+"""The registry of set-ups, in the order in which they run for a claim.
 
-What makes a device comes first, what is set on it after. Making a set-up touches neither the host nor the disk, so
+Set-ups that create a device come first, then those that configure it. A constructor touches neither host nor disk, so
 that commands can list the kinds.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SIMULATED = "simulated"
-"""Its directory in the state directory: an agent keeps its simulated host, so that it can be changed meanwhile."""
+"""Its directory in the state directory: a simulated host lasts, so that it can be changed while the agent runs."""
 
 
 def agent_host(config: Config) -> Host:
@@ -63,7 +63,7 @@ def driver_root(config: Config) -> DriverRoot | None:
 
 
 def simulated_host(config: Config, root: Path) -> Host:
-    """Build the simulated host, with NVIDIA's driver below a root of its own if one is configured."""
+    """Build the simulated host, with NVIDIA's driver below a separate root if one is configured."""
     from dra_agent import simulate
 
     assert config.simulate is not None
@@ -78,12 +78,12 @@ def simulated_host(config: Config, root: Path) -> Host:
 
 
 def is_simulated(host: Host) -> bool:
-    """Whether a host is simulated, by the marker that `simulate.builder` writes next to its /sys."""
+    """Return True for a simulated host, by the marker that `simulate.builder` writes next to its /sys."""
     return (host.sysfs.parent / "simulated.json").is_file()
 
 
 def is_recorded(host: Host) -> bool:
-    """Whether a host was built from a recording, by the marker that `simulate.recording` writes next to its /sys."""
+    """Return True for a host from a recording, by the marker that `simulate.recording` writes next to its /sys."""
     return (host.sysfs.parent / "recording.json").is_file()
 
 
@@ -107,7 +107,7 @@ def command_host(config: Config) -> Iterator[Host]:
 def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None = None) -> tuple[DeviceSetup, ...]:
     """Make every set-up for a host, with its state below the configuration's state directory.
 
-    `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs meanwhile.
+    `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs concurrently.
     """
     from dra_agent.device_setup.amd import AmdPartitionSetup
     from dra_agent.device_setup.mig import MigSetup

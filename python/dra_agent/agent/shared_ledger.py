@@ -1,7 +1,7 @@
 """Keeps the view of a ledger up to date that agents of a rolling update share.
 
 Without the lease an agent has the ledger's state of its own last lease. The agent that acts on a reclaim notice may
-serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares meanwhile must be
+serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares in this time must be
 released too. So it acquires the lease at short intervals while another agent runs.
 """
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 
 class SharedLedger:
-    """From `start` to `stop`. Lives on the event loop, and waits on a thread of its own."""
+    """From `start` to `stop`. Runs on the event loop, and waits on a separate thread."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SharedLedger:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Follow what other agents record."""
+        """Follow the records of other agents."""
         self._task = asyncio.create_task(self._run(), name="shared ledger")
 
     def stop(self) -> None:
@@ -62,7 +62,7 @@ class SharedLedger:
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
             except RetryableError as error:
                 if not failed:
-                    log.warning("what other agents recorded is not known", extra={"reason": str(error)})
+                    log.warning("cannot read the ledger records of other agents", extra={"reason": str(error)})
                 failed = True
             else:
                 failed = False

@@ -79,9 +79,9 @@ def install() -> Signals:
 async def run_unless(
     stopped: asyncio.Event, needed: Callable[[], bool], start: Coroutine[Any, Any, None], *, poll_s: float
 ) -> bool:
-    """Run `start`, and cancel it once `stopped` is set and it is not `needed`; whether it came to its end.
+    """Run `start`, and cancel it once `stopped` is set and it is not `needed`; return True if it was completed.
 
-    Raises what `start` raises.
+    Raises the errors of `start`.
     """
     starting = asyncio.create_task(start, name="start")
     waiting = asyncio.create_task(stopped.wait(), name="stop")

@@ -60,7 +60,7 @@ class StandaloneMode:
         self._reclaim = reclaim
 
     async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
-        """Bring back what the ledger knows and the store has lost, then listen."""
+        """Restore claims that are in the ledger but missing in the store, then listen."""
         config = self._config
         delete(config.state_dir)
         self._service = StandaloneService(
@@ -95,12 +95,12 @@ class StandaloneMode:
 
     @property
     def hung_calls(self) -> list[str]:
-        """What a stop did not wait for; what hangs in the preparer is also watched over there."""
+        """Calls that a stop did not wait for; the preparer also monitors its own."""
         return self._service.hung_calls if self._service is not None else []
 
     @property
     def draining(self) -> bool:
-        """Whether claims have still to be released."""
+        """True while claims have to be released."""
         return self._drain is not None and self._drain.draining
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ class TomlLines:
         self._lines: dict[Path, int] = {}
         self._tables: dict[Path, int] = {}
         """The number of the last table of each array of tables."""
-        # What was found before an error is right, and a problem without a line still names its key.
+        # Lines before an error are correct, and a problem without a line still names its key.
         with contextlib.suppress(RecursionError, ValueError, IndexError):
             self._document()
         del self._text
@@ -127,7 +127,7 @@ class TomlLines:
             self._at += 1
 
     def _skip(self) -> bool:
-        """Skip white space and comments; return whether there is more."""
+        """Skip white space and comments; return False at the end."""
         self._match(_SPACE)
         return self._at < len(self._text)
 

@@ -1,4 +1,4 @@
-"""Where an agent without root keeps its state, and when its user's commands use it."""
+"""The state directory of an agent without root, and the conditions under which its user's commands use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of the admission webhook: its parts put together, from start to SIGTERM."""
+"""Runs the admission webhook, from start to SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long ago something was, as kubectl prints it."""
+"""Ages of objects, in the format of kubectl."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dra_agent.clock import wall_now
 
 
 def age(timestamp: str | None) -> str | None:
-    """Return how long ago an RFC 3339 time was, as `kubectl get` prints it; None for no time.
+    """Return the time since an RFC 3339 time in the format of `kubectl get`; None for no time.
 
     Source: k8s.io/apimachinery pkg/util/duration/duration.go, HumanDuration.
     """

@@ -49,7 +49,7 @@ def _as_json(problem: ConfigProblem) -> dict[str, Any]:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print each value and where it comes from."""
+    """Print each value and its origin."""
     from dra_agent.agent.config import load
     from dra_agent.cli.output import emit, table
 
@@ -63,7 +63,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def listing(loaded: LoadedConfig, *, every: bool = True) -> list[dict[str, Any]]:
-    """Return each key with its value, its origin, and what a change needs; `every`: also those with defaults."""
+    """Return each key with its value, its origin, and how a change takes effect; `every` includes default values."""
     from dra_agent.agent.config_keys import config_keys, values_of
 
     values = values_of(loaded.config)

@@ -38,7 +38,7 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
             return holders
         entries, _ = read_copy(state_dir) or ([], None)
     except AgentError:
-        # The agent may stop meanwhile; the devices can be shown without it.
+        # The agent may stop during the request; the devices can be shown without it.
         return {}
     for entry in entries:
         for device in entry.devices:

@@ -1,4 +1,4 @@
-"""`dra-agent cdi`: the specs that claims got, what a container gets of them, and a check of CDI directories."""
+"""`dra-agent cdi`: the CDI specs of claims, their effect on a container, and a check of CDI directories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOW_EXAMPLES = (
     ("cdi show train", "device nodes, mounts and variables of a claim, by its name"),
     ("cdi show team-a/train -o json", "the edits of a claim of another namespace, for programs"),
 )
-_TRY_EXAMPLES = (("cdi try train", "does a container of this host get the devices of the claim"),)
+_TRY_EXAMPLES = (("cdi try train", "test that a container of this host gets the devices of the claim"),)
 _VALIDATE_EXAMPLES = (
     ("cdi validate", "the directories that container runtimes read"),
     ("cdi validate /etc/cdi /var/run/cdi", "these, lowest priority first"),
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     show = actions.add_parser(
         "show",
-        help="show what a container gets of claims or CDI ids, and how to start one",
+        help="show the changes to a container for claims or CDI ids, and the commands that start one",
         epilog=examples(*_SHOW_EXAMPLES),
     )
     attempt = actions.add_parser(
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         epilog=examples(*_VALIDATE_EXAMPLES),
     )
     validate.add_argument(
-        "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
+        "directory", nargs="*", type=Path, help="lowest priority first; default: the directories that runtimes read"
     )
     for action in (listing, show, attempt, validate):
         add_flags(action, ("cdi_dir", "driver_name"))
@@ -150,7 +150,7 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     for name in ids:
         print(name)
-    print("\nA container that gets this:")
+    print("\nA container with these devices:")
     for line in describe(edits):
         print(f"  {line}")
     print("\nStart one with:")
@@ -172,7 +172,7 @@ def _try(args: argparse.Namespace) -> int:
     edits = applied_edits(registry, ids)
     with tempfile.TemporaryDirectory(prefix="dra-agent-") as folder:
         rootfs = make_rootfs(Path(folder) / "rootfs")
-        runtime, reasons = None, ["no static busybox is installed to put into a container"]
+        runtime, reasons = None, ["a static busybox for the container is not installed"]
         if rootfs is not None:
             with progress("looking for a container runtime that works here"):
                 runtime, reasons = find(rootfs, specs.path)
@@ -193,7 +193,7 @@ def _try(args: argparse.Namespace) -> int:
         raise RetryableError(
             f"the container ended with status {status}",
             where=runtime.name,
-            hint="see what it printed above; `dra-agent cdi validate` checks the files",
+            hint="see its output above; `dra-agent cdi validate` checks the files",
         )
     return 0
 
@@ -215,7 +215,7 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
             raise PermanentError(
                 f"no claim of this name or uid has a CDI spec in {specs.path}",
                 where=name_or_id,
-                hint="`dra-agent cdi list` shows the claims that have one, `dra-agent claim list` those that wait",
+                hint="`dra-agent cdi list` shows the claims with a spec, `dra-agent claim list` the claims that wait",
             )
         if loaded.spec is None:
             raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), hint=_REBUILD)

@@ -1,4 +1,4 @@
-"""`dra-agent claim VERB`: claims of this host in the API's own YAML, what they hold, and commands that use them."""
+"""`dra-agent claim VERB`: ResourceClaims of this host in YAML, their devices, and commands that use them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ WAIT_FOR_AGENT_S = 10.0
 _EXAMPLES = {
     "apply": (
         ("-f claim.yaml", "create its classes and claims, or change them"),
-        ("-f classes/ -f - --dry-run", "check a directory and what a pipe brings, and change nothing"),
+        ("-f classes/ -f - --dry-run", "check a directory and standard input, but change nothing"),
     ),
     "list": (
         ("", "every claim, and why it waits"),
-        ("-n team-a --watch", "those of a namespace, and what changes"),
+        ("-n team-a --watch", "the claims of a namespace, and their changes"),
         ("--classes", "the DeviceClasses"),
     ),
     "get": (
@@ -43,7 +43,7 @@ _EXAMPLES = {
     "wait": (("train --timeout 60", "wait a minute until its devices are ready"),),
     "delete": (
         ("train", "release a claim"),
-        ("-f claim.yaml --ignore-not-found", "what a file describes, if it exists"),
+        ("-f claim.yaml --ignore-not-found", "the objects of a file; missing ones are ignored"),
         ("deviceclass/gpu", "a DeviceClass"),
     ),
 }
@@ -55,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.cli.connection import add_connection_flags
 
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    apply = _verb(verbs, "apply", "create DeviceClasses and ResourceClaims")
-    listing = _verb(verbs, "list", "show every claim")
-    get = _verb(verbs, "get", "show claims and their CDI ids")
-    wait = _verb(verbs, "wait", "wait until claims are prepared; exit 1 if that does not happen in time")
-    delete = _verb(verbs, "delete", "release claims, or delete DeviceClasses")
+    apply = _add_verb(verbs, "apply", "create DeviceClasses and ResourceClaims")
+    listing = _add_verb(verbs, "list", "show every claim")
+    get = _add_verb(verbs, "get", "show claims and their CDI ids")
+    wait = _add_verb(verbs, "wait", "wait until claims are prepared; exit 1 if that does not happen in time")
+    delete = _add_verb(verbs, "delete", "release claims, or delete DeviceClasses")
 
     add_filename_flags(apply, "DeviceClasses and ResourceClaims", required=True)
     add_dry_run_flag(apply)
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("name", nargs="*", metavar="CLAIM", help=f"{_NAME}; without any, every claim")
     wait.add_argument("name", nargs="+", metavar="CLAIM", help=_NAME)
     delete.add_argument("name", nargs="*", metavar="CLAIM", help=f"{_NAME}; or deviceclass/NAME")
-    add_filename_flags(delete, "delete what they describe")
+    add_filename_flags(delete, "the objects to delete")
     delete.add_argument("--class", action="store_true", dest="is_class", help="the names are names of DeviceClasses")
     add_dry_run_flag(delete)
     for verb in (wait, delete):
@@ -92,9 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _NAME = "NAME, NAMESPACE/NAME or uid"
 
 
-def _verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str) -> argparse.ArgumentParser:
+def _add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
+) -> argparse.ArgumentParser:
     epilog = examples(*((f"claim {name} {arguments}".strip(), effect) for arguments, effect in _EXAMPLES[name]))
-    return verbs.add_parser(name, help=what, epilog=epilog)
+    return verbs.add_parser(name, help=summary, epilog=epilog)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,14 +31,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_refused(claim: dict[str, Any]) -> bool:
-    """Whether the claim failed: it can never fit here, or its devices could not be prepared."""
+    """True if the claim failed: it can never fit here, or its devices could not be prepared."""
     if claim["phase"] == "Allocated":
         return bool(claim["message"] != UNDER_WAY)
     return bool(not claim["fits_empty_host"] or claim["phase"] == "Failed")
 
 
 def check(objects: list[LoadedObject], driver: str) -> None:
-    """Refuse what the agent does not keep, and configuration that no claim can be prepared with, by file and line."""
+    """Reject kinds that the agent does not store, and invalid configuration, by file and line."""
     from dra_agent.agent.setup_registry import known_setups
     from dra_agent.errors import UsageError
     from dra_agent.prepare.config import validate_object
@@ -54,7 +54,7 @@ def check(objects: list[LoadedObject], driver: str) -> None:
             )
         if loaded.kind not in ("ResourceClaim", "DeviceClass"):
             raise UsageError(
-                f"a {loaded.kind or 'nameless kind'} is nothing that the agent keeps",
+                f"a {loaded.kind or 'nameless kind'} is a kind that the agent does not store",
                 where=loaded.where("kind"),
                 hint="apply DeviceClasses and ResourceClaims",
             )
@@ -101,7 +101,7 @@ def _sentence(done: dict[str, Any]) -> str:
 
 
 def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
-    """Print what would become of each object; the devices are those that are free now."""
+    """Print the result for each object; devices are chosen from those that are free now."""
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
     from dra_agent.explain import explain

@@ -16,7 +16,7 @@ _API_KINDS = {CLAIM: "ResourceClaim", CLASS: "DeviceClass"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Delete what is named; exit code 1 where a claim is still being released at the end of the timeout."""
+    """Delete the named objects; exit code 1 if a claim is still being released at the end of the timeout."""
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit, prints_names, progress
 
@@ -44,7 +44,7 @@ def _targets(args: argparse.Namespace) -> list[ObjectName]:
     for loaded in load_files(args) if args.filename else ():
         kind = next((kind for kind, name in _API_KINDS.items() if name == loaded.kind), None)
         if kind is None:
-            hint = "leave out what the agent does not keep"
+            hint = "remove the kinds that the agent does not store"
             raise UsageError(f"a {loaded.kind} cannot be deleted here", where=loaded.where("kind"), hint=hint)
         namespace = loaded.value["metadata"].get("namespace") or args.namespace or DEFAULT_NAMESPACE
         targets.append(ObjectName(kind, namespace, loaded.name))

@@ -1,7 +1,7 @@
 """A process that ends a command and releases its claim if `dra-agent claim run` is killed before it can do so.
 
-It is forked before the claim exists and reads from a pipe what to release. The end of the pipe without `DONE` means
-that the other process is gone. The claim carries a token as an annotation, so that a claim of the same name that was
+It is forked before the claim exists and reads the claim to release from a pipe. The end of the pipe without `DONE`
+means that the parent has exited. The claim has a token as an annotation, so that a claim of the same name that was
 created by something else is never released.
 """
 
@@ -25,7 +25,7 @@ _DONE = b"done\n"
 
 
 class ClaimGuard:
-    """The process, from the side of the one that it guards."""
+    """The guard process, as its parent uses it."""
 
     def __init__(self, socket: Path, namespace: str, name: str, token: str) -> None:
         """Start it; it does nothing to a claim without this token."""
@@ -52,9 +52,9 @@ class ClaimGuard:
 
 
 def release(socket: Path, namespace: str, name: str, token: str) -> bool:
-    """Delete the claim of a run; returns whether that is complete. A claim without the token is left as it is.
+    """Delete the claim of a run; return True once it is deleted. A claim without the token is not changed.
 
-    It has a connection of its own: on another one, a request may be waiting for its response.
+    It uses a separate connection, because a request may be waiting for its response on the other one.
     """
     from dra_agent.standalone.protocol import Client, Delete, Get
 

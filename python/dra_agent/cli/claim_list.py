@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_cluster_node(args: argparse.Namespace) -> bool:
-    """Whether claims here are those of a kubelet: no agent in standalone mode, and a ledger."""
+    """Return True if a kubelet manages the claims here: a ledger exists, and no agent runs in standalone mode."""
     from dra_agent.agent.config import load_config
     from dra_agent.presence import may_exist
     from dra_agent.standalone.protocol import SOCKET
@@ -125,7 +125,7 @@ def _wait(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False) -> int:
-    """Print claims in the chosen format; `alone`: one that was named, with what a container needs of it."""
+    """Print claims in the chosen format; `alone`: a single named claim, with the CDI ids for a container."""
     from dra_agent.cli.output import CDI, Rows, emit
     from dra_agent.cli.watch import watch
 

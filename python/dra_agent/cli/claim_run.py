@@ -65,7 +65,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_filename_flags(parser, "one ResourceClaim, and DeviceClasses that it needs", required=True)
     parser.add_argument("--name", metavar="NAME", help="name of the claim, instead of that in the file")
-    add_timeout_flag(parser, WAIT_TIMEOUT_S, what="for the agent and the devices")
+    add_timeout_flag(parser, WAIT_TIMEOUT_S, purpose="for the agent and the devices")
     add_connection_flags(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
 
@@ -197,7 +197,7 @@ def _forwarded(running: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 @contextmanager
 def _deferred() -> Iterator[None]:
-    """Ignore signals: what is released must not be interrupted."""
+    """Ignore signals, because a release must not be interrupted."""
     with _handled(signal.SIG_IGN):
         yield
 

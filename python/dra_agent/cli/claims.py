@@ -1,4 +1,4 @@
-"""`dra-agent claim holders|usage|release`: who holds which device, of this host or of a whole cluster.
+"""`dra-agent claim holders|usage|release`: the claims that hold devices, on this host or in a whole cluster.
 
 `dra-agent claims`, `claims --usage` and `claims release` are earlier spellings of the same.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Item = dict[str, Any]
 
 RELEASE = """\
-Undo what the agent of this node prepared for a claim, and free its devices. Refused while the claim exists in the API
+Unprepare a claim on this node, and free its devices. Refused while the claim exists in the API
 server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
 releases it all the same. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
 RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
@@ -31,14 +31,14 @@ On a node the claims are those that are prepared there. With --kubeconfig, or in
 asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
 """
 USAGE_EPILOG = """
-Reads, as root on the node, what the driver or the kernel counts for each claim.
+Reads the counters of the driver or the kernel for each claim, as root on the node.
 """
 _HOLDERS_EXAMPLES = (
     ("claim holders", "the devices that claims hold on this host"),
     ("claim holders -n team-a -o cdi", "the CDI ids of a namespace, for scripts"),
-    ("claim holders --all-nodes", "those of the whole cluster"),
+    ("claim holders --all-nodes", "the claims of the whole cluster"),
 )
-_USAGE_EXAMPLES = (("claim usage", "how much memory of its devices each claim has now"),)
+_USAGE_EXAMPLES = (("claim usage", "the memory that each claim uses now on its devices"),)
 _OLD_EXAMPLES = (
     ("claims", "as `dra-agent claim holders`"),
     ("claims --usage", "as `dra-agent claim usage`"),
@@ -53,7 +53,7 @@ _OLD_RELEASE_EXAMPLES = (("claims release team-a/train", "as `dra-agent claim re
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the flags of the earlier spelling."""
     parser.epilog = examples(*_OLD_EXAMPLES) + EPILOG
-    parser.add_argument("--usage", action="store_true", help="how much memory of its devices each claim has now")
+    parser.add_argument("--usage", action="store_true", help="the memory that each claim uses now on its devices")
     parser.add_argument("--simulate", metavar="PROFILE", help="with --usage: the simulated host that the agent runs on")
     _add_holder_flags(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
@@ -75,7 +75,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     _add_holder_flags(holders)
     usage = verbs.add_parser(
         "usage",
-        help="show how much memory of its devices each claim has now",
+        help="show the memory that each claim uses now on its devices",
         epilog=examples(*_USAGE_EXAMPLES) + USAGE_EPILOG,
     )
     usage.add_argument("--simulate", metavar="PROFILE", help="the simulated host that the agent runs on")

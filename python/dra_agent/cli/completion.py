@@ -1,7 +1,7 @@
 """`dra-agent completion bash|zsh|fish`: scripts that complete commands, flags, and names of claims and devices.
 
-A script asks the program itself for candidates, so it fits every version: `dra-agent completion words -- WORD...`
-prints them for the last word, each with a description. The kind of a value is the metavar of its argument.
+A script calls the program for candidates, so it fits every version: `dra-agent completion words -- WORD...` prints
+them for the last word, each with a description. The metavar of an argument is the kind of its value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dra_agent.cli.parser import COMMANDS, Parser, build_parser, examples, subcommands
 
 TIMEOUT_S = 1.0
-"""For names from the agent: a shell waits meanwhile."""
+"""Timeout of a request for names to the agent: the shell waits for the response."""
 FILES, DIRECTORIES = ":files", ":directories"
 """Printed in place of candidates: the shell completes paths itself."""
 _FILE_KINDS = {"FILE": FILES, "DIR": DIRECTORIES, "ROOT": DIRECTORIES, "-- COMMAND": FILES}
@@ -80,19 +80,21 @@ _EXAMPLES = {
 
 
 class Candidate(NamedTuple):
-    """A word that can stand at the cursor."""
+    """A completion of the word at the cursor."""
 
     word: str
-    what: str = ""
+    description: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define a verb for each shell, and the one that scripts call."""
+    """Define a verb for each shell, and `words`, which the scripts call."""
     verbs = parser.add_subparsers(dest="shell", metavar="SHELL", required=True)
     for shell, lines in _EXAMPLES.items():
-        what = "candidates for the last word; called by the scripts" if shell == "words" else f"the script for {shell}"
+        output = (
+            "candidates for the last word; called by the scripts" if shell == "words" else f"the script for {shell}"
+        )
         shown = examples(*((f"completion {arguments}", effect) for arguments, effect in lines))
-        verb = verbs.add_parser(shell, help=what, description=f"Print {what}.", epilog=shown)
+        verb = verbs.add_parser(shell, help=output, description=f"Print {output}.", epilog=shown)
         if shell == "words":
             verb.add_argument("words", nargs=argparse.REMAINDER, metavar="-- WORD", help="the words after the program")
 
@@ -115,13 +117,13 @@ def script(shell: str, *, program: str = "dra-agent", complete: str = "completio
 
 
 def print_candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Print the candidates for the last word, each with a tabulator and its description."""
+    """Print the candidates for the last word, each with a tab and its description."""
     for candidate in candidates(parser, words):
-        print(f"{candidate.word}\t{candidate.what}" if candidate.what else candidate.word)
+        print(f"{candidate.word}\t{candidate.description}" if candidate.description else candidate.word)
 
 
 def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[Candidate]:
-    """Return what can stand in place of the last word, and begins with it."""
+    """Return the completions of the last word."""
     *before, last = words or [""]
     found = sorted(set(_candidates(parser, before, last)))
     return [candidate for candidate in found if candidate.word.startswith(last) or candidate.word.startswith(":")]
@@ -140,7 +142,7 @@ def _candidates(parser: argparse.ArgumentParser, before: Sequence[str], last: st
         name, _, _ = last.partition("=")
         action = parser._option_string_actions.get(name)
         for value in _values(action, rest) if action is not None else ():
-            yield Candidate(value.word if value.word.startswith(":") else f"{name}={value.word}", value.what)
+            yield Candidate(value.word if value.word.startswith(":") else f"{name}={value.word}", value.description)
         return
     if last.startswith("-"):
         yield from _flags(parser)
@@ -171,7 +173,7 @@ def _descend(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[arg
 
 
 def _given_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """Return how many of the words are neither flags nor values of flags."""
+    """Return the number of positional arguments among the words."""
     return sum(
         not word.startswith("-") and _open_flag(parser, words[:index]) is None for index, word in enumerate(words)
     )

@@ -1,4 +1,4 @@
-"""`dra-agent config`: the agent's own configuration, and that of devices in claims and classes."""
+"""`dra-agent config`: the configuration of the agent, and of devices in claims and classes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _CHECK_EXAMPLES = examples(
     ("config check config.toml", "every problem of the agent's configuration, as FILE:LINE: KEY: MESSAGE"),
-    ("config check - -o json", "what a pipe brings, for programs"),
+    ("config check - -o json", "standard input, for scripts"),
 )
-_SHOW_EXAMPLES = examples(("config show --config config.toml", "each value that is set, and where it comes from"))
-_KEYS_EXAMPLES = examples(("config keys", "every key, and whether a change needs a restart of the agent"))
+_SHOW_EXAMPLES = examples(("config show --config config.toml", "each value that is set, and its origin"))
+_KEYS_EXAMPLES = examples(("config keys", "every key; a column shows which changes need a restart of the agent"))
 _VALIDATE_EXAMPLES = examples(
-    ("config validate claim.yaml classes.yaml", "what is wrong with the configuration in them, line by line"),
-    ("config validate -", "what a pipe brings: kubectl get deviceclasses -o yaml | dra-agent config validate -"),
+    ("config validate claim.yaml classes.yaml", "the errors of the configuration in them, line by line"),
+    ("config validate -", "standard input: kubectl get deviceclasses -o yaml | dra-agent config validate -"),
 )
 _SCHEMA_EXAMPLES = examples(("config schema > schema.json", "the JSON schema of every kind, for editors"))
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(show)
     add_output_flag(show)
     keys = verbs.add_parser(
-        "keys", help="list every key of the agent's configuration, and what a change needs", epilog=_KEYS_EXAMPLES
+        "keys", help="list every key of the agent's configuration, and how a change takes effect", epilog=_KEYS_EXAMPLES
     )
     add_output_flag(keys)
     validate = verbs.add_parser(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     schema = verbs.add_parser(
         "schema", help="print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
     )
-    schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="how to print it")
+    schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="output format")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _shape(loaded: LoadedObject) -> list[dict[str, object]]:
-    """What the API server would refuse: a field that is misspelt above the parameters hides them."""
+    """Return the errors that the API server would return: a misspelled field above the parameters hides them."""
     from dra_agent.agent.config_file import validate
 
     if loaded.value.get("apiVersion") != "resource.k8s.io/v1":

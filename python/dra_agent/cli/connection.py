@@ -1,4 +1,4 @@
-"""How commands find the agent of this host (the socket in its state directory) and the API server of its cluster."""
+"""Connections of commands: to the agent's socket in its state directory, and to the API server of its cluster."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def namespace_of(args: argparse.Namespace) -> str:
 
 
 def has_cluster(args: argparse.Namespace) -> bool:
-    """Return whether an API server is configured. Without one, commands show what the host knows."""
+    """Return True if an API server is configured. Without one, commands show the state of the host."""
     from dra_agent.agent.config import load_config
 
     return bool(load_config(args).kubeconfig or _of_environment())

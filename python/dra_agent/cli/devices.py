@@ -1,4 +1,4 @@
-"""`dra-agent devices`: what can be claimed on this host, what each device is, and who holds it."""
+"""`dra-agent devices`: the devices of this host, their attributes, and the claims that hold them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def listing(
     inventory: Inventory, devices: Iterable[Device], holders: dict[str, list[str]], config: Config
 ) -> dict[str, Any]:
-    """Return devices for scripts, with what is not published and why; `holders` are the claims of each device."""
+    """Return devices for scripts, with the reason if one is not published; `holders` are the claims of each device."""
     return {
         "devices": [_document(device, holders, config) for device in devices],
         "excluded": inventory.excluded,
@@ -93,7 +93,7 @@ def _named(inventory: Inventory, name: str) -> Device:
         if exclusion.name == name:
             raise PermanentError("the device is here and is not published", where=name, hint=exclusion.reason)
     near = difflib.get_close_matches(name, [device.name for device in inventory.devices], 1)
-    hint = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists what is there"
+    hint = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists the devices"
     raise PermanentError("no such device on this host", where=name, hint=hint)
 
 

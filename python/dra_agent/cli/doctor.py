@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dra_agent.topology import Topology
 
 EPILOG = examples(
-    ("doctor", "what is wrong here"),
-    ("doctor --all", "also what is as it should be"),
+    ("doctor", "the problems of this host"),
+    ("doctor --all", "also the checks that passed"),
     ("doctor -o json", "for programs; the exit code is 1 where something does not work"),
-    ("doctor --record ./host", "what this host is, in files; --simulate ./host runs an agent on it elsewhere"),
+    ("doctor --record ./host", "a recording of this host; --simulate ./host runs an agent on it elsewhere"),
     ("doctor --bundle support.tar.gz", "everything that a report needs, without credentials, in one file"),
 )
 
@@ -31,16 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.agent.config import HOST_FLAGS, add_flags
 
     parser.epilog = EPILOG
-    parser.add_argument("-a", "--all", action="store_true", help="show also what is as it should be")
+    parser.add_argument("-a", "--all", action="store_true", help="also show the checks that passed")
     writes = parser.add_mutually_exclusive_group()
     writes.add_argument(
-        "--record", metavar="DIR", help="write what this host is to a new directory instead, without what identifies it"
+        "--record",
+        metavar="DIR",
+        help="write a recording of this host to a new directory instead, without serial numbers, UUIDs and addresses",
     )
     writes.add_argument(
         "--bundle",
         metavar="FILE",
         help="write a new tar.gz for a report instead: configuration, findings, devices, claims, logs and a recording, "
-        "without credentials and what identifies the host",
+        "without credentials, serial numbers, UUIDs and addresses",
     )
     parser.add_argument(
         "--with-identity",
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    """Record the host; what is missing in the recording is printed, and is not an error."""
+    """Record the host. Missing parts are printed; they are not an error."""
     import socket
     from pathlib import Path
 
@@ -114,7 +116,7 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def examination(shown: ShownHost, host: Host) -> CheckContext:
-    """Scan the host; what cannot be scanned is a finding, not the end."""
+    """Scan the host; a scan that fails is a finding, and the other checks run."""
     config = shown.config
     from dra_agent.cli.agent_view import with_health
     from dra_agent.doctor import CheckContext
@@ -190,7 +192,7 @@ def _print(findings: list[Finding], *, show_all: bool) -> None:
     shown.sort(key=lambda finding: order.index(finding.severity))
     if shown:
         rows = ([f.severity.value, f.check, f.where, f.message, f.hint] for f in shown)
-        table(["", "check", "where", "what", "to fix it"], rows, prose=("where", "what", "to fix it"))
+        table(["", "check", "where", "message", "fix"], rows, prose=("where", "message", "fix"))
         print()
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}
     print(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PART_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 120.0
-"""Seconds for what queries drivers, which answer slowly without persistence mode."""
+"""Timeout of parts that query drivers, which respond slowly without persistence mode."""
 RECORDING_TIMEOUT_S = 700.0
 """Above the sum of the recording's own deadlines."""
 MAX_RECORDING_BYTES = 48 << 20
@@ -25,7 +25,7 @@ MAX_CREDENTIALS_BYTES = 1 << 20
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the bundle; what is missing in it is printed, and is not an error."""
+    """Write the bundle. Missing parts are printed; they are not an error."""
     import os
     import secrets
     import socket
@@ -62,13 +62,13 @@ def _print(manifest: BundleManifest, file: Path, size: int) -> None:
         where = omission.where if omission.where == omission.part else f"{omission.part}: {omission.where}"
         print(f"missing: {where}: {omission.reason}")
     if manifest.user != 0:
-        print("not run as root: what only root can read is missing")
+        print("not run as root: files that only root can read are missing")
     removed = "with" if manifest.identity else "without"
     print(
         f"wrote {len(manifest.files) + 1} files ({size >> 10} KiB), without credentials and {removed} the identity of "
         f"the host: {file}"
     )
-    print("read it before you send it: MANIFEST.json lists what is in it, and what is missing")
+    print("read it before you send it: MANIFEST.json lists its files and the missing parts")
 
 
 def _shown(args: argparse.Namespace) -> tuple[ShownHost, str]:

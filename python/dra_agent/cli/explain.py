@@ -14,7 +14,7 @@ EPILOG = (
     examples(
         ("explain pod/train -n team-a", "why a pod of the cluster waits for its claims"),
         ("explain train -n team-a", "why a claim is not allocated, on a cluster or on this host"),
-        ("explain -f claim.yaml", "ask the agent that runs here in standalone mode"),
+        ("explain -f claim.yaml", "query the agent that runs here in standalone mode"),
         ("explain -f claim.yaml --slices slices.yaml --classes classes.yaml --node n1", "without an agent"),
     )
     + """
@@ -93,7 +93,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
     own = {_identity(claim) for claim in inputs.claims}
     for name in sorted(own & {_identity(claim) for claim in state["allocated"] if _is_allocated(claim)}):
-        print(f"claim {name} is allocated already; this is what it would get if it were not", file=sys.stderr)
+        print(f"claim {name} is allocated already; this is the result for a claim that is not", file=sys.stderr)
     state["allocated"] = [claim for claim in state["allocated"] if _identity(claim) not in own]
     explanation = explain(claims=inputs.claims, **state)
     if args.slices and not inputs.slices:
@@ -136,7 +136,7 @@ def _only_node(slices: list[dict[str, Any]]) -> str | None:
 
 
 def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
-    """What the running agent knows. Classes and claims of the files go before its own."""
+    """Return the state of the running agent. Classes and claims of the files replace its own."""
     from dra_agent.cli.connection import connect
     from dra_agent.errors import UsageError
     from dra_agent.standalone.protocol import State
@@ -184,7 +184,7 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
 
 
 def _print_devices(devices: list[dict[str, Any]], *, everything: bool) -> bool:
-    """Print a row for each device, or for each reason; returns whether names were left out."""
+    """Print a row for each device, or for each reason; return True if names were left out."""
     from dra_agent.cli.output import prints_names, table
 
     rows = [_row(device) for device in devices]

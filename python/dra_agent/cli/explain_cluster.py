@@ -11,7 +11,7 @@ from typing import Any
 from dra_agent.printable import printable
 
 MAX_SHOWN_NODES = 20
-"""Nodes that are listed one by one; of more, those with equal reasons are counted."""
+"""Nodes that are listed individually; more are counted by their reasons."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.explain.snapshot import read
 
     namespace = namespace_of(args)
-    with progress("asking the API server"):
+    with progress("querying the API server"):
         snapshot = call_cluster(args, lambda api: read(api, namespace, args.name))
     subject = snapshot.claim(args.name) if args.kind == "claim" else snapshot.pod(args.name)
     if subject is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def agent_without_cluster(args: argparse.Namespace) -> bool:
-    """Whether an agent runs here in standalone mode, and no cluster is named."""
+    """Return True if an agent runs here in standalone mode, and no cluster is named."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import has_cluster
     from dra_agent.presence import exists, may_exist

@@ -17,14 +17,14 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_files(args: argparse.Namespace) -> list[LoadedObject]:
-    """Read every object that `-f` and `-R` name; raises UsageError for what cannot be read or has errors."""
+    """Read every object that `-f` and `-R` name; raises UsageError for unreadable or invalid files."""
     from dra_agent.manifests import load_manifests
 
     return [loaded for path in filenames(args) for loaded in load_manifests(path)]
 
 
 def filenames(args: argparse.Namespace) -> list[str]:
-    """Return the files that `-f` and `-R` name, those of directories in the order of their names.
+    """Return the files that `-f` and `-R` name; files of a directory are sorted by name.
 
     Raises:
         UsageError: A directory has no file of objects, or standard input is named twice.

@@ -23,20 +23,20 @@ def seconds(text: str) -> float:
 
 
 def add_timeout_flag(
-    parser: argparse.ArgumentParser, default_s: float, name: str = "--timeout", what: str = ""
+    parser: argparse.ArgumentParser, default_s: float, name: str = "--timeout", purpose: str = ""
 ) -> None:
-    """Add a flag for how long to wait; its value is in seconds."""
+    """Add a timeout flag, in seconds; `purpose` continues "how long to wait" in its help."""
     parser.add_argument(
         name,
         type=seconds,
         default=default_s,
         metavar="SECONDS",
-        help=f"how long to wait{what and ' ' + what}, such as 30 or 5m (default {default_s:.0f} seconds)",
+        help=f"how long to wait{purpose and ' ' + purpose}, such as 30 or 5m (default {default_s:.0f} seconds)",
     )
 
 
 def add_namespace_flags(parser: argparse.ArgumentParser, *, default: str, every: bool = False) -> None:
-    """Add `-n`, and with `every` also `-A`; `default` describes what is taken without them."""
+    """Add `-n`, and with `every` also `-A`; `default` describes the namespace without them."""
     parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help=f"namespace (default: {default})")
     if every:
         parser.add_argument(
@@ -50,8 +50,8 @@ def chosen_namespace(args: argparse.Namespace) -> str | None:
     return None if args.all_namespaces else named
 
 
-def add_filename_flags(parser: argparse.ArgumentParser, what: str, *, required: bool = False) -> None:
-    """Add `-f` and `-R`; `what` describes the objects of the files."""
+def add_filename_flags(parser: argparse.ArgumentParser, summary: str, *, required: bool = False) -> None:
+    """Add `-f` and `-R`; `summary` describes the objects of the files."""
     parser.add_argument(
         "-f",
         "--filename",
@@ -60,9 +60,11 @@ def add_filename_flags(parser: argparse.ArgumentParser, what: str, *, required: 
         default=[],
         required=required,
         metavar="FILE",
-        help=f"{what}: YAML or JSON files, directories of them, or - for standard input; may be repeated",
+        help=f"{summary}: YAML or JSON files, directories of them, or - for standard input; may be repeated",
     )
-    parser.add_argument("-R", "--recursive", action="store_true", help="read directories below those of -f too")
+    parser.add_argument(
+        "-R", "--recursive", action="store_true", help="also read subdirectories of the directories of -f"
+    )
 
 
 def add_watch_flag(parser: argparse.ArgumentParser) -> None:
@@ -71,17 +73,17 @@ def add_watch_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dry_run_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--dry-run`, also with the words that kubectl takes."""
+    """Add `--dry-run`, also with the values of kubectl's flag."""
     parser.add_argument(
         "--dry-run",
         "--dry-run=client",
         "--dry-run=server",
         dest="dry_run",
         action="store_true",
-        help="check everything and print what would be done, and change nothing",
+        help="check everything and print the result, but change nothing",
     )
 
 
 def add_ignore_not_found_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--ignore-not-found`."""
-    parser.add_argument("--ignore-not-found", action="store_true", help="exit with 0 if what is named does not exist")
+    parser.add_argument("--ignore-not-found", action="store_true", help="exit with 0 if a named object does not exist")

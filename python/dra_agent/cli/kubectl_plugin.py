@@ -18,7 +18,7 @@ PROGRAM = "kubectl dra"
 _EXAMPLES = {
     "claims": (
         ("claims -A", "which claim holds which device of the cluster, and which pods use it"),
-        ("claims --node node-1 --watch", "those of a node, and what changes"),
+        ("claims --node node-1 --watch", "the claims of a node, and their changes"),
     ),
     "explain": (
         ("explain pod/train", "why a pod waits for its claims"),
@@ -28,7 +28,9 @@ _EXAMPLES = {
         ("reclaim status", "nodes that are being reclaimed, and their claims"),
         ("reclaim status node-1 -o json", "one node, for programs"),
     ),
-    "topology": (("topology node-1", "published devices of a node by NUMA node and PCIe root, and who holds them"),),
+    "topology": (
+        ("topology node-1", "published devices of a node by NUMA node and PCIe root, and the claims that hold them"),
+    ),
 }
 _SUMMARIES = {
     "claims": "show the claims that hold devices, and the pods that use them",
@@ -39,7 +41,7 @@ _SUMMARIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit codes are those of dra-agent."""
+    """Run one command; exit codes are the same as in dra-agent."""
     with guarded():
         return exit_code(lambda: _run(sys.argv[1:] if argv is None else argv))
 

@@ -1,6 +1,6 @@
 """Entry point of the command `dra-agent`: finds the subcommand, and turns errors into one message and an exit code.
 
-A subcommand is a module of this package with `add_arguments(parser)` and `run(args)`; only the one that is asked for
+A subcommand is a module of this package with `add_arguments(parser)` and `run(args)`; only the requested one
 is imported, so that `dra-agent --help` costs nothing.
 """
 
@@ -20,7 +20,7 @@ from dra_agent.errors import AgentError
 SERVICES = ("run", "webhook")
 DEBUG = "DRA_AGENT_DEBUG"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""How a write fails where there is no more room for it."""
+"""Error numbers of a write to a full disk."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,11 +56,11 @@ def exit_code(run: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in FULL or error.filename is not None:
             return _internal(error)
-        # What is still in the buffer would be tried once more at exit, with a message of Python's own.
+        # Python would write the rest of the buffer again at exit, and print its own message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _complain(f"standard output: cannot be written: {error.strerror}; the output is not complete")
         return 1
-    except Exception as error:  # noqa: BLE001 - whatever it is, a user gets one line
+    except Exception as error:  # noqa: BLE001 - a user gets one line for every error
         return _internal(error)
 
 
@@ -75,7 +75,7 @@ def _internal(error: Exception) -> int:
 def _run(arguments: list[str]) -> int:
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     if chosen in SERVICES:
-        # Before what takes time: the first process of a container cannot be stopped until it handles signals.
+        # Before slow imports: the first process of a container cannot be stopped until it handles signals.
         from dra_agent.agent import signals
 
         signals.install()

@@ -25,21 +25,21 @@ _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ObjectName(NamedTuple):
-    """What one word of a command line names."""
+    """The object that one argument names."""
 
     kind: str
     namespace: str | None
-    """None: the word has no namespace."""
+    """None: the argument has no namespace."""
     name: str
 
     @property
     def is_uid(self) -> bool:
-        """Whether it has the form of a uid."""
+        """True if it has the form of a uid."""
         return self.namespace is None and _UID.fullmatch(self.name) is not None
 
 
 def kind_of(word: str) -> str | None:
-    """Return the kind that a word spells, with or without its API group; None if it spells none."""
+    """Return the kind that an argument names, with or without its API group; None if it is not a kind."""
     return _KINDS.get(word.lower().removesuffix(".resource.k8s.io"))
 
 
@@ -61,7 +61,7 @@ def parse(word: str, *, kinds: Sequence[str]) -> ObjectName:
 
 
 def parse_pair(words: Sequence[str], *, kinds: Sequence[str]) -> ObjectName:
-    """Read `KIND NAME` or one word as `parse` does; raises UsageError for anything else."""
+    """Read `KIND NAME` or one argument as `parse` does; raises UsageError for anything else."""
     if len(words) == 2 and (kind := kind_of(words[0])) is not None:
         if kind not in kinds:
             raise UsageError(f"is a {kind}", where=" ".join(words), hint=f"name a {' or a '.join(kinds)}")

@@ -37,7 +37,7 @@ class Guarded:
         self.raw.flush()
 
     def isatty(self) -> bool:
-        """Whether the stream below is a terminal."""
+        """True if the underlying stream is a terminal."""
         return self.raw.isatty()
 
     def fileno(self) -> int:
@@ -66,7 +66,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.segment import Segment
 
     class Escaped:
-        """What a console prints, its text escaped and its own control codes unchanged."""
+        """The output of a console: text is escaped, and the console's control codes are unchanged."""
 
         def __init__(self, inner: RenderableType) -> None:
             self._inner = inner
@@ -111,7 +111,7 @@ def add_output_flag(parser: argparse.ArgumentParser, *, cdi: bool = False) -> No
 
 
 class _Layout:
-    """How tables of this command are laid out."""
+    """The layout of this command's tables."""
 
     name = "table"
 
@@ -272,12 +272,12 @@ _GAP = "   "
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal."""
+    """Return True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def prints_names() -> bool:
-    """Whether `-o name` was given: what is not a name is left out."""
+    """Return True for `-o name`: only names are printed."""
     return _layout.name == "name"
 
 

@@ -16,9 +16,9 @@ from dra_agent import revision
 COMMANDS = {
     "run": "start the agent",
     "topology": "show the PCIe and NUMA tree, or draw it",
-    "devices": "show what can be claimed on this host, and who holds it",
+    "devices": "show the devices of this host, and the claims that hold them",
     "slices": "show the ResourceSlices that describe this host",
-    "claim": "apply, get, list, await and delete claims, and show what they hold",
+    "claim": "apply, get, list, await and delete claims, and show their devices",
     "claims": "show the claims that hold devices here (`claim holders`)",
     "explain": "explain why a claim does not fit, device by device",
     "config": "check and show the agent's configuration, and that in claims and classes",
@@ -99,8 +99,8 @@ def build_parser(only: str | None = None) -> Parser:
 
 
 def examples(*lines: tuple[str, str], program: str = "dra-agent") -> str:
-    """Return the epilog with these commands, each without its program, and what it does."""
-    return "\n".join(["examples:", *(f"  # {what}\n  {program} {command}" for command, what in lines), ""])
+    """Return the epilog with these examples, each an argument list of `program` and its effect."""
+    return "\n".join(["examples:", *(f"  # {effect}\n  {program} {arguments}" for arguments, effect in lines), ""])
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

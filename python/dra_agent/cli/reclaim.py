@@ -25,7 +25,7 @@ _START_EXAMPLES = (
     ("reclaim start --hint", "prevent new claims only"),
 )
 _CANCEL_EXAMPLES = (
-    ("reclaim cancel", "withdraw what `reclaim start` began"),
+    ("reclaim cancel", "cancel the notice of `reclaim start`"),
     ("reclaim cancel --all", "also dismiss the signals of clouds"),
 )
 _STATUS_EXAMPLES = (
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in", dest="seconds", type=_seconds, metavar="SECONDS", help="time until the host is terminated"
     )
     start.add_argument("--hint", action="store_true", help="only prevent new claims")
-    start.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation on a terminal")
+    start.add_argument("-y", "--yes", action="store_true", help="start without confirmation on a terminal")
     start.add_argument("--why", default="", metavar="TEXT", help="reason that is shown in events and status")
     cancel = verbs.add_parser("cancel", help="cancel it", epilog=examples(*_CANCEL_EXAMPLES))
     cancel.add_argument(
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_confirmed(kind: str, args: argparse.Namespace, state_dir: Path) -> bool:
-    """Print what a reclaim evicts, and on a terminal ask; without a terminal it is started."""
+    """Print the pods that a reclaim evicts, and ask for confirmation on a terminal."""
     if kind == "hint":
         print("no new claims get devices of this node until `dra-agent reclaim cancel`", file=sys.stderr)
     else:
@@ -125,7 +125,7 @@ def _held(state_dir: Path) -> list[str]:
         with Client(state_dir / SOCKET) as agent:
             return sorted(f"{view['namespace']}/{view['name']}" for view in agent.call(ListClaims()) if view["devices"])
     except AgentError:
-        return []  # what follows reports why the agent does not respond
+        return []  # the request that follows reports why the agent does not respond
 
 
 def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -133,9 +133,9 @@ def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Show how far it is until it is done, is cancelled, or the host has no time left.
+    """Show the progress until the reclaim is complete, is cancelled, or the deadline has passed.
 
-    A terminal gets a bar; a file or pipe gets a line for each change.
+    On a terminal it is a bar; in a file or pipe, a line for each change.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -169,7 +169,7 @@ def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -
 
 
 def _waits(kept: list[dict[str, Any]]) -> str:
-    """Name the first pods that keep claims."""
+    """Return the names of the first pods that keep claims."""
     names = [" and ".join(claim["pods"]) or f"{claim['namespace']}/{claim['name']}" for claim in kept]
     first = list(dict.fromkeys(names))[:MAX_NAMED_PODS]
     return "" if not first else f"waits for {', '.join(first)}" + (" and others" if len(names) > MAX_NAMED_PODS else "")

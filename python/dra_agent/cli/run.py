@@ -7,7 +7,7 @@ import argparse
 from dra_agent.cli.parser import examples
 
 EPILOG = examples(
-    ("run --standalone", "keep claims without Kubernetes"),
+    ("run --standalone", "store and allocate claims without Kubernetes"),
     ("run --standalone --simulate dgx-h100 --state-dir ./state", "on a simulated DGX H100, without root"),
     ("run --kubeconfig /etc/kubernetes/kubelet.conf", "serve the kubelet of this node"),
     ("run --config ./config.toml", "with another file than /etc/dra-agent/config.toml"),
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     stuck = asyncio.run(live())
     if stuck:
         # The interpreter would wait for the thread indefinitely. All files are closed and synced.
-        logging.getLogger(__name__).warning("stopped without waiting for what still runs", extra={"work": stuck})
+        logging.getLogger(__name__).warning("stopped while calls are pending", extra={"work": stuck})
         logging.shutdown()
         os._exit(0)
     return 0

@@ -24,13 +24,13 @@ class ShownHost:
     config: Config
     agent: RunningAgent | None
     is_agents: bool
-    """Whether the agent runs on this host: its claims and findings are about these devices."""
+    """True if the agent runs on this host, so that its claims and findings concern these devices."""
 
     @property
     def records(self) -> Path:
-        """Where claims, health and findings of this host are kept; a directory that does not exist for another host.
+        """The state directory with this host's claims, health and findings; a missing directory for another host.
 
-        Without an agent a state directory that is named counts as that of the host that is named.
+        Without a running agent, a named state directory belongs to the named host.
         """
         if self.is_agents:
             return self.config.state_dir

@@ -10,17 +10,17 @@ from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
 
 _EXAMPLES = {
-    "profiles": (("-o wide", "with what each machine is made from"),),
+    "profiles": (("-o wide", "with the source of each description"),),
     "build": (("dgx-h100 ./host", "a DGX H100 below ./host"),),
-    "unplug": (("./host 0000:1b:00.0", "pull a GPU out while an agent runs on the host"),),
-    "replug": (("./host 0000:1b:00.0", "put it back"),),
+    "unplug": (("./host 0000:1b:00.0", "unplug a GPU while an agent runs on the host"),),
+    "replug": (("./host 0000:1b:00.0", "plug it in again"),),
     "xid": (("./host 0 79", "the first NVIDIA GPU fell off the bus"),),
     "recovery": (("./host 0 reset", "the driver requests a reset of the first GPU"),),
     "fabric": (("./host 0 in-progress", "the first GPU is not registered with its fabric yet"),),
     "reset": (("./host 0", "reset the first GPU"),),
     "process": (
-        ("./host 4711 --device 0 --memory 2048", "process 4711 takes 2 GiB of the first GPU"),
-        ("./host 4711", "it ends"),
+        ("./host 4711 --device 0 --memory 2048", "process 4711 uses 2 GiB of the first GPU"),
+        ("./host 4711", "the process ends"),
     ),
     "hang": (("./host nvmlDeviceGetMemoryInfo --device 0", "calls of this function for one GPU hang"),),
     "latency": (("./host --init 500 --call nvmlDeviceGetName=100", "a slow library"),),
@@ -33,7 +33,7 @@ _EXAMPLES = {
 
 
 def _examples(action: str) -> str:
-    return examples(*((f"simulate {action} {arguments}", what) for arguments, what in _EXAMPLES[action]))
+    return examples(*((f"simulate {action} {arguments}", effect) for arguments, effect in _EXAMPLES[action]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,22 +54,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument("root", metavar="ROOT", type=Path, help="the directory")
 
-    for name, what in (("unplug", "pull a device out"), ("replug", "put an unplugged device back")):
-        action = _on_host(actions, name, what)
+    for name, summary in (("unplug", "unplug a device"), ("replug", "plug an unplugged device in again")):
+        action = _add_action(actions, name, summary)
         action.add_argument("device", metavar="TARGET", help=_DEVICE)
 
-    xid = _on_host(actions, "xid", "raise an XID on an NVIDIA GPU")
+    xid = _add_action(actions, "xid", "raise an XID on an NVIDIA GPU")
     xid.add_argument("device", metavar="TARGET", help=_DEVICE)
     xid.add_argument(
         "number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ..."
     )
     _add_instance(xid)
 
-    recovery = _on_host(actions, "recovery", "let NVIDIA's driver request a recovery of a GPU")
+    recovery = _add_action(actions, "recovery", "let NVIDIA's driver request a recovery of a GPU")
     recovery.add_argument("device", metavar="TARGET", help=_DEVICE)
-    recovery.add_argument("what", choices=_RECOVERY_ACTIONS, metavar="ACTION", help=", ".join(_RECOVERY_ACTIONS))
+    recovery.add_argument(
+        "recovery_action", choices=_RECOVERY_ACTIONS, metavar="ACTION", help=", ".join(_RECOVERY_ACTIONS)
+    )
 
-    fabric = _on_host(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
+    fabric = _add_action(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
     fabric.add_argument("device", metavar="TARGET", help=_DEVICE)
     fabric.add_argument("state", choices=("not-started", "in-progress", "completed"), help="its state")
     fabric.add_argument("--status", type=positive_number, default=0, metavar="N", help="NVML's error number")
@@ -82,19 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"an entry of the health mask; may be repeated: {', '.join(_FABRIC_FAILURES)}",
     )
 
-    reset = _on_host(
+    reset = _add_action(
         actions, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
     )
     reset.add_argument("device", metavar="TARGET", help=_DEVICE)
 
-    process = _on_host(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
-    process.add_argument("pid", metavar="PID", type=positive_number, help="its number; nothing of that number runs")
-    process.add_argument("--device", metavar="TARGET", help="where it computes; without, it ends")
-    process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="what it takes; 1024")
-    process.add_argument("--cgroup", metavar="PATH", help="its control group, which limits of memory are for")
+    process = _add_action(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
+    process.add_argument("pid", metavar="PID", type=positive_number, help="its PID; no such process is started")
+    process.add_argument("--device", metavar="TARGET", help="the GPU that it uses; without it, the process ends")
+    process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="its GPU memory; 1024")
+    process.add_argument("--cgroup", metavar="PATH", help="its cgroup, to which memory limits apply")
     _add_instance(process)
 
-    hang = _on_host(actions, "hang", "make NVML calls hang, or take longer")
+    hang = _add_action(actions, "hang", "make NVML calls hang, or take longer")
     _add_call(hang)
     hang.add_argument(
         "--milliseconds",
@@ -103,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="return after that time; without it, hang until `clear`",
     )
 
-    latency = _on_host(actions, "latency", "set how long NVML calls take; without flags, no time")
+    latency = _add_action(actions, "latency", "set the duration of NVML calls; 0 without flags")
     latency.add_argument("--init", type=positive_number, default=0, metavar="MS", help="nvmlInit, for each GPU")
     latency.add_argument(
         "--gpu-start",
@@ -116,14 +118,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--call", action="append", default=[], type=_call_time, metavar="FUNCTION=MS", help="a function; repeatable"
     )
 
-    fail = _on_host(actions, "fail", "make NVML calls fail")
+    fail = _add_action(actions, "fail", "make NVML calls fail")
     _add_call(fail)
     fail.add_argument("--code", type=positive_number, default=999, metavar="N", help="NVML's error number; default 999")
     fail.add_argument("--milliseconds", type=positive_number, default=0, metavar="N", help="fail after that time")
-    fail.add_argument("--times", type=positive_number, metavar="N", help="only so many calls")
+    fail.add_argument("--times", type=positive_number, metavar="N", help="number of calls that fail; all without it")
     _add_after(fail)
 
-    kernel = _on_host(actions, "kernel", "make writes to an attribute of a device hang, take longer or fail")
+    kernel = _add_action(actions, "kernel", "make writes to an attribute of a device hang, take longer or fail")
     kernel.add_argument("device", metavar="TARGET", help=_DEVICE)
     kernel.add_argument("attribute", metavar="ATTRIBUTE", help="driver_override, unbind, drivers_probe, ...")
     kernel.add_argument("--errno", type=positive_number, metavar="N", help="fail with this error number (16 is EBUSY)")
@@ -135,15 +137,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="return after that time; without it and --errno, hang until `clear`",
     )
 
-    kill = _on_host(actions, "kill", "end the process that makes an NVML call, as kill -9 does")
+    kill = _add_action(actions, "kill", "end the process that makes an NVML call, as kill -9 does")
     _add_call(kill)
     kill.add_argument(
         "--agent", action="store_true", help="and its parent: the agent, which runs the library in a child process"
     )
-    kill.add_argument("--times", type=positive_number, default=1, metavar="N", help="so many calls; default 1")
+    kill.add_argument("--times", type=positive_number, default=1, metavar="N", help="number of calls; default 1")
     _add_after(kill)
 
-    _on_host(actions, "clear", "end hangs, delays, failures and kills")
+    _add_action(actions, "clear", "end hangs, delays, failures and kills")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -166,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
             uuid = inject.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
             print(f"raised XID {args.number} on {uuid}")
         case "recovery":
-            uuid = inject.recovery(root, args.device, inject.RECOVERY_ACTIONS[args.what])
-            print(f"the recovery of {uuid} that the driver requests is {args.what}")
+            uuid = inject.recovery(root, args.device, inject.RECOVERY_ACTIONS[args.recovery_action])
+            print(f"the recovery of {uuid} that the driver requests is {args.recovery_action}")
         case "fabric":
             uuid = inject.fabric(root, args.device, args.state, status=args.status, failures=args.failure)
             print(f"the fabric registration of {uuid} is {args.state}")
@@ -211,10 +213,10 @@ def run(args: argparse.Namespace) -> int:
             address = inject.answer_write(
                 root, args.device, args.attribute, errno=args.errno, milliseconds=args.milliseconds
             )
-            print(f"writes to {args.attribute} of {address} are answered otherwise until `clear`")
+            print(f"writes to {args.attribute} of {address} hang, are delayed or fail until `clear`")
         case "kill":
-            whom: Literal["library", "agent"] = "agent" if args.agent else "library"
-            inject.kill(root, args.function, args.device, whom=whom, times=args.times, when=args.when)
+            process: Literal["library", "agent"] = "agent" if args.agent else "library"
+            inject.kill(root, args.function, args.device, process=process, times=args.times, when=args.when)
             print(f"{_calls(args)} end {'the agent' if args.agent else 'the process'}")
         case _:
             print(f"cleared {inject.clear(root)} faults")
@@ -251,17 +253,17 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface or RDMA device"
 
 
-def _on_host(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
+def _add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
 ) -> argparse.ArgumentParser:
-    action = actions.add_parser(name, help=what, epilog=_examples(name))
+    action = actions.add_parser(name, help=summary, epilog=_examples(name))
     action.add_argument("root", metavar="ROOT", type=Path, help="the simulated host's directory")
     return action
 
 
 def _add_call(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "function", metavar="FUNCTION", nargs="?", help="such as nvmlDeviceGetMemoryInfo; without, every function"
+        "function", metavar="FUNCTION", nargs="?", help="such as nvmlDeviceGetMemoryInfo; without it, every function"
     )
     parser.add_argument("--device", metavar="TARGET", help="only calls about this NVIDIA GPU")
 
@@ -273,7 +275,7 @@ def _add_after(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="after",
         default="before",
-        help="when the call has had its effect; without, before it has",
+        help="after the effect of the call instead of before it",
     )
 
 
@@ -283,7 +285,7 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
         metavar="GI[/CI]",
         type=_instance,
         default=(_NO_INSTANCE, _NO_INSTANCE),
-        help="a MIG instance of the GPU, by its number, and a compute instance of that",
+        help="a MIG instance of the GPU, by its number, and its compute instance",
     )
 
 

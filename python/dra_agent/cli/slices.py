@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     ("slices", "pools and slices of this host"),
-    ("slices --simulate dgx-h100 -o yaml", "the objects, as `kubectl get resourceslices -o yaml` prints them"),
+    ("slices --simulate dgx-h100 -o yaml", "the objects in the format of `kubectl get resourceslices -o yaml`"),
     ("slices -o json > slices.json", "for `dra-agent explain --slices slices.json`"),
 )
 

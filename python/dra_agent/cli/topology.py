@@ -1,4 +1,4 @@
-"""`dra-agent topology`: what hangs where on this host, as a tree, as data, or as a picture."""
+"""`dra-agent topology`: the PCIe and NUMA topology of this host as a tree, as data, or as a picture."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, PciIds | None]:
-    """What the agent's inventory adds to a picture: who holds what, what can be claimed, and names of products."""
+    """The part of a picture from the agent's inventory: holders, published devices, and product names."""
     from dra_agent.cli.agent_view import by_address, published
     from dra_agent.errors import AgentError
     from dra_agent.topology.display_tree import KnownHolders

@@ -1,4 +1,4 @@
-"""`dra-agent claim usage`: how much memory of its devices each prepared claim of this host has now."""
+"""`dra-agent claim usage`: the memory that each prepared claim of this host uses now on its devices."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _entries(state_dir: Path) -> list[LedgerEntry]:
 
 
 def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str]) -> list[tuple[HeldShare, bool]]:
-    """Return what claims hold, and whether it is shown; `pods` has the UIDs of a claim's pods, or why they are unknown.
+    """Return the usage of claims, and True if it is shown; `pods`: the UIDs of a claim's pods, or why they are unknown.
 
-    Who only watches a device, and a claim whose record cannot be read, may use it, and has no amount of it.
+    A claim with admin access, and a claim whose record cannot be read, may use a device, but have no amount of it.
     """
     from dra_agent.device_setup.shares.usage import HeldShare
     from dra_agent.inventory.shares import MEMORY
@@ -133,7 +133,7 @@ async def _reserved(api: ApiClient, entries: list[LedgerEntry]) -> dict[str, fro
         consumers = (claim.get("status") or {}).get("reservedFor") or ()
         for consumer in consumers:
             if consumer.get("resource") != "pods" or consumer.get("apiGroup") or not consumer.get("uid"):
-                return f"the claim is reserved for {consumer.get('resource')} {consumer.get('name')}, and not for a pod"
+                return f"the claim is reserved for {consumer.get('resource')} {consumer.get('name')}, not for a pod"
         return frozenset(str(consumer["uid"]) for consumer in consumers)
 
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))

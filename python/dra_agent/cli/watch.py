@@ -1,4 +1,4 @@
-"""`--watch`: rows are printed again as what they show changes, until the command is interrupted."""
+"""`--watch`: prints rows again when they change, until the command is interrupted."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def watch(
     identity: Callable[[Item], object],
     gone: Callable[[Item], Item],
 ) -> NoReturn:
-    """Show all items, then those that changed; `gone` describes one that is no longer there.
+    """Show all items, then the changed ones; `gone` describes a removed one.
 
-    Raises what `fetch` raises, when the agent stops for example.
+    Raises the errors of `fetch`, for example when the agent stops.
     """
     known: dict[object, Item] = {}
     is_first = True
@@ -31,7 +31,7 @@ def watch(
         changed += [gone(item) for key, item in known.items() if key not in current]
         if changed or is_first:
             show(changed)
-            # The reader of a pipe gets each change at once, and a closed pipe ends the command.
+            # Flushed, so that a pipe's reader gets each change at once, and a closed pipe ends the command.
             sys.stdout.flush()
         known, is_first = current, False
         time.sleep(POLL_INTERVAL_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dra_agent.cli.parser import examples
 
 EPILOG = """
-The API server asks it about ResourceClaims, ResourceClaimTemplates and DeviceClasses; the Helm chart installs it
+The API server calls it for ResourceClaims, ResourceClaimTemplates and DeviceClasses; the Helm chart installs it
 with webhook.enabled (docs/how-to/install/webhook.md). The files of certificates and keys are read
 again whenever they are replaced.
 """
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "names of clients are compared with their certificates, and no certificate is requested",
             where="--client-name",
-            hint="give the authority of the clients' certificates with --client-ca",
+            hint="set the CA of the client certificates with --client-ca",
         )
     address = listen_address(args.listen, "--listen")
     metrics = listen_address(config.metrics_address) if config.metrics_address else None

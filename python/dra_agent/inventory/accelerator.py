@@ -1,6 +1,6 @@
 """Accelerators that are neither GPUs nor FPGAs: Gaudi, Neuron, NPUs, vector engines, and all others of that class.
 
-Only attributes of sysfs are published; a vendor with a library would need its own back end.
+Only attributes of sysfs are published; a vendor with a library needs its own back end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dra_agent.topology.model import PciFunction as Function
 
 
 class AcceleratorBackend:
-    """Describes accelerators by what the kernel shows."""
+    """Describes accelerators by their sysfs attributes."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

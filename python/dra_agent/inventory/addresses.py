@@ -29,9 +29,9 @@ _TIMEOUT_S = 2.0
 def addresses(interface: str, hardware_address: str, *, permanent: bool = False) -> tuple[str, ...]:
     """Return an interface's addresses in CIDR notation ("192.0.2.5/24"); empty if it or a response is missing.
 
-    `permanent`: without those that end by themselves (DHCP, SLAAC).
+    `permanent`: without addresses that expire (DHCP, SLAAC).
 
-    None either where the agent has a network namespace of its own: an interface of that name is another one there.
+    Also None if the agent has a separate network namespace: there, an interface of that name is another one.
     """
     if not is_of_device(interface, hardware_address):
         return ()

@@ -68,7 +68,7 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
 def semver(text: str) -> str:
     """Convert a vendor's version to a strict semantic version.
 
-    Leading zeros go, missing parts become 0 ("9.0" → "9.0.0"), and what follows the third number is kept as build
+    Leading zeros go, missing parts become 0 ("9.0" → "9.0.0"), and the text after the third number is kept as build
     metadata, which takes no part in comparison ("6.12.12.1-rc2" → "6.12.12+1-rc2").
     """
     text = text.strip()
@@ -94,7 +94,7 @@ class RequestRange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestPolicy(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """How claims share a capacity; only for devices with allowMultipleAllocations."""
+    """The request policy of a capacity; only for devices with allowMultipleAllocations."""
 
     default: str | None = None
     valid_values: tuple[str, ...] = ()
@@ -130,14 +130,14 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class CounterSet(msgspec.Struct, frozen=True):
-    """What the partitions of one device share; lives in the pool of the device's family."""
+    """The counters that the partitions of one device share; in the pool of the device's family."""
 
     name: str
     counters: dict[str, Counter]
 
 
 class CounterConsumption(msgspec.Struct, frozen=True, rename="camel"):
-    """What one device takes out of a counter set."""
+    """The amounts that one device consumes from a counter set."""
 
     counter_set: str
     counters: dict[str, Counter]

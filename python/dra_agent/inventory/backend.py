@@ -54,7 +54,7 @@ class SlowStart(Protocol):
     """A back end with a library whose start may take longer than a scan waits for it."""
 
     def wait_for_start(self) -> bool:
-        """Wait until it has started or failed; return whether a scan shows more now."""
+        """Wait until it has started or failed; return True if a scan shows more now."""
         ...
 
 
@@ -118,7 +118,7 @@ def backend_of(function: Function) -> str | None:
 
 
 def is_usable(function: Function) -> bool:
-    """Whether the function has a driver: without one no container can use it."""
+    """Return True if the function has a driver: without one no container can use it."""
     return bool(
         function.driver
         or function.net

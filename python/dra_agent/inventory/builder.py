@@ -1,7 +1,7 @@
 """Puts one device together, within the API's limits: common attributes from the topology, the rest from its back end.
 
-What is unknown stays out; what the API would refuse is cut or left out and reported. Which facts exist is the back
-ends' to know.
+Unknown values are omitted; values that the API would reject are cut or omitted, and reported. Back ends define the set
+of facts.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class DeviceBuilder:
             self._warn(f"{name} is left out: {error}")
 
     def add_identity(self, **names: str | int | None) -> None:
-        """Note what the vendor's tools call the device."""
+        """Add the id of the device in the vendor's tools."""
         self.identity.update({key: str(name) for key, name in names.items() if name is not None and name != ""})
 
     def node(self, path: str, role: NodeRole, host_path: Path | None = None) -> None:
-        """Add a device node that a container needs, whether it exists now or not.
+        """Add a device node that a container needs, even if it does not exist now.
 
         `host_path`: where the agent sees it, if not in the host's /dev.
         """
@@ -95,7 +95,7 @@ class DeviceBuilder:
             self.node(path, role)
 
     def add_issue(self, cause: str, message: str, *, transient: bool = False) -> None:
-        """Note what is wrong with the device now; the first that is noted is its reason.
+        """Add an issue of the device; the first one is its reason.
 
         A transient issue leaves it healthy: it may be a stage of a start.
         """
@@ -160,7 +160,7 @@ class DeviceBuilder:
                 self.node_if_there(f"/dev/vfio/devices/{function.vfio}", "vfio")
 
     def _link(self) -> tuple[int | None, int | None]:
-        """What device and slot can do together: the momentary link slows down while a device idles."""
+        """The highest speed of device and slot, because the current link slows down while a device is idle."""
         link = self.function.link
         if link is None:
             return None, None
@@ -188,7 +188,7 @@ def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> Sys
 
 
 def is_vfio(function: Function) -> bool:
-    """Whether a function is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, xe-vfio-pci, ..."""
+    """Return True for a function that is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, ..."""
     return function.driver is not None and "vfio" in function.driver
 
 
@@ -199,7 +199,7 @@ def pcie_generation(speed: str | None) -> int | None:
 
 
 def _lanes(width: str | None) -> int | None:
-    # 0 is a link that is down, 255 one that the hypervisor does not know.
+    # 0: the link is down; 255: the hypervisor does not know it.
     return int(width) if width is not None and width.isdecimal() and 0 < int(width) <= 32 else None
 
 

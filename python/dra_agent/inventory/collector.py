@@ -1,6 +1,6 @@
 """Collects the inventory of a host: calls the back ends of the present hardware, then applies the operator's rules.
 
-What fails is one problem in the result; the other devices are described all the same.
+A failure is a problem in the result; the other devices are still described.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Collects inventories of one host repeatedly; keeps vendor libraries and their handles in between.
+    """Collects inventories of one host repeatedly, and keeps vendor libraries and their handles.
 
     One thread at a time may use it. UsageError from the start where a rule can never work.
     """
@@ -83,7 +83,7 @@ class Collector:
             found = self._handovers.moved.apply(found, {one.pci_address: one.net for one in topology.devices})
         found = self._passthrough.apply(found, topology.by_address, problems, excluded)
         devices = self._without_uplinks(found, excluded)
-        # The order of the topology, which is that of the addresses; partitions of one address keep theirs.
+        # In the order of the topology, by address; partitions of one address keep their order.
         place = {function.pci_address: number for number, function in enumerate(topology.devices)}
         devices.sort(key=lambda device: place.get(device.pci_address, len(place)))
         problems += self._partitions.problems()
@@ -111,7 +111,7 @@ class Collector:
         return found
 
     def wait_for_start(self) -> bool:
-        """Wait for libraries that a scan did not wait for; return whether another scan shows more."""
+        """Wait for libraries that a scan did not wait for; return True if another scan shows more."""
         slow = [backend for backend in self._backends.values() if isinstance(backend, SlowStart)]
         waited = [backend.wait_for_start() for backend in slow]
         return any(waited)
@@ -124,7 +124,7 @@ class Collector:
 
     @property
     def reports_events(self) -> bool:
-        """Whether any active back end reports events."""
+        """True if any active back end reports events."""
         return any(isinstance(backend, EventSource) for backend in self._backends.values())
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Collector:
             if is_usable(function):
                 chosen.setdefault(name, []).append(function)
             elif function.physfn is None and self._host.driver_root is not None and name == "nvidia":
-                # Its driver comes and goes, and what claims hold must stay published.
+                # Its driver is bound and unbound, and devices of claims must stay published.
                 chosen.setdefault(name, []).append(function)
             elif function.physfn is None:
                 problems.append(

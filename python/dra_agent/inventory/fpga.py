@@ -55,7 +55,7 @@ class FpgaBackend:
             add_drm_nodes(draft, function.drm.card, function.drm.render)
         folders = [draft.files, *(pci_files(self._host, one, problems) for one in companions)]
         for name in (name for folder in folders for name in character_devices(folder)):
-            # The management engine (dfl-fme) reprograms the card; a claim gets its ports only.
+            # The management engine (dfl-fme) reprograms the card; a claim gets only its ports.
             if "fme" not in name and "mgmt" not in name:
                 draft.node(f"/dev/{name}", "vendor")
         return draft.build()

@@ -16,7 +16,7 @@ from dra_agent.topology.model import PciFunction as Function
 
 
 class PlainBackend:
-    """Describes a function by what the topology knows of it."""
+    """Describes a function by its entry in the topology."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

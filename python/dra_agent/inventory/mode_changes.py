@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    until: float
+    deadline: float
     """By the monotonic clock: until when the GPU may appear incomplete."""
     answered: bool
-    """Whether the write returned."""
+    """True once the write has returned."""
 
 
 class ModeChanges:
@@ -43,13 +43,13 @@ class ModeChanges:
             self._changes.pop(address, None)
 
     def is_written(self, address: str) -> bool:
-        """Whether the write is in progress: the mode must not be read."""
+        """Return True while the write is in progress: the mode must not be read then."""
         with self._lock:
             change = self._changes.get(address)
         return change is not None and not change.answered
 
     def is_expected(self, address: str) -> bool:
-        """Whether the GPU may still appear incomplete."""
+        """Return True while the GPU may appear incomplete."""
         with self._lock:
             change = self._changes.get(address)
-        return change is not None and time.monotonic() < change.until
+        return change is not None and time.monotonic() < change.deadline

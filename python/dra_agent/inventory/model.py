@@ -1,4 +1,4 @@
-"""The device model: what the agent knows of one claimable device, and the inventory of a host as a whole.
+"""The device model: one claimable device, and the inventory of a host.
 
 It holds facts only: the back ends find them, and slices, CDI and the command line read them.
 """
@@ -28,12 +28,12 @@ NodeRole = Literal[
     "uverbs",  # /dev/infiniband/uverbsN
     "rdma-cm",  # /dev/infiniband/rdma_cm: shared by all RDMA devices
     "accel",  # /dev/accel/accelN
-    "vendor",  # a vendor driver's own node of one device
+    "vendor",  # a vendor driver's node of one device
     "vfio",  # /dev/vfio/GROUP
     "vfio-control",  # /dev/vfio/vfio: shared by all devices bound to vfio-pci
 ]
 SHARED_ROLES: frozenset[NodeRole] = frozenset({"kfd", "control", "rdma-cm", "vfio-control"})
-"""Nodes that open no device by themselves and that every claim of the vendor gets."""
+"""Nodes that every claim of the vendor gets; they do not open a device by themselves."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -48,12 +48,12 @@ class DeviceNode(msgspec.Struct, frozen=True):
     path: str
     """As containers know it: "/dev/nvidia0"."""
     host_path: str
-    """Where it lies on this host; differs from `path` on a simulated host only."""
+    """Its path on this host; differs from `path` only on a simulated host."""
     role: NodeRole
 
 
 class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that was wrong while the inventory was taken, and what to do about it."""
+    """A problem of a scan, and a hint to fix it."""
 
     where: str
     """A device's address or name, a path, or the part of the host ("NVML")."""
@@ -71,7 +71,7 @@ class ObservedIssue(msgspec.Struct, frozen=True):
     """An issue of a device that observations show while it lasts."""
 
     cause: str
-    """Short and in words of the field: "gpu-lost", "link-down"; dra_agent.health knows how severe each is."""
+    """A short name: "gpu-lost", "link-down"; dra_agent.health defines the severity of each."""
     message: str
     transient: bool = False
     """It is a stage of a start, too: it counts after a grace period only (dra_agent.health)."""
@@ -102,7 +102,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """DNS label, made of the PCI address and so the same after a reboot: "gpu-0000-3b-00-0"."""
     family: Family
     vendor: str
-    """Short name ("nvidia", "amd", "intel", "mellanox", "xilinx"), or the PCI vendor id ("0x1bcf") if there is none."""
+    """Short name ("nvidia", "amd", "intel", "mellanox", "xilinx"), or the PCI vendor id ("0x1bcf") without one."""
     pci_address: str
     """Of the device, or for a partition of the device that it is a part of: "0000:3b:00.0"."""
     attributes: dict[str, Attribute]
@@ -112,26 +112,26 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     allow_multiple_allocations: bool = False
     nodes: tuple[DeviceNode, ...] = ()
     identity: dict[str, str] = {}
-    """What the device is called elsewhere: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
+    """Identifiers of the device in other tools: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
     rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), uplink (an interface that the
     host needs), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
     cannot be held together with this part of it), mig ("whole", or profile id, first memory slice and slices of a
     partition that is made at prepare: "19:4:1"), foreign ("destroy": instances of others go when it is made),
     parent_uuid (of the GPU that it is made of)."""
     order: int = 0
-    """Its place among the devices of one address: the scheduler takes the first published one that fits."""
+    """Its position among the devices of one address: the scheduler takes the first published one that fits."""
     numa_node: int | None = None
     pcie_switch: str | None = None
     """Address of the upstream port that neighbours share: with numa_node and pci_address it orders devices."""
     memory_limits: dict[str, str] = {}
-    """What could hold shares of its memory to their limits ("mps", "nvml-cgroup", "dmem"), and why it cannot do so
+    """Mechanisms that could limit shares of its memory ("mps", "nvml-cgroup", "dmem"), and why one cannot be used
     here; "" where it can."""
     health: Health = "healthy"
     health_reason: str | None = None
     ailments: tuple[ObservedIssue, ...] = ()
     """Why it is unhealthy."""
     observed: bool = True
-    """False: its health cannot be read now (a claim has it at vfio-pci, or NVML initializes it); what was wrong with it
+    """False: its health cannot be read now (a claim has bound it to vfio-pci, or NVML initializes it); earlier issues
     before still counts."""
     memory_errors: int | None = None
     """Uncorrected errors since its driver was loaded; None if not counted."""
@@ -163,7 +163,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(device)
 
     def same_published_form(self, other: Device) -> bool:
-        """Whether both are published alike: `to_api` of them is the same."""
+        """Return True if `to_api` of both is equal."""
         return (
             self.name == other.name
             and self.attributes == other.attributes
@@ -188,7 +188,7 @@ class Inventory(msgspec.Struct, frozen=True):
         return next((device for device in self.devices if device.name == name), None)
 
     def lookup(self, pool: str, name: str) -> Device | None:
-        """Find a device by pool ("<node>/gpu") and name, as an allocation result gives them."""
+        """Find a device by pool ("<node>/gpu") and name, as in an allocation result."""
         device = self.device(name)
         return device if device is not None and device_key(pool, name) == (device.family, name) else None
 
@@ -203,7 +203,7 @@ def pool_name(node: str, family: Family) -> str:
 
 
 def device_key(pool: str, name: str) -> tuple[str, str]:
-    """Return what names a device on this host: family and name, whatever the node was called when it was allocated.
+    """Return the key of a device on this host: family and name, independent of the node's name at allocation.
 
     Kubernetes names a device by driver, pool and name. A node that was renamed has the same device in another pool.
     """

@@ -1,7 +1,7 @@
-"""NICs with an interface that a claim changed or moved into a container keep their published description.
+"""Keeps the published description of NICs whose interface a claim changed or moved into a container.
 
-An interface in another network namespace is not in the host's sysfs. What it was is in the note that the set-up of
-NICs writes before it changes anything (`net/` in the state directory), so a restart of the agent changes nothing.
+An interface in another network namespace is not in the host's sysfs. Its original state is in the
+record that the set-up of NICs writes first (`net/` in the state directory), so it survives a restart of the agent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dra_agent.inventory.model import Device
 log = logging.getLogger(__name__)
 
 INTERFACE_ATTRIBUTES = ("ifName", "mac", "mtu", "linkType", "linkSpeed", "state")
-"""What a NIC has of its interface."""
+"""Attributes of a NIC from its interface."""
 CHANGED_BY_CLAIMS = ("mtu",)
-"""What a claim may change of an interface that stays on the host."""
+"""Attributes that a claim may change on an interface that stays on the host."""
 _MAX_BYTES = 1 << 16
 
 
@@ -30,7 +30,7 @@ class _Interface(msgspec.Struct, frozen=True):
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What is read of a note; the set-up owns its other fields."""
+    """The fields of a record that are read here; the set-up owns the others."""
 
     address: str
     ifname: str
@@ -48,7 +48,7 @@ class MovedInterfaces:
     def apply(self, devices: Iterable[Device], interfaces: Mapping[str, tuple[str, ...]]) -> list[Device]:
         """Return the devices as published before their claims changed them.
 
-        `interfaces`: what the host has now, by PCI address.
+        `interfaces`: the interfaces of the host now, by PCI address.
         """
         notes = self._notes()
         if not notes:
@@ -69,7 +69,10 @@ class MovedInterfaces:
             except (OSError, ValueError) as error:  # the set-up that owns the file sets a damaged one aside
                 if path.name not in self._complained:
                     self._complained.add(path.name)
-                    log.warning("what an interface was is not known", extra={"file": str(path), "reason": str(error)})
+                    log.warning(
+                        "the original state of an interface is not known",
+                        extra={"file": str(path), "reason": str(error)},
+                    )
                 continue
             if note.described:
                 notes[note.address] = note

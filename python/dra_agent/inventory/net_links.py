@@ -1,4 +1,4 @@
-"""Network links and default routes of the running kernel over rtnetlink, read by a process of its own.
+"""Network links and default routes of the running kernel over rtnetlink, read by a separate process.
 
 As a child process of the agent, this module prints the result as JSON. Simulated hosts have no netlink; they are read
 from their files.
@@ -22,7 +22,7 @@ class NetLink(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     kind: str | None = None
-    """What a virtual one is: "bond", "vlan", "bridge", "vxlan"; None for hardware."""
+    """The kind of a virtual link: "bond", "vlan", "bridge", "vxlan"; None for hardware."""
     lower: tuple[str, ...] = ()
     """The interfaces that carry its packets: a bond's members, a VLAN's parent."""
 

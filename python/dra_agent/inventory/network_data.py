@@ -1,4 +1,4 @@
-"""What the API calls a device's network data: its interface, hardware address and addresses (NetworkDeviceData)."""
+"""The API's NetworkDeviceData of a device: its interface, hardware address and IP addresses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MAX_IPS = 16
 
 
 def network_data(device: Device, ips: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe a NIC's interface on the host; empty for what has none. `ips` are in CIDR notation.
+    """Describe a NIC's interface on the host; empty for a device without one. `ips` are in CIDR notation.
 
-    The limits are the API's (bytes of the names, number of addresses): what is over them is left out.
+    The limits are the API's (bytes of the names, number of addresses); values over them are omitted.
     """
     if device.family != "nic":
         return {}

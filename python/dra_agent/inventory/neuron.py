@@ -1,7 +1,7 @@
 """AWS Neuron devices (Inferentia, Trainium): which /dev/neuronN belongs to which PCI function.
 
-The driver numbers its nodes in an order of its own, and its class devices have no parent in sysfs: only the driver
-itself returns the PCI address of a node. Source: aws-neuron-driver fca19f7, neuron_cdev.c and neuron_ioctl.h; a
+The driver's numbers of nodes do not follow PCI addresses, and its class devices have no parent in sysfs: only the
+driver itself returns the PCI address of a node. Source: aws-neuron-driver fca19f7, neuron_cdev.c and neuron_ioctl.h; a
 trn2n.48xlarge has neuron0 at 0000:cc:00.0 and neuron1 at 0000:b5:00.0. Not verified on hardware.
 """
 
@@ -58,7 +58,7 @@ def query_address(node: Path, *, ioctl: Callable[[int, int, bytearray], object] 
     The driver registers no user for a descriptor that is opened for writing only (IS_NEURON_DEVICE_FREE_ACCESS).
 
     Raises:
-        OSError: The node is missing, not accessible, or not one of the driver's.
+        OSError: The node is missing, not accessible, or does not belong to the driver.
     """
     descriptor = os.open(node, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

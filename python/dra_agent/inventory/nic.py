@@ -90,13 +90,13 @@ class NicBackend:
         port = draft.files.subdir(f"infiniband/{name}/ports/1")
         if "linkType" not in draft.attributes:
             layer = (port.text("link_layer") or "").lower()
-            # "Unknown" for adapters with a protocol of their own, such as AWS EFA (kernel: link_layer_show).
+            # "Unknown" for adapters with another protocol, such as AWS EFA (kernel: link_layer_show).
             draft.set("linkType", layer if layer in _LINK_TYPES.values() else None)
         state = port.text("state")
         if "state" not in draft.attributes and state is not None:
             draft.set("state", "up" if state.endswith("ACTIVE") else "down")
         physical = (port.text("phys_state") or "").partition(":")[0]
-        # ib_port_phys_state: 3 is switched off, 5 is up; what it is in between looks for a partner.
+        # ib_port_phys_state: 3 is disabled, 5 is up; the states between them are those of link training.
         if physical.isdecimal() and physical not in ("3", "5") and not (state or "").endswith("ACTIVE"):
             draft.add_issue("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
         rate = _RATE.match(port.text("rate") or "")

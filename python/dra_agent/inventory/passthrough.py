@@ -1,7 +1,7 @@
 """Publishes whole functions for virtual machines and user space drivers, by the operator's rules.
 
 Such a device always has type "vfio": a class for GPUs never selects it, and
-binding it to vfio-pci changes nothing of what is published.
+binding it to vfio-pci does not change its published description.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Passthrough:
     def taken_meanwhile(
         self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Diagnostic]
     ) -> list[Device]:
-        """Return the devices, with the published form for those that were bound after `handed_over` was read.
+        """Return the devices, with the published form for devices that were bound after `handed_over` was read.
 
         Later results of vendor libraries for them are invalid.
         """

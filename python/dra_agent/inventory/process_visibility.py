@@ -1,4 +1,4 @@
-"""Whether the agent sees all processes of its host, as a search of /proc for users of a device needs.
+"""Checks that the agent sees all processes of its host, for a search of /proc for users of a device.
 
 In a pod without the host's process namespace /proc has the pod's processes only, and without the capabilities for it
 (or with a hidden /proc) those of others cannot be read. Source: proc(5), pid_namespaces(7), ptrace(2).

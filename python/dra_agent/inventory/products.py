@@ -13,7 +13,7 @@ from dra_agent.topology.model import PciFunction as Function
 
 @dataclass(frozen=True, slots=True)
 class FpgaCard:
-    """An FPGA card: what it is called and how large its FPGA is."""
+    """An FPGA card: its name and the size of its FPGA."""
 
     name: str
     logic_cells: int | None = None
@@ -96,7 +96,7 @@ _PRODUCTS = {
     "1dd8:1002": "DSC Ethernet Controller",
     "1af4:1000": "Virtio network device",
     "1af4:1041": "Virtio network device",
-    # Other accelerators, as pci.ids (2026.08.22) and their drivers call them; Gaudi 3 cards have ids of their own.
+    # Other accelerators, as pci.ids (2026.08.22) and their drivers call them; Gaudi 3 cards have other ids.
     "1d0f:7064": "AWS Inferentia",
     "1d0f:7164": "AWS Trainium",
     "1d0f:7264": "AWS Inferentia2",
@@ -168,12 +168,12 @@ def fpga_card_of(function: Function) -> FpgaCard | None:
 
 
 def is_fpga_management(function: Function) -> bool:
-    """Whether this is the function through which a card is administered and not used."""
+    """Return True for the management function of a card, which applications do not use."""
     return _key(function) in _FPGA_MANAGEMENT
 
 
 def is_fpga_companion(function: Function) -> bool:
-    """Whether this function is a part of the device that another function of its card is."""
+    """Return True if this function belongs to the device of another function of its card."""
     return _key(function) in _FPGA_COMPANIONS
 
 

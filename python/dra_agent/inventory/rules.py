@@ -1,4 +1,4 @@
-"""Applies an operator's rules to devices: which are published, and which attributes they get on top.
+"""Applies an operator's rules to devices: which are published, and which attributes are added.
 
 An expression has the same variables as a claim's selector: `device.driver`, `device.attributes`, `device.capacity`.
 """
@@ -68,7 +68,7 @@ BUILT_IN = frozenset(
         "vendorID",
     }
 )
-"""Names that the agent gives itself; an operator's attribute must not pretend to be one of them."""
+"""Names of the agent's attributes, which an operator's attribute must not use."""
 
 STANDARD_DOMAINS = ("kubernetes.io", "k8s.io")
 
@@ -77,7 +77,7 @@ _DOMAIN = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-
 
 
 class Rule:
-    """One compiled expression, and how often it had a value."""
+    """One compiled expression, and the number of its values."""
 
     def __init__(self, where: str, expression: str) -> None:
         """Compile it; `where` is its place in the section. UsageError where it does not compile."""
@@ -99,7 +99,7 @@ class Rule:
         self.answers, self.failures = 0, []
 
     def matches(self, driver: str, device: bytes) -> bool:
-        """Whether the expression is true; a device for which it has no value does not match."""
+        """Return True if the expression is true; a device for which it has no value does not match."""
         try:
             matched = self._compiled.matches(driver, device)
         except ValueError as error:
@@ -116,7 +116,7 @@ def never_evaluated(rules: Iterable[Rule]) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 f"inventory.{rule.where}",
                 f"{rule.text!r} has no value for any device: {rule.failures[0]}",
-                "check the attribute's name; `dra-agent devices NAME` shows what a device has",
+                "check the attribute's name; `dra-agent devices NAME` shows the attributes of a device",
                 severity="warning",
             )
 
@@ -195,7 +195,7 @@ def _value(driver: str, where: str, name: str, value: bool | int | str | Version
             hint="use up to 32 letters, digits and underscores, if need be behind a domain and a slash",
         )
     if domain == driver or (not domain and name in BUILT_IN):
-        raise UsageError(f"{name!r} is an attribute of the agent's own", where=place, hint="choose another name")
+        raise UsageError(f"the agent sets the attribute {name!r}", where=place, hint="choose another name")
     if any(domain == standard or domain.endswith(f".{standard}") for standard in STANDARD_DOMAINS):
         raise UsageError(f"{domain} is kept for Kubernetes", where=place, hint="use a domain of yours")
     try:
@@ -217,7 +217,7 @@ class PartitionRules:
             compiled.begin()
 
     def has_mode(self, mode: str) -> bool:
-        """Whether any rule offers partitions of this mode."""
+        """Return True if any rule offers partitions of this mode."""
         return any(rule.mode == mode for _, rule in self._rules)
 
     def rule_for(self, whole: Device, mode: str) -> PartitionRule | None:

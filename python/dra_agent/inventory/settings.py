@@ -37,7 +37,7 @@ class PartitionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["mig", "amd", "sriov"]
     """NVIDIA's MIG instances, AMD's compute partition modes, or the existing virtual functions."""
     foreign: Literal["keep", "destroy"] = "keep"
-    """mig: whether instances that the agent did not create are kept or destroyed."""
+    """mig: keep or destroy instances that the agent did not create."""
 
 
 class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,8 +48,7 @@ class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Enforcement = Literal["mps", "nvml-cgroup", "dmem", "none"]
-"""What limits the memory of a share: the MPS server per process, the driver per cgroup, the kernel per cgroup, or
-nothing."""
+"""The memory limit of a share: by the MPS server per process, by the driver or the kernel per cgroup, or none."""
 
 
 class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str
     """CEL over `device`, like the selectors of a claim."""
     enforcement: Enforcement
-    """What limits a container to its share: the MPS server, the driver or the kernel per cgroup, or nothing."""
+    """The limit of a container to its share: the MPS server, the driver or the kernel per cgroup, or nothing."""
     minimum: str = "1Gi"
     """Smallest amount of memory of a share."""
     step: str = "1Gi"
@@ -66,7 +65,7 @@ class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: str | None = None
     """Memory of a share without a requested amount; none: all of the device's."""
     multiprocessors: bool = False
-    """Whether claims may request multiprocessors too; needs "mps"."""
+    """Claims may request multiprocessors too; needs "mps"."""
 
 
 class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +84,7 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     share: tuple[ShareRule, ...] = ()
     """Devices that several claims can hold a share of."""
     host_uplink: Literal["exclude", "include"] = "exclude"
-    """Whether the NIC that carries the host's default route can be claimed."""
+    """The NIC of the host's default route can be claimed."""
     nvml_timeout: float = 5.0
     """Seconds that one call of NVIDIA's library may take.
 

@@ -1,6 +1,6 @@
 """Publishes devices in shares, by the operator's rules: several claims hold one, each with an amount of its memory.
 
-It defines valid shares and their enforcement; the scheduler counts how many fit. Source: KEP-5075
+It defines valid shares and their enforcement; the scheduler counts them. Source: KEP-5075
 (consumable capacity). Other capacities are not consumed, and stay visible to selectors.
 """
 
@@ -78,10 +78,10 @@ class Shares:
         if used == "mps" and "parent" in device.identity:
             # MIG user guide, "MIG with CUDA MPS": the mode is not supported in MIG mode.
             message = (
-                "MPS limits the programs that go through it, and nothing keeps others from the memory of all shares: "
+                "MPS limits only the programs that use it; others can use the memory of all shares: "
                 "in MIG mode a GPU has no compute mode EXCLUSIVE_PROCESS"
             )
-            hint = "give such shares to who may have all of the MIG device, or claim MIG devices whole"
+            hint = "use such shares only for users who may use the whole MIG device, or claim whole MIG devices"
             problems.append(Diagnostic(device.name, message, hint, severity="warning"))
             enforcement = "none"
         return msgspec.structs.replace(
@@ -131,8 +131,8 @@ def _policy(name: str, capacity: Capacity, offer: _Offer, enforcement: Enforceme
     if name == MEMORY:
         return _memory(_native.quantity_value(capacity.value), offer)
     if name == MULTIPROCESSORS and offer.multiprocessors and enforcement == "mps":
-        # MPS caps what a client may occupy and keeps none for it: a claim that names no number has no cap, and takes
-        # nothing from those that do.
+        # MPS caps the multiprocessors of a client but does not reserve them: a claim without a number has no cap, and
+        # takes none from other claims.
         return RequestPolicy(default="0", valid_range=RequestRange(min="0", max=capacity.value, step="1"))
     return _NOTHING
 

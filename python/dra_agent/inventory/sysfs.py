@@ -87,13 +87,13 @@ class SysfsDir:
 
 
 def _todo(error: OSError) -> str | None:
-    return "run the agent as root, or give its user read access" if error.errno in (errno.EACCES, errno.EPERM) else None
+    return "run the agent as root, or allow its user to read it" if error.errno in (errno.EACCES, errno.EPERM) else None
 
 
 def character_devices(files: SysfsDir, depth: int = 3) -> Iterator[str]:
     """Return the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
 
-    Only the function's own folders are walked: links (to the driver, to other functions) are not followed.
+    Only directories of the function are walked: links (to the driver, to other functions) are not followed.
     """
     for name in files.names():
         path = files.folder / name

@@ -1,4 +1,4 @@
-"""Keeps an inventory current: collects it again and returns what changed, so that the publisher writes only that.
+"""Keeps an inventory current: collects it again and returns the difference, which the publisher writes.
 
 When to look again (a uevent, a timer, a health event) is the agent's to decide.
 """
@@ -16,7 +16,7 @@ from dra_agent.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class InventoryDiff:
-    """What is different from the inventory before; by device name."""
+    """The difference from the previous inventory, by device name."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class InventoryTracker:
 
     @property
     def reports_events(self) -> bool:
-        """Whether any back end reports events."""
+        """True if any back end reports events."""
         return self._collector.reports_events
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Which network interfaces the host itself needs: those that carry its default routes, down to the hardware.
+"""Finds the network interfaces of the host's default routes, down to the hardware.
 
-Whether such an interface may be claimed is a setting; this only finds them.
+A setting allows claims for such an interface.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Uplinks:
                 )
             )
             return frozenset(names)
-        # /proc/net and netlink belong to the agent's own network namespace, sysfs to the one of its mount.
+        # /proc/net and netlink belong to the agent's network namespace, sysfs to that of its mount.
         if self._is_real and (strange := foreign_interfaces(net, names)):
             problems.append(
                 Diagnostic(
@@ -79,9 +79,9 @@ class Uplinks:
 
 
 def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
-    """Return the hardware interfaces of a sysfs that are not in the agent's own network namespace.
+    """Return the hardware interfaces of a sysfs that are not in the agent's network namespace.
 
-    Names are not enough: a pod has an eth0 of its own.
+    Names are not enough: a pod has another eth0.
     """
     hardware = [name for name in names if (net.folder / name / "device").exists()]
     addresses = {name: net.subdir(name).text("address") for name in hardware}
@@ -89,7 +89,7 @@ def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
 
 
 def is_of_device(name: str, address: str) -> bool:
-    """Return whether the agent's own network namespace has an interface with this name and hardware address."""
+    """Return True if the agent's network namespace has an interface with this name and hardware address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, name.encode().ljust(32, b"\0"))
@@ -100,7 +100,7 @@ def is_of_device(name: str, address: str) -> bool:
 
 
 def lower_devices(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
-    """Add what lies below: a bond's members, a VLAN's parent, a bridge's ports."""
+    """Add the lower interfaces: a bond's members, a VLAN's parent, a bridge's ports."""
     found: set[str] = set()
     open_ = set(interfaces)
     while open_:

@@ -33,7 +33,7 @@ _VENDORS = {
 }
 
 GPU_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-"""Vendors of GPUs with support of their own, by PCI id: the registry of vendors (docs/contributing/add-a-vendor.md).
+"""Vendors of GPUs with a back end, by PCI id: the registry of vendors (docs/contributing/add-a-vendor.md).
 
 The name selects one module in each step: `dra_agent.inventory.NAME.backend` and `dra_agent.cdi.edits.NAME`, each with a
 function `make`. A module is imported when hardware of the vendor is present. GPUs of other vendors are published with
@@ -52,5 +52,5 @@ def vendor_of(vendor_id: str) -> str:
 
 
 def is_plain_display(vendor_id: str) -> bool:
-    """Whether displays of this vendor are consoles only (ASPEED, Matrox, QXL, virtio-gpu, EC2's, ...)."""
+    """Return True if displays of this vendor are only consoles (ASPEED, Matrox, QXL, virtio-gpu, EC2's, ...)."""
     return vendor_id in _DISPLAYS

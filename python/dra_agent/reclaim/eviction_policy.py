@@ -73,8 +73,8 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
         return Decision("leave", "nothing but the taint is configured")
     if pod["metadata"].get("deletionTimestamp"):
         return _being_deleted(pod, context)
-    until = _tolerated_until(claim, context)
-    if until is None:
+    tolerated_until = _tolerated_until(claim, context)
+    if tolerated_until is None:
         return Decision("leave", "its claim tolerates the taint")
     # What Kubernetes overlooks (kubernetes/kubernetes#141290) need not be waited for.
     overlooked = bool((pod.get("status") or {}).get("extendedResourceClaimStatus"))
@@ -82,7 +82,7 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
     if _exceeds_deadline(pod, context):
         # The taint would delete it with its whole grace period: it needs an eviction with a shorter one before.
         delay = -TOLERATION_MARGIN
-    if context.now < until + delay:
+    if context.now < tolerated_until + delay:
         return Decision("wait", "the taint may still move it")
     return _move(pod, context)
 

@@ -51,9 +51,9 @@ class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_faults: tuple[KernelFault, ...] = ()
     kfd: kfd.KfdState = kfd.KfdState()
     access: nvml.Access = nvml.Access()
-    """What NVIDIA's driver permits the agent."""
+    """The permissions of the agent with NVIDIA's driver."""
     driver_unloaded: bool = False
-    """Whether NVIDIA's kernel modules are not loaded."""
+    """True if NVIDIA's kernel modules are not loaded."""
 
 
 def build(profile: str, root: Path) -> Host:
@@ -116,7 +116,7 @@ def apply(
         now.directory(folder)
     tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
     gone()
-    # Between the two: a GPU that is in the tree is one that NVML responds for.
+    # In this order, so that NVML knows every GPU in the tree.
     nvml_install.install(machine, present, root / "lib", simulated.access)
     kfd.withdraw(now, root)
     tree.write(now, root, fresh=fresh)
@@ -127,7 +127,7 @@ def plan(
     topology: kfd.KfdState | None = None,
     access: nvml.Access = nvml.Access(),  # noqa: B008 - immutable
 ) -> Tree:
-    """Everything that lies below the root of such a host, as processes with that access see it.
+    """Return the whole tree of such a host, as processes with that access see it.
 
     `topology`: None where its GPUs have never changed.
     """
@@ -142,12 +142,12 @@ def plan(
 
 
 def save_state(root: Path, simulated: SimulatedState) -> None:
-    """Write down what has become of the host."""
+    """Save the state of the host."""
     tree.replace_file(root / "simulated.json", msgspec.json.format(msgspec.json.encode(simulated), indent=2))
 
 
 def current_machine(machine: Machine, simulated: SimulatedState) -> Machine:
-    """The machine as it is now: without what was unplugged, with the drivers and modes that were set."""
+    """The current machine: without unplugged devices, with the drivers and modes that were set."""
     numbers = {function.address: number for number, function in enumerate(machine.functions())}
 
     def now(function: Function) -> Function:
@@ -164,7 +164,7 @@ def current_machine(machine: Machine, simulated: SimulatedState) -> Machine:
 
 
 def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
-    """Every path that may lie below the root, whatever state an interrupted change has left."""
+    """Return every path that may exist below the root, also after an interrupted change."""
     paths = dict.fromkeys(plan(machine).entries)
     if simulated.drivers:
         bound = dict.fromkeys((one for one in simulated.drivers if one in machine.iommu_groups), pci.VFIO)

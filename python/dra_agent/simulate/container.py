@@ -1,4 +1,4 @@
-"""What NVIDIA's driver permits the agent in a container, by how the container gets its devices.
+"""Permissions of a containerized agent with NVIDIA's driver, by the way in which the container gets its devices.
 
 Sources: nvidia-container-toolkit, cmd/nvidia-container-runtime-hook/container_config.go @ d34b304 and README.md of
 nvidia-container-runtime (MIG variables need CAP_SYS_ADMIN, else the container does not start), #1740 and #1947 (JIT-CDI
@@ -32,7 +32,7 @@ class Container:
     """NVIDIA_MIG_MONITOR_DEVICES=all."""
 
     def access(self) -> Access | None:
-        """Return what the driver permits it; None: the runtime refuses to start it."""
+        """Return its permissions; None: the runtime refuses to start the container."""
         admin = self.sys_admin or self.privileged
         variables = self.mig_config or self.mig_monitor
         reads_variables = self.toolkit in ("legacy", "cdi")
@@ -50,7 +50,7 @@ class Container:
 
 
 def host_service(*, sys_admin: bool) -> Access:
-    """Return what the driver permits a service of root on the host whose unit allows `char-nvidia*`.
+    """Return the permissions of a root service on the host whose unit allows `char-nvidia*`.
 
     Root opens mig/config (mode 0400) as its owner, without a capability.
     """

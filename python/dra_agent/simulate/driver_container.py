@@ -1,6 +1,6 @@
 """The root of a driver container on a simulated host: it appears, is replaced, and disappears, as NVIDIA's does.
 
-Layout and order are those of gpu-driver-container (`_load_driver`, `_mount_rootfs`, `_shutdown`) and of the GPU
+Layout and order follow gpu-driver-container (`_load_driver`, `_mount_rootfs`, `_shutdown`) and of the GPU
 Operator's DaemonSet (assets/state-driver/0500_daemonset.yaml: startup probe and preStop of the file
 `validations/.driver-ctr-ready`).
 """

@@ -47,7 +47,7 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
         gpus = [(gpu.uuid, gpu.minor) for function, gpu in machine.with_role(NvidiaGpu) if function.address in gone]
 
         def notice() -> None:
-            # The driver finds out by asking a device that is no longer there.
+            # The driver notices it when it accesses the removed device.
             for uuid, minor in gpus:
                 _add_event(root, uuid, FALLEN_OFF_THE_BUS)
                 mig.reset(root, uuid, minor)
@@ -59,7 +59,7 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
 
 
 def replug(root: Path, device: str, machine: Machine | None = None) -> str:
-    """Put an unplugged device back; gives its PCI address."""
+    """Plug an unplugged device in again; returns its PCI address."""
     with _changing(root, machine) as (machine, simulated):
         address = find(machine, device).address
         if address not in simulated.unplugged:
@@ -116,7 +116,7 @@ def event(root: Path, device: str, kind: int, machine: Machine | None = None) ->
 
 
 def set_access(root: Path, access: nvml.Access, machine: Machine | None = None) -> None:
-    """Set what NVIDIA's driver permits all processes on the host, from now on (see `container`)."""
+    """Set the permissions of all processes on the host with NVIDIA's driver (see `container`)."""
     with _changing(root, machine) as (machine, simulated):
         builder.apply(machine, msgspec.structs.replace(simulated, access=access), root)
 
@@ -130,7 +130,7 @@ def xid(
     gpu_instance: int = nvml.NO_INSTANCE,
     compute_instance: int = nvml.NO_INSTANCE,
 ) -> str:
-    """Raise an XID on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    """Raise an XID on a GPU, or on a MIG instance of it; returns the GPU's UUID."""
     machine, _ = _recall(root, machine)
     uuid = _gpu(machine, device)
     with nvml.locked(root / "lib"):
@@ -180,7 +180,7 @@ def fabric(
 def latency(
     root: Path, *, init_ms_per_gpu: int = 0, gpu_start_ms: int = 0, calls_ms: Mapping[str, int] | None = None
 ) -> None:
-    """Set how long calls take; what is not given takes no time.
+    """Set the durations of calls; the default is 0.
 
     With `gpu_start_ms`, persistence mode is off on every GPU, so that each process that opens one initializes it.
     """
@@ -213,7 +213,7 @@ def start_process(
     compute_instance: int = nvml.NO_INSTANCE,
     cgroup: str | None = None,
 ) -> str:
-    """Let a process compute on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    """Start a compute process on a GPU, or on a MIG instance of it; returns the GPU's UUID."""
     machine, _ = _recall(root, machine)
     uuid = _gpu(machine, device)
     process = nvml.Process(uuid, pid, memory_bytes, gpu_instance, compute_instance, cgroup)
@@ -223,7 +223,7 @@ def start_process(
 
 
 def end_process(root: Path, pid: int) -> int:
-    """End what a process computes, on every GPU; gives on how many that was."""
+    """End a compute process on every GPU; returns the number of GPUs that it used."""
     _recall(root, None, needs_machine=False)
     with nvml.locked(root / "lib"):
         old = nvml.read(root / "lib")
@@ -282,15 +282,15 @@ def kill(
     device: str | None = None,
     machine: Machine | None = None,
     *,
-    whom: Literal["library", "agent"] = "library",
+    process: Literal["library", "agent"] = "library",
     times: int = 1,
     when: When = "before",
 ) -> None:
     """End the process that makes a call, before the call has its effect or after, as `kill -9` does.
 
-    The agent keeps the library in a process of its own: "library" means that one, "agent" its parent too.
+    The agent runs the library in a worker process: "library" means the worker, "agent" also its parent.
     """
-    _add_fault(root, machine, device, nvml.Fault(function, kill=whom, times=times, when=when))
+    _add_fault(root, machine, device, nvml.Fault(function, kill=process, times=times, when=when))
 
 
 def clear(root: Path) -> int:
@@ -349,14 +349,14 @@ def _gpu(machine: Machine, device: str) -> str:
         if isinstance(role, NvidiaGpu):
             return role.uuid
     gpus = ", ".join(other.address for other, _ in machine.with_role(NvidiaGpu)) or "none"
-    raise UsageError(f"{function.address} is not an NVIDIA GPU; those of {machine.name}: {gpus}")
+    raise UsageError(f"{function.address} is not an NVIDIA GPU; the GPUs of {machine.name}: {gpus}")
 
 
 @contextmanager
 def _changing(
     root: Path, machine: Machine | None, *, needs_machine: bool = True
 ) -> Iterator[tuple[Machine, builder.SimulatedState]]:
-    """Recall the host under the lock that everybody takes who changes it: the agent binds drivers meanwhile."""
+    """Load the host under the lock of its writers, because the agent binds drivers concurrently."""
     _recall(root, machine, needs_machine=needs_machine)  # before a lock is made where no host is
     with nvml.locked(root / "lib"):
         yield _recall(root, machine, needs_machine=needs_machine)

@@ -1,6 +1,6 @@
 """The kernel's reaction to a write to an attribute of a simulated host: binds drivers, partitions GPUs, or fails.
 
-Results are those of drivers/base/{bus,dd,driver}.c, of vfio-pci, and of amdgpu_xcp.c; faults are set with
+Results follow drivers/base/{bus,dd,driver}.c, vfio-pci, and amdgpu_xcp.c; faults are set with
 `change.answer_write`. A hanging write takes effect when the fault is cleared, as in the kernel.
 """
 
@@ -23,7 +23,7 @@ from dra_agent.simulate.tree import replace_file
 
 _DEVICES, _DRIVERS = "bus/pci/devices/", "bus/pci/drivers/"
 _POLL_INTERVAL_S = 0.02
-"""Seconds between two checks whether a fault was cleared."""
+"""Seconds between two checks for a cleared fault."""
 
 
 class SimulatedKernel:
@@ -103,7 +103,7 @@ class SimulatedKernel:
             raise _answer(errno.EACCES, path)
         if not gpu.accepts(mode):
             raise _answer(errno.EINVAL, path)
-        # Any process of ROCm, on whichever GPU, keeps KFD from being locked (kgd2kfd_check_and_lock_kfd).
+        # Any ROCm process, on any GPU, prevents a lock of KFD (kgd2kfd_check_and_lock_kfd).
         if any((self._root / "sys/class/kfd/kfd/proc").iterdir()):
             raise _answer(errno.EBUSY, path)
         modes = {**simulated.modes, function.address: mode}

@@ -1,7 +1,7 @@
 """AMD's compute topology, /sys/class/kfd: one node for each NUMA node, one for each GPU under amdgpu, and their links.
 
-Keys are those that the kernel prints (drivers/gpu/drm/amd/amdkfd/kfd_topology.c). A change of one GPU rebuilds the
-directory of all nodes, as there: a GPU that leaves moves the numbers behind it down, one that arrives is last.
+Keys follow the kernel's output (drivers/gpu/drm/amd/amdkfd/kfd_topology.c). A change of one GPU rebuilds the
+directory of all nodes, as there: the removal of a GPU decrements the numbers after it, a new GPU is last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAGE = 4096
 
 
 class KfdState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The GPUs in the topology, and how often it has changed."""
+    """The GPUs in the topology, and its generation."""
 
     gpus: dict[str, int] = {}
     """Nodes by address, in the order in which the GPUs came."""
@@ -35,7 +35,7 @@ class KfdState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def arrivals(machine: Machine, before: KfdState) -> KfdState:
-    """Return the state after the GPUs of `machine` became those of the topology."""
+    """Return the state after a rebuild of the topology with the GPUs of `machine`."""
     now = {function.address: gpu.kfd_nodes for function, gpu in machine.with_role(AmdGpu)}
     stay = {address: nodes for address, nodes in before.gpus.items() if now.get(address) == nodes}
     gone = [nodes for address, nodes in before.gpus.items() if address not in stay]
@@ -86,7 +86,7 @@ def withdraw(planned: Tree, root: Path) -> None:
 
 
 def is_node(path: str) -> bool:
-    """Whether a path of the tree is in the directory of nodes."""
+    """Return True for a path in the directory of nodes."""
     return path.startswith(f"{NODES}/")
 
 
@@ -154,7 +154,7 @@ def _gpu(
 
 
 def gpu_id_of(gpu: AmdGpu, partition: int = 0) -> int:
-    """What KFD calls a GPU or partition in its lists of processes."""
+    """KFD's id of a GPU or partition in its lists of processes."""
     return (gpu.unique_id + partition) & 0xFFFF
 
 

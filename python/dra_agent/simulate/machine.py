@@ -1,6 +1,6 @@
-"""What a machine is made of: NUMA nodes, PCI host bridges, functions and the roles that drivers give to functions.
+"""The description of a machine: NUMA nodes, PCI host bridges, functions, and the roles of functions under drivers.
 
-Only the description is here. How PCI functions look in sysfs is in `pci`, how a role looks is in `roles`, and which
+Only the description is here. `pci` writes PCI functions to sysfs, `roles` writes roles, and which
 machines exist is in `profiles`.
 """
 
@@ -39,7 +39,7 @@ class PciId:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A PCIe link: what is negotiated, and what both ends could do where that is more."""
+    """A PCIe link: the negotiated speed and width, and the maximum of both ends if it is higher."""
 
     generation: int
     width: int
@@ -57,7 +57,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """Where a role is installed: the machine, the function, and its folder in the tree."""
+    """The context of a role: the machine, the function, and its directory in the tree."""
 
     machine: Machine
     function: Function
@@ -66,7 +66,7 @@ class RoleContext:
 
 
 class Role(Protocol):
-    """What a driver makes of a function: an interface, an RDMA device, a GPU, ..."""
+    """The result of a driver's probe of a function: an interface, an RDMA device, a GPU, ..."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the role's files, links and device nodes to the tree."""
@@ -74,7 +74,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sriov:
-    """A physical function's virtual ones: how many it can have, and those it has."""
+    """The virtual functions of a physical function: the maximum number, and the enabled ones."""
 
     total: int
     vf_device: int
@@ -143,14 +143,14 @@ class Machine:
     together: tuple[tuple[str, ...], ...] = ()
     """Addresses of functions that share an IOMMU group, because nothing between them has ACS."""
     vfio: bool = True
-    """Whether the module vfio-pci is loaded."""
+    """True if the module vfio-pci is loaded."""
     iommufd: bool = False
-    """Whether there is /dev/iommu."""
+    """True if /dev/iommu exists."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Versions of kernel modules: {"nvidia": "570.124.06"}."""
     nvidia: NvidiaDriver | None = None
     source: str = ""
-    """Where the layout is from: a recording of a real host, or a public table; every profile has one."""
+    """The source of the layout: a recording of a real host, or a public table; every profile has one."""
 
     def functions(self) -> Iterator[Function]:
         """Every PCI function, in bus order."""
@@ -169,7 +169,7 @@ class Machine:
         return groups
 
     def changed(self, change: Callable[[Function], Function]) -> Machine:
-        """The machine with every function as `change` gives it; IOMMU groups stay."""
+        """Return the machine with every function replaced by `change`; IOMMU groups stay."""
         bridges = tuple(replace(one, functions=_changed(one.functions, change)) for one in self.bridges)
         other = replace(self, bridges=bridges)
         other.__dict__["iommu_groups"] = self.iommu_groups
@@ -201,7 +201,7 @@ class NvidiaDriver:
     cuda: int
     open_kernel_modules: bool = True
     profiles_need_mig: bool = False
-    """Whether it describes MIG profiles in their versioned form only while MIG mode is on."""
+    """True if it returns the versioned form of MIG profiles only while MIG mode is on."""
     id_seed: int = 0
     """Determines the numbers of MIG instances; with 0, those of compute instances count from 0."""
 
@@ -233,12 +233,12 @@ def _changed(functions: tuple[Function, ...], change: Callable[[Function], Funct
 
 
 def bus_of(address: str) -> int:
-    """The bus number of an address: `0000:1b:00.0` gives 0x1b."""
+    """Return the bus number of an address: 0x1b for `0000:1b:00.0`."""
     return int(address.split(":")[1], 16)
 
 
 def bus_range(function: Function) -> tuple[int, int] | None:
-    """A bridge's secondary and subordinate bus: the one that its children are on, and the highest below."""
+    """A bridge's secondary and subordinate bus: the bus of its children, and the highest below."""
     if function.buses or not function.children:
         return function.buses
     below = [bus_of(child.address) for child in function.within()]

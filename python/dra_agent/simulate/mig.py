@@ -39,7 +39,7 @@ class GpuInstance(msgspec.Struct, frozen=True):
 
 
 class GpuPartitioning(msgspec.Struct, frozen=True):
-    """One GPU: whether MIG mode is on, what it becomes at the next reset, and the instances that exist.
+    """One GPU: its current and pending MIG mode, and its instances.
 
     `made` counts every compute instance that has ever been made.
     """
@@ -51,14 +51,14 @@ class GpuPartitioning(msgspec.Struct, frozen=True):
 
 
 def read(root: Path) -> dict[str, GpuPartitioning]:
-    """What the GPUs of the host at `root` are divided into, by UUID; one that is not named has its mode off."""
+    """Return the MIG instances of the GPUs of the host at `root`, by UUID; a missing GPU has MIG mode off."""
     path = root / "lib" / STATE
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, GpuPartitioning])
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:
-        raise PermanentError(f"not what simulated GPUs are divided into: {error}", where=str(path)) from None
+        raise PermanentError(f"not a valid list of simulated MIG instances: {error}", where=str(path)) from None
 
 
 def reset(root: Path, uuid: str, minor: int) -> None:
@@ -78,6 +78,6 @@ def reset(root: Path, uuid: str, minor: int) -> None:
 
 
 def _nodes(minor: int, instance: GpuInstance) -> list[int]:
-    """The minors of an instance's device nodes, as the library gives them out."""
+    """The minors of an instance's device nodes, as the library assigns them."""
     first = 3 + (minor * 15 + instance.id) * 9
     return [first, *(first + 1 + compute.id for compute in instance.compute_instances)]

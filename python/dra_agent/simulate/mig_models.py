@@ -15,7 +15,7 @@ Memory in GiB of 1g, 1g with double memory and 2g, 3g and 4g, and 7g; multiproce
 | GB200, later driver | 22.00 as 1g.23gb, 45.50; others not verified | the same | mig-parted#227 |
 | RTX PRO 6000 Blackwell | 23.62 (1g), 47.38 (2g), 95.00 (4g) | 46, 94, 188 | -lgip of the product, MIG user guide |
 
-Placements and instance counts are those of the MIG user guide ("Supported MIG Profiles"). PCI ids: mig-parted,
+Placements and instance counts follow the MIG user guide ("Supported MIG Profiles"). PCI ids: mig-parted,
 deployments/systemd/config-default.yaml. Firmware versions and part numbers are made up.
 """
 

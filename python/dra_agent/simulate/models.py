@@ -1,6 +1,6 @@
 """NVIDIA products as NVML describes them: memory, multiprocessors, engines, MIG profiles.
 
-Figures are those of NVIDIA's data sheets and of the MIG user guide's `nvidia-smi mig -lgip` listings.
+Figures are from NVIDIA's data sheets and the MIG user guide's `nvidia-smi mig -lgip` listings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ an A100 "Tesla" with 450.203.03 (NVIDIA/k8s-device-plugin#343). That it changed 
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A GPU instance profile: NVML's profile constant, the id that nvidia-smi shows, and what an instance gets.
+    """A GPU instance profile: NVML's profile constant, nvidia-smi's id, and the resources of an instance.
 
     Placements are (first memory slice, number of memory slices).
     """
@@ -38,7 +38,7 @@ class MigProfile:
     ofa: int
     placements: tuple[tuple[int, int], ...]
     most: int
-    """How many instances fit at once."""
+    """The maximum number of instances."""
     encoders: int = 0
 
 
@@ -51,7 +51,7 @@ class GpuModel:
     architecture: int
     compute_capability: tuple[int, int]
     memory_bytes: int
-    """0: it has no memory of its own, and NVML reports none."""
+    """0: the GPU uses the memory of the CPU, and NVML reports none."""
     reserved_bytes: int
     bar1_bytes: int
     """0: NVML reports none."""
@@ -81,7 +81,7 @@ def seven_slices(
 ) -> tuple[MigProfile, ...]:
     """Profiles of a GPU with seven compute and eight memory slices: 1g, 1g+me, 1g double memory, 2g, 3g, 4g, 7g.
 
-    `copies`: copy engines of 7g; `copies_per_slice`: those of the others for each compute slice.
+    `copies`: copy engines of 7g; `copies_per_slice`: copy engines of the others per compute slice.
     """
     ones = tuple((slice_, 1) for slice_ in range(7))
     pairs = ((0, 2), (2, 2), (4, 2))
@@ -252,7 +252,7 @@ GB10 = GpuModel(
     part_number="",
     ecc=False,
 )
-"""It has no memory of its own: the CPU's is used, and NVML reports none. Engines, brand and VBIOS are assumed."""
+"""It uses the memory of the CPU, and NVML reports none. Engines, brand and VBIOS are assumed."""
 
 V100_SXM3 = GpuModel(
     name="Tesla V100-SXM3-32GB",

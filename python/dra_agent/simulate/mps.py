@@ -43,5 +43,5 @@ def inject_fault(
 
 
 def clear_faults(root: Path) -> None:
-    """Take them away; a command that hangs goes on hanging."""
+    """Remove the faults; a command that hangs continues to hang."""
     (root / "lib" / _FAULTS).unlink(missing_ok=True)

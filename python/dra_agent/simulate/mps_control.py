@@ -24,21 +24,21 @@ _PERCENT = re.compile(r"\d{1,3}(\.\d+)?")
 _SIZE = re.compile(r"\d+[MGmg]?")
 _MAX_READ_BYTES = 64 << 10
 _POLL_INTERVAL_S = 0.5
-"""Seconds between two checks whether a daemon has to stop."""
+"""Seconds between two checks for a request to stop."""
 
 
 def pipes() -> Path:
-    """Where daemon and clients meet."""
+    """The pipe directory of daemon and clients."""
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # noqa: S108 - NVIDIA's default
 
 
 def logs() -> Path:
-    """Where the daemon writes what it does."""
+    """The log directory of the daemon."""
     return Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"))
 
 
 def fault(command: str) -> str | None:
-    """What is ordered to go wrong with a command, after the time that it is ordered to take."""
+    """A fault of a command, which occurs after its delay."""
     path = HOME / "mps.json"
     if not path.exists():
         return None

@@ -1,6 +1,6 @@
 """The simulated nvidia-smi: commands without an NVML call, the compute mode, and reports.
 
-Output and exit status are those of nvidia-smi(1). The values of `compute-policy` are stored next to the state of the
+Output and exit status follow nvidia-smi(1). The values of `compute-policy` are stored next to the state of the
 NVML library.
 """
 
@@ -37,7 +37,7 @@ class _ExitError(Exception):
 
 
 def install(root: Path) -> Path:
-    """Put the tool into a host; gives where it lies."""
+    """Install the tool on a host; returns its path."""
     path = root / TOOL
     script = child.script("dra_agent.simulate.nvidia_smi_tool", str(root.absolute()))
     if not path.exists() or path.read_text() != script:
@@ -48,7 +48,7 @@ def install(root: Path) -> Path:
 
 
 def time_slices(root: Path) -> dict[str, int]:
-    """Return the time slice of each GPU by UUID, without those at the default."""
+    """Return the time slice of each GPU by UUID, without default values."""
     try:
         return msgspec.json.decode((root / TIME_SLICES).read_bytes(), type=dict[str, int])
     except FileNotFoundError:

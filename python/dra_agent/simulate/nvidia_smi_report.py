@@ -1,6 +1,6 @@
 """Reports of the simulated nvidia-smi, `-q -x`, `-L` and `--query-gpu`, with the values that its NVML library returns.
 
-Elements and texts are those of nvidia-smi(1); of `-q -x` the elements that programs of this project read.
+Elements and texts follow nvidia-smi(1); `-q -x` has the elements that programs of this project read.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _xml(library: _Library) -> Iterator[str]:
 
 
 def _mig(library: _Library, gpu: Any) -> Iterator[str]:
-    """Elements of MIG devices have numbers and no UUID; `-L` has those."""
+    """Elements of MIG devices have numbers but not UUIDs, which `-L` prints."""
     devices = library.mig_devices(gpu)
     if not devices:
         yield "<mig_devices>None</mig_devices>"

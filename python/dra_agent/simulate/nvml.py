@@ -23,13 +23,13 @@ NO_INSTANCE = 0xFFFF_FFFF
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """Versions; CUDA's as NVML gives it (12080 is 12.8)."""
+    """Versions; CUDA's as NVML encodes it (12080 is 12.8)."""
 
     version: str
     nvml_version: str
     cuda: int
     profiles_need_mig: bool = False
-    """Whether nvmlDeviceGetGpuInstanceProfileInfoV is NOT_SUPPORTED while MIG mode is off, as nvml.h states."""
+    """True if nvmlDeviceGetGpuInstanceProfileInfoV is NOT_SUPPORTED while MIG mode is off, as nvml.h states."""
     id_seed: int = 0
     """Determines the numbers of MIG instances, together with the UUID of the GPU; 0: compute instances count from 0."""
 
@@ -77,7 +77,7 @@ class MigProfile(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU: what it is (from the machine), and `present`."""
+    """One GPU: its properties (from the machine), and `present`."""
 
     uuid: str
     pci: Pci
@@ -128,7 +128,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     code: int | None = None
     kill: Literal["library", "agent"] | None = None
     times: int | None = None
-    """How many more calls it happens to; None: to all."""
+    """The number of further calls that fail; None: all."""
     when: Literal["before", "after"] = "before"
     """Before the call takes effect, or after that, but before its response."""
 
@@ -156,7 +156,7 @@ class FabricCondition(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What changes about a GPU while it runs. Temperature in degrees Celsius, utilization in percent (GPU, memory)."""
+    """The changing values of a running GPU. Temperature in degrees Celsius, utilization in percent (GPU, memory)."""
 
     persistence_mode: bool = True
     compute_mode: int = 0
@@ -185,7 +185,7 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """What a control group may have of a GPU's memory, in bytes; with `folder` only for as long as that exists."""
+    """The memory limit of a cgroup on a GPU, in bytes; with `folder` only while that directory exists."""
 
     soft: int
     hard: int
@@ -193,7 +193,7 @@ class MemoryLimit(msgspec.Struct, frozen=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """How long calls take, in milliseconds."""
+    """Durations of calls, in milliseconds."""
 
     init_ms_per_gpu: int = 0
     """nvmlInit, for each GPU."""
@@ -204,19 +204,19 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What NVIDIA's driver permits the processes that use the library; `simulate.container` has the usual cases.
+    """Permissions of the processes that use the library; `simulate.container` has the usual cases.
 
     With everything, as root on the host.
     """
 
     admin: bool = True
-    """Whether they have CAP_SYS_ADMIN."""
+    """True if they have CAP_SYS_ADMIN."""
     config: bool = True
-    """Whether they can open the capability mig/config."""
+    """True if they can open the capability mig/config."""
     monitor: bool = True
-    """Whether they can open the capability mig/monitor."""
+    """True if they can open the capability mig/monitor."""
     instances: bool = True
-    """Whether they see the capabilities of MIG instances below /proc/driver/nvidia/capabilities."""
+    """True if they see the capabilities of MIG instances below /proc/driver/nvidia/capabilities."""
 
 
 class NvmlState(msgspec.Struct, frozen=True):
@@ -238,7 +238,7 @@ class NvmlState(msgspec.Struct, frozen=True):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep everybody else from changing the state meanwhile; the library takes the same lock where it writes."""
+    """Hold the lock of the state's writers, which the library takes too."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nvml.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Puts the simulated NVML library into a host, with the state that a machine's description gives."""
+"""Installs the simulated NVML library on a host, with the state from a machine's description."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dra_agent.simulate.roles.nvidia import NvidiaGpu
 from dra_agent.simulate.tree import replace_file
 
 BUILT_LIBRARY = Path(__file__).parent / "lib" / LIBRARY
-"""Where `make build` puts the library; every simulated host gets a copy."""
+"""The library that `make build` builds; every simulated host gets a copy."""
 LIMITS_SINCE = 13040
 """The first CUDA version with drivers that limit a control group's memory."""
 
 
 def install(machine: Machine, present: Machine, folder: Path, access: Access) -> None:
-    """Put library and state into a host's folder; what happens to the GPUs of an existing state goes on happening.
+    """Write library and state to a host's directory; faults and processes of an existing state are kept.
 
     A state that cannot be read is replaced.
     """

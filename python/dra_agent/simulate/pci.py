@@ -1,6 +1,6 @@
-"""How PCI functions look in sysfs: their folders, links, attributes, IOMMU groups, and the entries of /sys/bus/pci.
+"""PCI functions in sysfs: their directories, links, attributes, IOMMU groups, and the entries of /sys/bus/pci.
 
-What drivers add on top (interfaces, GPUs) is the roles' part. Layout after the kernel's ABI documents sysfs-bus-pci
+Roles add the entries of drivers (interfaces, GPUs). Layout after the kernel's ABI documents sysfs-bus-pci
 and sysfs-kernel-iommu_groups.
 """
 
@@ -50,7 +50,7 @@ def _express(space: bytearray, link: LinkState, kind: int) -> None:
 def _kind(bridge: Function, at_root: bool) -> int:
     if at_root:
         return _ROOT_PORT
-    # Below an upstream port there are only the switch's own downstream ports.
+    # An upstream port has only the downstream ports of its switch below it.
     return _UPSTREAM if any(child.id.class_code >> 8 == _BRIDGE_CLASS for child in bridge.children) else _DOWNSTREAM
 
 
@@ -97,7 +97,7 @@ def plan(machine: Machine, tree: Tree) -> None:
 
 
 def sites(machine: Machine, bridge: HostBridge) -> Iterator[RoleContext]:
-    """Where each function below a host bridge lies."""
+    """Return the directory of each function below a host bridge."""
 
     def below(functions: tuple[Function, ...], folder: str) -> Iterator[RoleContext]:
         for function in functions:

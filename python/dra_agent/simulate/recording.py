@@ -47,7 +47,7 @@ class Recording:
     """A recording that was read and checked."""
 
     def __init__(self, folder: Path) -> None:
-        """Read it. Raises UsageError, which names the place of what is wrong."""
+        """Read it. Raises UsageError with the file and place of the error."""
         self.folder = folder
         self.manifest: Manifest = load_manifest(folder)
         files = {file.path: file for file in self.manifest.files}
@@ -145,7 +145,7 @@ def _has_memory_limits(calls: list[RecordedCall]) -> bool:
 
 
 def _create(path: Path, entry: Entry) -> None:
-    """Write one entry; `parse_tree` has checked that no entry lies below a link or a file."""
+    """Write one entry; `parse_tree` has rejected entries below a link or a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if entry.folder:
         path.mkdir(exist_ok=True)

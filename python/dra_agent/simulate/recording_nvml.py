@@ -1,6 +1,6 @@
 """Converts the recorded calls of NVML into the state of the simulated library, where the library models the values.
 
-A call that failed on the host fails in the simulation with the same code. What is not recorded has neutral values.
+A call that failed on the host fails in the simulation with the same code. Values that were not recorded are neutral.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordedGpu:
         return self._codec.decode(call.value) if call is not None and call.code == 0 else None
 
     def filled(self, name: str, number: int = 1, first: int | None = None) -> Any:
-        """Return what a call wrote into an argument; `first` is the value of the first argument after the handle."""
+        """Return the output argument of a call; `first` is the value of the first argument after the handle."""
         for call in self._calls.values():
             if call.name == name and call.code == 0 and (first is None or call.args[1] == first):
                 for place, content in call.filled:
@@ -78,7 +78,7 @@ class RecordedGpu:
 
 
 def derive(calls: Sequence[RecordedCall], entries: Iterable[Entry]) -> tuple[NvmlState, dict[str, GpuPartitioning]]:
-    """Return the state of the library, and what its GPUs are divided into."""
+    """Return the state of the library, and the MIG instances of its GPUs."""
     import pynvml
 
     codec = Codec(pynvml)
@@ -110,7 +110,7 @@ def derive(calls: Sequence[RecordedCall], entries: Iterable[Entry]) -> tuple[Nvm
 
 
 def _access(calls: Sequence[RecordedCall]) -> Access:
-    """Return what the driver permitted the process that recorded."""
+    """Return the permissions of the process that recorded."""
     refused = {call.name for call in calls if call.code == _NO_PERMISSION}
     lists = any(name in _NEED_CONFIG for name in refused)
     return Access(admin=not lists, config=not lists, monitor="nvmlDeviceGetMemoryInfo" not in refused)
@@ -191,7 +191,7 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
 
 
 def _profiles_need_mig(recorded: RecordedGpu) -> bool:
-    """Whether the driver has profiles and refuses the newer query of them, as nvml.h states for MIG mode off."""
+    """Return True if the driver has profiles but refuses the newer query of them, as nvml.h states for MIG mode off."""
     codes = {(recorded.code(_PROFILE_INFO, number, 1), recorded.code(_PROFILE_INFO, number, 2)) for number in _PROFILES}
     return (0, _NOT_SUPPORTED) in codes
 
@@ -294,7 +294,7 @@ def _compute_instances(
 
 
 def _below_root(place: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out the folders above the root bus, such as those of a virtual bus (VMBUS) that has one for each GPU."""
+    """Remove the directories above the root bus, such as those of VMBUS, which has one for each GPU."""
     root = next((number for number, part in enumerate(place) if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", part)), 0)
     return place[root:]
 

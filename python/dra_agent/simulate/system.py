@@ -24,7 +24,7 @@ CHARACTER_MAJORS = {
     510: "nvidia-caps",
     511: "nvidia-uvm",
 }
-"""Major numbers of character devices as this simulation gives them out (the kernel's devices.txt fixes only some)."""
+"""Major numbers of simulated character devices (the kernel's devices.txt assigns only some)."""
 
 MAJORS = {name: major for major, name in CHARACTER_MAJORS.items()}
 
@@ -119,6 +119,6 @@ def local(machine: Machine, numa_node: int) -> frozenset[int]:
 
 
 def words(cpus: frozenset[int]) -> tuple[int, ...]:
-    """A set as 64-bit words, lowest first, as NVML gives affinities."""
+    """A set as 64-bit words, lowest first, as NVML returns affinities."""
     bits = sum(1 << cpu for cpu in cpus)
     return tuple(bits >> 64 * word & 0xFFFF_FFFF_FFFF_FFFF for word in range(-(-bits.bit_length() // 64)))

@@ -1,4 +1,4 @@
-"""A file tree as a plan: files, links and device nodes below a root, and how the plan is written to a disk.
+"""A file tree as a plan: files, links and device nodes below a root, and its writer.
 
 It has no knowledge of PCI or vendors. Read-only files describe the machine; writable ones (mode 0644, as in sysfs) are
 state, so writing a plan over an existing tree does not change them.
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory that may stay empty; others come with what lies in them."""
+    """A directory that may stay empty; others exist through their entries."""
 
 
 Entry = File | Link | Node | Directory
@@ -60,7 +60,7 @@ class Tree:
         self.entries: dict[str, Entry] = {}
 
     def file(self, path: str, content: str | int | bytes, mode: int = READ_ONLY) -> None:
-        """Plan an attribute: text and numbers get a newline, as the kernel prints them; bytes are written as given."""
+        """Plan an attribute: text and numbers get a newline, as the kernel prints them; bytes are written unchanged."""
         self.entries[path] = File(content if isinstance(content, bytes) else f"{content}\n".encode(), mode)
 
     def traced(self, path: str, content: bytes) -> None:
@@ -86,7 +86,7 @@ class Tree:
 
 
 def relative(link: str, target: str) -> str:
-    """How a link at one path of a tree spells another path of it: `("a/b/c", "a/d")` gives `../d`."""
+    """Return the relative target of a link at one path to another: `../d` for `("a/b/c", "a/d")`."""
     here, there = link.split("/")[:-1], target.split("/")
     shared = 0
     while shared < min(len(here), len(there) - 1) and here[shared] == there[shared]:
@@ -111,7 +111,7 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
             if fresh:
                 _create(where, entry)
             elif not _is_there(where, entry):
-                # What an interrupted write left would be in the way of a link or node.
+                # The remains of an interrupted write would prevent the creation of a link or node.
                 Path(f"{where}.new").unlink(missing_ok=True)
                 _create(f"{where}.new", entry)
                 os.replace(f"{where}.new", where)  # noqa: PTH105

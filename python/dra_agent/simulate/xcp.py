@@ -40,14 +40,14 @@ def memory_modes(mode: str, supported: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_valid(mode: str, dies: int, memory_mode: str) -> bool:
-    """Whether amdgpu switches a chip in this memory mode to this compute mode."""
+    """Return True if amdgpu accepts this compute mode in this memory mode of a chip."""
     if mode not in supported_modes(dies) or memory_mode not in _MEMORY_MODES[mode]:
         return False
     return {"DPX": dies % 4 == 0, "TPX": dies % 3 == 0, "QPX": dies >= 8, "CPX": dies > 1}.get(mode, dies > 0)
 
 
 def resources(mode: str, dies: int, *, media: int) -> dict[str, tuple[int, int]]:
-    """Return instances of a resource in one partition, and how many partitions share them, by the name in sysfs.
+    """Return instances of a resource in one partition, and the number of partitions that share them, by sysfs name.
 
     `media`: video decoders of the chip, one for each of its base dies. There are two copy engines for each
     accelerator die, and eight rings for each JPEG decoder.

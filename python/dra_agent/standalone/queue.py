@@ -135,7 +135,7 @@ class ClaimQueue:
 
         After `budget_s` seconds the rest is deferred to the next step, and the result is 0.
         """
-        until = None if budget_s is None else self._clock() + budget_s
+        deadline = None if budget_s is None else self._clock() + budget_s
         with self._lock:
             if self._devices_changed:
                 self._devices_changed = False
@@ -150,7 +150,7 @@ class ClaimQueue:
                 elif self._releasing:
                     self.release_all(uid, claim)
         while not self._suspended and not self._stopped:
-            if until is not None and self._clock() >= until:
+            if deadline is not None and self._clock() >= deadline:
                 with self._lock:
                     if self._claims.waiting.next() is not None:
                         return 0.0
@@ -253,7 +253,7 @@ class ClaimQueue:
             uid, group = found
             version, fits_empty_host = group.version, group.fits_empty_host
             known = self._claims.of_uid(uid)
-            assert known is not None, "what waits is known"
+            assert known is not None, "a waiting claim is in the store"
             claim, allocated = self._claims.read(known), self.allocated()
         result = self._evaluate_claim(claim, allocated)
         if result["allocated"]:

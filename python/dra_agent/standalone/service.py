@@ -217,15 +217,15 @@ class StandaloneService:
         """Wait until these claims were brought along, for a bounded time; others' devices keep no request waiting."""
         self._wake.set()
         now = asyncio.get_running_loop().time
-        try_until, until = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
+        first_deadline, deadline = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 while True:
                     steps_before = self._steps
                     if await self._work(lambda: self.queue.is_settled(uids)):
                         return
                     tried = await self._work(lambda: self.queue.is_tried(uids))
-                    remaining_s = (until if tried else try_until) - now()
+                    remaining_s = (deadline if tried else first_deadline) - now()
                     if remaining_s <= 0:
                         return
                     await self._moves(steps_before, remaining_s)

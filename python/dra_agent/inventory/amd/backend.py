@@ -43,7 +43,7 @@ class AmdBackend:
         self._divisible: PartitionableGpus | None = None
         self._topology = KfdReader(host)
         self._half_since: dict[str, float] = {}
-        """By address, of GPUs that are withheld because their nodes are not those of their mode: since when."""
+        """The time since which a GPU is withheld because its nodes do not match its mode, by address."""
         self._rescan = False
 
     def partition_by(self, rules: PartitionRules) -> None:
@@ -103,7 +103,7 @@ class AmdBackend:
         self._rescan = self._rescan or now - since < SETTLE_TIMEOUT_S
 
     def _is_divided(self, function: Function, nodes: list[KfdNode]) -> bool:
-        """Whether a GPU is more than one device; a guest's virtual function is one, in every mode of its host."""
+        """Return True if a GPU is several devices; a guest's virtual function is one, in every mode of its host."""
         files = pci_files(self._host, function, [])
         is_switchable = files.text("available_compute_partition") is not None
         return len(nodes) > 1 or (is_switchable and known_mode(files, COMPUTE_MODE) not in (None, WHOLE))
@@ -114,7 +114,7 @@ class AmdBackend:
         files = pci_files(self._host, function, problems)
         mode = known_mode(files, COMPUTE_MODE)
         if mode is not None and not matches_mode(nodes, mode):
-            # Neither the whole GPU nor a part of it: what is left of it would be offered with the memory of all.
+            # Neither the whole GPU nor a part of it: the rest would be offered with the memory of the whole GPU.
             problems.append(half_made(device_name("gpu", function.pci_address), die_count(nodes), die_count(nodes)))
             return []
         mode = mode or _mode(nodes)

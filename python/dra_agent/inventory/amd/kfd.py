@@ -1,4 +1,4 @@
-"""Reads the nodes of AMD's kernel fusion driver: what every GPU, or every partition of one, can compute.
+"""Reads the nodes of AMD's kernel fusion driver: compute units and memory of every GPU or partition.
 
 Paths and keys: drivers/gpu/drm/amd/amdkfd/kfd_topology.c. Of PCI functions it knows their addresses, and which of them
 can be partitioned.
@@ -25,7 +25,7 @@ that a GPU loses or gets. Chosen, not measured."""
 SETTLE_S = 0.02
 """Seconds for which a changed directory must stay the same; the kernel creates a node in a fraction of that."""
 _FRAME_BUFFER_HEAPS = (1, 2)
-"""HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: the GPU's own memory."""
+"""HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: memory of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class KfdNode:
     unique_id: int | None
     """The board's, or since Linux 6.18 (commit 3a75edf93aae) the one of the partition's first die."""
     selects: bool
-    """Whether no other node has its `unique_id`, so that ROCR_VISIBLE_DEVICES selects this node by it."""
+    """True if its `unique_id` is unique, so that ROCR_VISIBLE_DEVICES selects this node by it."""
     hive_id: int | None
     """The same for all GPUs that XGMI links connect."""
     xcc_count: int | None
@@ -97,7 +97,7 @@ class KfdReader:
         return nodes
 
     def _is_settled(self, version: _Version) -> bool:
-        """Whether the directory was complete in this version, and still is in it."""
+        """Return True if the directory was complete in this version, and has not changed since."""
         known = self._accepted
         if version == known or version == _Version(None, ()):
             return version == self._version([])
@@ -132,7 +132,7 @@ def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]
 
 
 def _read(host: Host, names: Sequence[int], problems: list[Diagnostic]) -> tuple[dict[str, list[KfdNode]], bool]:
-    """Return the GPU nodes by PCI address, and whether the kernel has completed all of them."""
+    """Return the GPU nodes by PCI address, and True if the kernel has completed all of them."""
     folder = SysfsDir(host.sysfs / NODES, problems)
     found = []
     is_complete = True
@@ -175,7 +175,7 @@ class _Functions:
         own = f"{slot}.{location & 7}"
         candidates = self._partitionable_at(slot)
         if candidates:
-            # Several functions of one slot are virtual functions in a guest, each a GPU of its own.
+            # Several functions of one slot are virtual functions in a guest, each a separate GPU.
             return own if own in candidates else candidates[0]
         # Without sysfs (a recording): partitions that share the id of their board.
         return f"{slot}.0" if self._ids[numbers.get("unique_id", 0)] > 1 and numbers.get("unique_id") else own

@@ -1,4 +1,4 @@
-"""GPUs that change their partition mode, by the agent or an administrator: they keep their description for a while.
+"""GPUs whose partition mode is changed, by the agent or an administrator: they temporarily keep their description.
 
 A GPU that claims may partition has the same description in every mode, so the one before the change is valid after it.
 """
@@ -33,7 +33,7 @@ class LastDescription:
 
 
 class ModeTransition:
-    """What divisible GPUs were described as last, and since when they do not look complete."""
+    """The last descriptions of partitionable GPUs, and the time since which they are incomplete."""
 
     def __init__(self, changes: ModeChanges) -> None:
         self._changes = changes
@@ -60,7 +60,7 @@ class ModeTransition:
         self._half_since.pop(address, None)
 
     def is_kept(self, address: str) -> bool:
-        """Return whether an incomplete GPU keeps its description; called once per scan."""
+        """Return True while an incomplete GPU keeps its description; called once per scan."""
         if self._changes.is_expected(address):
             self._half_since.pop(address, None)
             return True
@@ -91,7 +91,7 @@ def die_count(nodes: Iterable[KfdNode]) -> int:
 
 
 def matches_mode(nodes: Sequence[KfdNode], mode: str | None) -> bool:
-    """Whether these can be all nodes of a GPU in this mode: as many as it has, and all alike."""
+    """Return True if these can be all nodes of a GPU in this mode: their number matches, and all are equal."""
     sizes = {node.xcc_count for node in nodes}
     if len(sizes) != 1:
         return False

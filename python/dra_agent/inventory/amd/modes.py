@@ -2,7 +2,7 @@
 
 A mode divides the whole GPU into equal parts. Partitions of one mode all fit together; any two of different modes must
 not. One counter cannot express that (half of a GPU and an eighth of it are less than a whole), so each partition of a
-mode that is not the finest has a counter of its own: it takes all of it, every partition of a finer mode takes its
+mode that is not the finest has a counter: it takes all of it, every partition of a finer mode takes its
 share.
 """
 
@@ -42,10 +42,10 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class ModeDescription:
-    """What newer kernels report of the modes of a GPU, in `compute_partition_config` (amdgpu_xcp.c).
+    """The modes of a GPU as newer kernels report them in `compute_partition_config` (amdgpu_xcp.c).
 
     These kernels list in `available_compute_partition` only modes that the memory mode allows (avail_xcp_modes), so the
-    list needs no table. They describe one mode in detail: the one that was last written to `xcp_config`.
+    list needs no table. They describe one mode in detail: the last value written to `xcp_config`.
     """
 
     supported: frozenset[str]
@@ -70,19 +70,19 @@ def read_description(files: SysfsDir) -> ModeDescription | None:
 
 
 class Modes:
-    """The modes that one GPU can be put into, the coarsest first; the first is the whole GPU."""
+    """The partition modes of one GPU, the coarsest first; the first is the whole GPU."""
 
     def __init__(
         self, available: str, dies: int, memory_partitions: int, description: ModeDescription | None = None
     ) -> None:
         """Parse the driver's list ("SPX, DPX, QPX, CPX"), the number of dies and of memory partitions (NPS4: 4).
 
-        Without a description the list is that of the chip, of which a table has what the memory mode allows.
+        Without a description it is the list of the chip, limited by a table to the modes of the memory mode.
         """
         self.dies = dies
         modes = [Mode(name, PARTS.get(name, dies)) for name in _names(available) if name in PARTS or name == "CPX"]
         possible = [mode for mode in modes if _is_possible(mode, dies, memory_partitions, description)]
-        # What two names would divide alike is one mode.
+        # Two names for the same division are one mode.
         unique = {mode.partitions: mode for mode in reversed(possible)}
         self.all = tuple(unique[partitions] for partitions in sorted(unique))
 
@@ -149,7 +149,7 @@ def _guard(mode: Mode, number: int) -> str:
 
 
 def lists_modes(available: str | None) -> bool:
-    """Whether the driver's list has a mode that divides the GPU."""
+    """Return True if the driver's list has a mode that divides the GPU."""
     return any(name in PARTS or name == "CPX" for name in _names(available or "") if name != WHOLE)
 
 

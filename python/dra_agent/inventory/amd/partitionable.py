@@ -42,7 +42,7 @@ from dra_agent.topology.model import PciFunction as Function
 def describe_whole(
     draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, uuid: str | None = None
 ) -> None:
-    """Set what a GPU has as a whole; `node` is all of it as KFD shows it, `uuid` its id if KFD does not show it now."""
+    """Set the properties of a whole GPU; `node` is its merged KFD node, `uuid` its id if KFD does not show it now."""
     function = draft.function
     draft.set("uuid", uuid or uuid_of(draft.files, node))
     fill(draft, node, driver_version)
@@ -59,7 +59,7 @@ def describe_whole(
 
 
 def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, mode: str | None = None) -> None:
-    """Set what a GPU and a partition have alike."""
+    """Set the properties that a GPU and a partition have in common."""
     files = draft.files
     draft.set("productName", files.text("product_name") or product_of(draft.function))
     draft.set("brand", _brand(draft))
@@ -85,7 +85,7 @@ def set_memory(draft: DeviceBuilder, amount: int | None) -> None:
 def uuid_of(files: SysfsDir, node: KfdNode | None) -> str | None:
     """Return the id by which ROCR_VISIBLE_DEVICES selects a GPU: KFD's, which can be another than the board's.
 
-    Where KFD reports no id, the board's is the only one; one that another GPU has selects neither.
+    Without an id of KFD the board's is used; an id that another GPU has too selects neither.
     """
     return board_uuid(files) if node is None or node.unique_id is None else node.uuid
 
@@ -118,7 +118,7 @@ def _brand(draft: DeviceBuilder) -> str | None:
 
 
 MODE, PARTITION, PARTITIONS = "computePartition", "partition", "partitions"
-"""Keys of the identity of a device that is set up by dividing its GPU: the mode, its number in it, and of how many."""
+"""Keys of the identity of a partition: the mode, its number in it, and their count."""
 _RETRY_INTERVAL_S = 0.05
 """Seconds between two reads of a GPU that is incomplete at its first scan."""
 
@@ -128,7 +128,7 @@ class PartitionableGpus:
 
     def __init__(self, host: Host, rules: PartitionRules, changes: ModeChanges, topology: KfdReader) -> None:
         self.counters: list[CounterSet] = []
-        """What the devices that were described last share."""
+        """The counter sets of the last described devices."""
         self._host = host
         self._topology = topology
         self._rules = rules
@@ -163,7 +163,7 @@ class PartitionableGpus:
     def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.
 
-        Nothing is known of it then that could be kept, and what was published before this start is to stay.
+        Then a description to keep does not exist, and the slices from before this start must stay.
         """
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         new = [one for one in functions if one.pci_address not in self._seen and self._can_be_divided(one)]
@@ -194,7 +194,7 @@ class PartitionableGpus:
     ) -> list[Device] | None:
         """Describe a GPU that claims may divide, alike whatever mode it is in now; None for any other.
 
-        One that is half made and stays so is not offered at all: counters of what is left would not be those by which
+        A GPU that stays incomplete is not offered at all: counters of its remaining nodes would not be those by which
         its claims were allocated.
         """
         if not self._can_be_divided(function):
@@ -228,7 +228,7 @@ class PartitionableGpus:
             return None
         if modes.dies < most:
             message = f"KFD shows {modes.dies} of its {most} dies, so claims cannot partition it"
-            hint = "give the agent's cgroup all of its render nodes, or reset the GPU"
+            hint = "allow all of its render nodes in the agent's cgroup, or reset the GPU"
             problems.append(Diagnostic(name, message, hint, severity="warning"))
             return None
         problems += quiet
@@ -278,8 +278,8 @@ class PartitionableGpus:
 
 
 def half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
-    """Report a GPU whose KFD nodes are not those of its mode."""
+    """Report a GPU whose KFD nodes do not match its mode."""
     of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
-    message = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
-    hint = "check the kernel log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
+    message = f"KFD shows {of}, so it is not offered: a change of its mode does not complete"
+    hint = "check the kernel log (dmesg); allow all of its render nodes in the agent's cgroup, or reset the GPU"
     return Diagnostic(name, message, hint)

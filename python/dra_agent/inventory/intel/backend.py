@@ -1,7 +1,7 @@
-"""Intel GPUs and their virtual functions, from what i915 and xe show in sysfs.
+"""Intel GPUs and their virtual functions, from the sysfs attributes of i915 and xe.
 
-A GPU that is divided into virtual functions is published as those: the physical function only administers them, unless
-the operator publishes it as well, for claims while no virtual function is held.
+A GPU that is divided into virtual functions is published as these. The operator may also publish the physical function,
+for claims while no virtual function is held.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class VirtualFunctions:
         number = self._physical.virtfns.index(address) + 1
         profile = self._files.subdir(f"sriov_admin/vf{number}/profile")
         return VfResources(
-            # 0 is a function that has none of its own: it gets what the driver provisions when it is used.
+            # 0: the function has no quota yet; the driver provisions it on the first use.
             profile.number("vram_quota") or None,
             profile.number("exec_quantum_ms"),
             profile.number("preempt_timeout_us"),
@@ -88,7 +88,7 @@ class VirtualFunctions:
 
     def _all(self) -> dict[str, Counter]:
         counters = {FUNCTIONS: Counter(str(len(self._physical.virtfns)))}
-        # Quotas are rounded up to what the hardware can divide: all of them must fit.
+        # Quotas are rounded up to the granularity of the hardware: all of them must fit.
         if self._memory is not None and self._given > 0:
             counters[MEMORY] = Counter(str(max(self._memory, self._given)))
         return counters
@@ -129,7 +129,7 @@ class IntelBackend:
         self._counters = []
         shared: set[str] = set()
         devices = []
-        # Physical functions first, whatever their addresses: what is offered of them is what virtual ones consume.
+        # Physical functions first, independent of addresses: virtual functions consume their counters.
         for function in sorted(functions, key=lambda one: one.physfn is not None):
             draft = self._draft(function, problems)
             of_whole = divided.get(function.pci_address)

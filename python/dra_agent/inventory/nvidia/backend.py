@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as devices. A library that hangs, fails or is missing leaves them with what the kernel's driver shows.
+"""NVIDIA GPUs as devices. While the library hangs, fails or is missing, they have the attributes of the kernel driver.
 
 The last successful result for a GPU is kept, so that a hung library changes a device's health and not its attributes.
 """
@@ -57,12 +57,12 @@ class NvidiaBackend:
         self._affected = EventTargets(self._nvml)
         self._events = Events(self._nvml, self._affected.names)
         self._events_failure = ""
-        """Why events do not come; "" where they do."""
+        """The reason for missing events; "" if they arrive."""
         self._handles: dict[str, Any] = {}
         self._generation = 0
-        """Of the library that gave the handles."""
+        """The generation of the library that returned the handles."""
         self._needed = False
-        """Whether the last scan had a GPU to query."""
+        """True if the last scan had a GPU to query."""
         self._heard = time.monotonic()
         """Time of the last successful poll of events, or of the creation of the event set."""
         self._known: dict[str, GpuInfo] = {}
@@ -166,7 +166,7 @@ class NvidiaBackend:
         return True
 
     def wait_for_start(self) -> bool:
-        """Wait until all GPUs are initialized, or are not in time; return whether a scan shows more now."""
+        """Wait until all GPUs are initialized, or the deadline; return True if a scan shows more now."""
         return self._starts.wait()
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class NvidiaBackend:
             )
 
     def _start(self, problems: list[Diagnostic]) -> bool | None:
-        """Return whether the library responds; None while it starts."""
+        """Return True if the library responds; None while it starts."""
         try:
             self._starts.library()
             if self._generation != self._nvml.generation:
@@ -222,7 +222,7 @@ class NvidiaBackend:
         return True
 
     def _read_driver(self) -> DriverInfo:
-        """Read the versions; what was read from another driver is dropped: profiles of MIG change with it."""
+        """Read the versions; values of another driver are dropped, because MIG profiles depend on it."""
         driver = read_driver(self._nvml)
         if driver != self._last_driver:
             self._last_driver = driver
@@ -230,7 +230,7 @@ class NvidiaBackend:
         return driver
 
     def _ask(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
-        """Read one GPU; returns whether a call timed out."""
+        """Read one GPU; return True if a call timed out."""
         address = draft.function.pci_address
         was_stuck = self._nvml.is_stuck(address)
         try:
@@ -272,7 +272,7 @@ class NvidiaBackend:
         return facts, False
 
     def _mark_starting(self, draft: DeviceBuilder) -> None:
-        """Keep what is known of a GPU; one that was never read gets no new claims yet."""
+        """Keep the last values of a GPU; one that was never read gets no new claims yet."""
         draft.observed = False
         if draft.function.pci_address not in self._known:
             draft.add_issue(STARTING, "NVML still initializes the GPU", transient=True)
@@ -306,7 +306,7 @@ class NvidiaBackend:
     def _instances(
         self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool, *, report_placements: bool
     ) -> list[Device]:
-        """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
+        """Describe the instances of a GPU in MIG mode: no container can use it as a whole."""
         address, problems = whole.function.pci_address, whole.problems
         if whole.health == "healthy" and answered:
             try:
@@ -339,7 +339,7 @@ class NvidiaBackend:
         return devices
 
     def _has_own(self, address: str, whole: DeviceBuilder) -> bool:
-        """Whether the agent may have created an instance on the GPU."""
+        """Return True if the agent may have created an instance on the GPU."""
         try:
             return bool(read_note(self._host, address).instances)
         except RetryableError as error:
@@ -368,7 +368,7 @@ class NvidiaBackend:
 
 
 def _has_driver(draft: DeviceBuilder) -> bool:
-    """Return whether NVIDIA's driver has the GPU now, or it is off the bus: the topology may be older."""
+    """Return True if NVIDIA's driver has the GPU now, or it is off the bus: the topology may be older."""
     return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
 
 
@@ -420,7 +420,7 @@ def _library_problem(error: RetryableError, root: DriverRoot | None) -> Diagnost
             f"the library below {root.path} is of another version than the loaded kernel modules: wait until the "
             f'driver container has replaced both, or correct {SETTING} = "{root.path}" (chart: nvidia.driverRoot)'
         )
-    message = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
+    message = f"{error.message}; NVIDIA GPUs are published with the kernel driver's attributes, without health"
     return Diagnostic("NVML", message, hint)
 
 

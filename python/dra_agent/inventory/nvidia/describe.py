@@ -1,4 +1,4 @@
-"""Writes what is known of an NVIDIA GPU, or of a MIG instance of one, into a device.
+"""Adds the properties of an NVIDIA GPU, or of a MIG instance of one, to a device.
 
 `gpu_info` and `mig` provide the data.
 """
@@ -20,7 +20,7 @@ CONTROL = "nvidia-cuda-mps-control"
 
 
 def memory_limits(host: Host, driver_limits: bool, *, mig: bool) -> dict[str, str]:
-    """Return mechanisms and why they cannot be used, "" if they can; `driver_limits`: whether NVML has the call."""
+    """Return mechanisms and why they cannot be used, "" if they can; `driver_limits`: NVML has the call."""
     return {
         "mps": "" if find_mps_control(host) else f"{CONTROL} is not found",
         "nvml-cgroup": _cgroup(host, driver_limits, mig),
@@ -128,5 +128,5 @@ def _nodes(draft: DeviceBuilder, facts: GpuInfo) -> None:
 
 
 def _node(draft: DeviceBuilder, path: str, role: NodeRole) -> None:
-    """Add a node of the driver, which may have a /dev of its own."""
+    """Add a node of the driver, which may have a separate /dev."""
     draft.node(path, role, draft.host.driver_node(path))

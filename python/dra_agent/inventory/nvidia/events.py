@@ -21,7 +21,7 @@ Name = Callable[[str, Any, int, int], tuple[str, ...]]
 log = logging.getLogger(__name__)
 
 XID, DOUBLE_BIT = 0x8, 0x2
-"""Of nvmlEventType: what the driver logs as an XID, and uncorrected errors of memory."""
+"""Bits of nvmlEventType: XIDs, and uncorrected memory errors."""
 _CAUSES = {
     DOUBLE_BIT: ("ecc", "an uncorrected memory error"),
     0x400: ("", "a row of memory was noted for repair"),
@@ -31,7 +31,7 @@ _CAUSES = {
     0x4000: ("gpu-unavailable", "NVIDIA's driver reported that the GPU is unavailable"),
     0x8000: ("", "NVIDIA's driver changed the recovery that it requests"),
 }
-"""Cause and message of an event; without a cause, the next scan reads what has changed. 0x400 to 0x2000 since driver
+"""Cause and message of an event; without a cause, the next scan reads the change. 0x400 to 0x2000 since driver
 560, 0x4000 and 0x8000 since 565 (change log of NVML)."""
 _RECOVERY_ACTION_CHANGED = 154
 """GPU_RECOVERY_ACTION_CHANGED: the action may also have become "none" (NVIDIA's XID catalog)."""
@@ -40,7 +40,7 @@ TIMEOUT_MS = 10
 INVALID_ARGUMENT = 2
 """Of nvmlReturn_t."""
 ABOUT = "events"
-"""The key of these calls: one that hangs keeps no call about a GPU from being made."""
+"""The lane of these calls: one that hangs does not block calls about a GPU."""
 MAX_EVENTS = 256
 """Events that are taken at a time."""
 
@@ -57,16 +57,16 @@ class Events:
 
     @property
     def follows(self) -> bool:
-        """Whether a set exists, so that further events are reported."""
+        """True if an event set exists, so that further events are reported."""
         return self._set is not None
 
     @property
     def hangs(self) -> bool:
-        """Whether a poll is pending."""
+        """True if a poll is pending."""
         return self._nvml.is_stuck(ABOUT)
 
     def follow(self, handles: dict[str, Any]) -> None:
-        """Put GPUs, by PCI address, into the set; those that are in it are not touched. Raises RetryableError."""
+        """Register GPUs, by PCI address; registered ones are not changed. Raises RetryableError."""
         for gone in self._followed.keys() - handles.keys():
             del self._followed[gone]
         for address, handle in handles.items():
@@ -110,7 +110,7 @@ class Events:
         return 0
 
     def _try_register(self, handle: Any, kinds: int) -> bool:
-        """Return whether the kinds are registered: a library may support fewer than it names."""
+        """Return True if the kinds are registered: a library may support fewer than it names."""
         try:
             self._call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
         except NvmlError as error:
@@ -148,7 +148,7 @@ def _number(handle: Any) -> int:
 NO_INSTANCE = 0xFFFF_FFFF
 """In place of an instance's number: the GPU as a whole, or every compute instance of a GPU instance."""
 _PATIENCE = 1.0
-"""Timeout in seconds; events of other GPUs wait meanwhile."""
+"""Timeout in seconds; events of other GPUs wait for it."""
 
 
 class EventTargets:
@@ -167,7 +167,7 @@ class EventTargets:
             self._devices.setdefault(device.pci_address, []).append(device)
 
     def remember(self, address: str, gpu_instance: int, place: str) -> None:
-        """Take note of where an instance lies."""
+        """Record the placement of an instance."""
         self._places[address, gpu_instance] = place
 
     def names(self, address: str, handle: Any, gpu_instance: int, compute_instance: int) -> tuple[str, ...]:

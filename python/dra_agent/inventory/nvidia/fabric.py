@@ -46,7 +46,7 @@ _SUMMARIES = {2: "the fabric reports it as unhealthy", 3: "the fabric reports li
 
 @dataclass(frozen=True, slots=True)
 class FabricIssue:
-    """One thing that is wrong with a GPU's fabric."""
+    """One fault of a GPU's fabric."""
 
     cause: str
     message: str
@@ -56,7 +56,7 @@ class FabricIssue:
 
 @dataclass(frozen=True, slots=True)
 class FabricInfo:
-    """What NVML reports; a GPU without fabric has none of it."""
+    """NVML's report; empty for a GPU without fabric."""
 
     domain: str | None = None
     clique: int | None = None

@@ -62,7 +62,7 @@ BRANDS = {
 }
 """By nvmlBrandType_t of driver 615."""
 _UNKNOWN = (0, 0xFFFF_FFFF)
-"""NVML's own values for an unknown brand or architecture."""
+"""NVML's values for an unknown brand or architecture."""
 
 _CORES = {
     **dict.fromkeys([(3, 0), (3, 2), (3, 5), (3, 7)], 192),
@@ -87,7 +87,7 @@ class DriverInfo:
     version: str | None = None
     cuda: str | None = None
     memory_limits: bool = False
-    """Whether NVML can limit the memory of a cgroup."""
+    """True if NVML can limit the memory of a cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class GpuInfo:
     recovery: int | None = None
     """nvmlDeviceGpuRecoveryAction_t: 0 is none; not reported by drivers before 565."""
     memory_denied: bool = False
-    """Whether the process may not read its memory: with MIG instances, this needs the capability mig/monitor
+    """True if the process may not read its memory: with MIG instances, this needs the capability mig/monitor
     (k8s-device-plugin#1683)."""
 
 
@@ -219,7 +219,7 @@ def read_module(host: Host, problems: list[Diagnostic]) -> DriverInfo:
 
 
 def has_tensor_cores(capability: tuple[int, int], device_id: str) -> bool:
-    """Whether a GPU has tensor cores: all since Volta, but for the TU116 and TU117 chips of the Turing family."""
+    """Return True if a GPU has tensor cores: all since Volta, except the TU116 and TU117 chips of the Turing family."""
     number = int(device_id, 16)
     small_turing = 0x1F80 <= number <= 0x1FFF or 0x2180 <= number <= 0x21FF
     return capability >= (7, 0) and not (capability == (7, 5) and small_turing)

@@ -36,15 +36,15 @@ class GpuStart:
     """Starts of one library. Used by one thread."""
 
     def __init__(self, nvml: NvmlClient, wait_s: float) -> None:
-        """`wait_s`: for how many seconds after its begin a scan waits for a start."""
+        """`wait_s`: seconds after the begin of a start for which a scan waits for it."""
         self._nvml = nvml
         self._wait_s = wait_s
         self._threads = DaemonExecutor(MAX_THREADS, "NVML start")
         self._calls: dict[str, _Call] = {}
         self._reported = True
-        """Whether a scan has seen all results."""
+        """True if a scan has read all results."""
         self._late = False
-        """Whether scans have waited long enough for this start."""
+        """True if scans no longer wait for this start."""
 
     def library(self) -> None:
         """Start NVML. Raises StartingError while it starts, and the errors of NvmlClient.start."""
@@ -68,7 +68,7 @@ class GpuStart:
         return self._result(address, partial(self._look_up, address))
 
     def forget(self) -> None:
-        """Drop what has begun: the library was started again."""
+        """Drop the pending starts, because the library was restarted."""
         self._calls.clear()
 
     def has_news(self) -> bool:
@@ -79,7 +79,7 @@ class GpuStart:
         return True
 
     def wait(self) -> bool:
-        """Wait for everything that has begun, up to its deadlines; return whether there was anything."""
+        """Wait for the pending starts, up to their deadlines; return True if there were any."""
         pending = [call.future for call in self._calls.values()]
         wait(pending)
         return bool(pending)

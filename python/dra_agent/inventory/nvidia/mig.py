@@ -42,7 +42,7 @@ _ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One compute instance: what a container can be given."""
+    """One compute instance, which a container can use."""
 
     uuid: str
     profile: str
@@ -57,7 +57,7 @@ class MigInstance:
     capability_minors: tuple[int, ...] = ()
     """Of the GPU instance and of the compute instance, below /dev/nvidia-caps."""
     alone: bool = True
-    """Whether its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
+    """True if its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
     start: int | None = None
     """First memory slice; None: the process may not read it."""
 

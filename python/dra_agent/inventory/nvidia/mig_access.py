@@ -1,4 +1,4 @@
-"""Permissions for MIG: what the driver refuses without them, and the lines that grant them.
+"""Permissions for MIG: the driver's errors without them, and the settings that grant them.
 
 NVML lists GPU instances, their placements and possible placements only for privileged processes (nvml.h, "Requires
 privileged user"): those with CAP_SYS_ADMIN, or that can open /proc/driver/nvidia/capabilities/mig/config and its node
@@ -16,7 +16,7 @@ CHANGE_HINT = f"set `mig: partition` in the values of the Helm chart, or {_UNIT}
 
 
 def has_capabilities(host: Host, minor: int | str) -> bool:
-    """Whether the process sees the MIG capabilities of a GPU.
+    """Return True if the process sees the MIG capabilities of a GPU.
 
     NVIDIA's container runtime covers /proc/driver/nvidia in its legacy mode (libnvidia-container, src/nvc_mount.c), and
     so hides the capabilities of instances that are created while the container runs.

@@ -39,7 +39,7 @@ class OwnedInstance(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OwnershipRecord(msgspec.Struct, frozen=True):
-    """What the agent has made on one GPU since the host was booted: no instance outlives that."""
+    """The instances that the agent created on one GPU since the host was booted; a reboot removes all instances."""
 
     gpu: str
     """PCI address."""
@@ -47,7 +47,7 @@ class OwnershipRecord(msgspec.Struct, frozen=True):
     instances: tuple[OwnedInstance, ...] = ()
 
     def owns(self, profile: int, start: int) -> bool:
-        """Whether an instance of that profile at that place is the agent's: one place holds no two of them."""
+        """Return True if the agent owns the instance of that profile at that placement, which is unique."""
         return any(instance.profile == profile and instance.start == start for instance in self.instances)
 
 
@@ -68,7 +68,7 @@ def read_note(host: Host, address: str) -> OwnershipRecord:
         return empty
     except OSError as error:
         raise RetryableError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="give the agent access to its state directory"
+            f"cannot be read: {error.strerror}", where=str(path), hint="allow the agent to access its state directory"
         ) from error
     except msgspec.MsgspecError as error:
         raise RetryableError(

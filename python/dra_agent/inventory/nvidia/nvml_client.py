@@ -1,4 +1,4 @@
-"""NVML as the agent uses it: in a process of its own, initialised once, every call with a deadline.
+"""NVML as the agent uses it: in a worker process, initialized once, every call with a deadline.
 
 A library that crashes takes its process along and no more; it is started again at the next look. Errors are sorted into
 those that a caller handles differently; `gpu_info` interprets results.
@@ -103,8 +103,8 @@ class UnknownGpuError(NvmlError):
 class NvmlClient:
     """One NVML library; safe to use from several threads.
 
-    Calls about one GPU are made one after the other, those about different GPUs at the same time. A handle is good for
-    as long as `generation` stays the same; one that is older raises StaleError.
+    Calls about one GPU are sequential, calls about different GPUs are concurrent. A handle is valid while `generation`
+    stays the same; an older one raises StaleError.
     """
 
     def __init__(self, source: Path | DriverRoot | None, timeout: float) -> None:
@@ -112,7 +112,7 @@ class NvmlClient:
         self._identity: Identity | None = None
         """Of the library below a driver root that the process has loaded."""
         self._had_marker = False
-        """Whether the driver container of this root announces when its driver works."""
+        """True if the driver container of this root announces when its driver works."""
         self._timeout = timeout
         self._life = threading.RLock()
         self._process: NvmlWorker | None = None
@@ -148,7 +148,7 @@ class NvmlClient:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is stopped and may be started now: not released, and no backoff is pending."""
+        """Return True if it is stopped and may be started now: not released, and no backoff is pending."""
         if not self._life.acquire(blocking=False):
             return False
         try:
@@ -161,7 +161,7 @@ class NvmlClient:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is started; `start` then returns at once."""
+        """True if it is started; `start` then returns immediately."""
         process = self._process
         return self._started and process is not None and not process.ended
 
@@ -243,7 +243,7 @@ class NvmlClient:
     def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
         """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError.
 
-        What refers to structures (ctypes.byref) is filled in place. `timeout` in seconds, instead of the one that the
+        Structures behind ctypes.byref are filled in place. `timeout` in seconds, instead of the one that the
         call and the GPU's state require.
         """
         initializes = name.startswith(_LOOKUPS) and about not in self._initialized
@@ -272,7 +272,7 @@ class NvmlClient:
         return self._timeout
 
     def is_stuck(self, about: str) -> bool:
-        """Whether an earlier call for a GPU is pending: another would hang too."""
+        """Return True if an earlier call for a GPU is pending: another would hang too."""
         process = self._process
         return process is not None and process.is_stuck(about)
 
@@ -300,9 +300,9 @@ class NvmlClient:
             ) from error
 
     def _is_outdated(self) -> bool:
-        """Whether the library is not that of the driver root any more, or the driver is about to leave.
+        """Return True if the driver root has another library now, or the driver is about to be unloaded.
 
-        A process with the library keeps the driver's modules in use, so that they cannot be unloaded. The driver
+        A process with the library uses the driver's modules, so they cannot be unloaded. The driver
         container removes its marker before it unloads them (gpu-operator, assets/state-driver/0500_daemonset.yaml,
         preStop), and unmounts its root after that.
         """
@@ -312,7 +312,7 @@ class NvmlClient:
         return (self._had_marker and not source.ready_marker.exists()) or source.identity() != self._identity
 
     def _has_library(self) -> bool:
-        """Whether a start may find a library; without a driver root, only a start shows it."""
+        """Return True if a start may find a library; without a driver root, only a start shows it."""
         source = self._source
         if not isinstance(source, DriverRoot):
             return True
@@ -321,7 +321,7 @@ class NvmlClient:
         return not source.required or source.identity() is not None
 
     def _let_go_of_failed(self) -> None:
-        """Drop an exited process, and end one that hangs for too long while no other call is pending.
+        """Drop an exited worker, and end one that hangs for too long while no other call is pending.
 
         Likewise one whose driver was replaced or leaves, whatever calls are pending.
         """
@@ -371,7 +371,7 @@ class NvmlClient:
             return UnknownGpuError(str(error), code)
         if code == module.NVML_ERROR_NO_PERMISSION:
             return NoPermissionError(
-                f"{name}: {error}", code, hint="run the agent as root, or give its user access to /dev/nvidia*"
+                f"{name}: {error}", code, hint="run the agent as root, or allow its user to access /dev/nvidia*"
             )
         hint = {
             module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or set nvidia_driver_root to where it is",

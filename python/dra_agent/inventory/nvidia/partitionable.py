@@ -1,6 +1,6 @@
 """GPUs with MIG partitions by an operator's rule: describes whole GPUs, partitions and foreign instances.
 
-It makes and destroys nothing: instances come and go with claims, and what is offered stays the same meanwhile.
+It does not create or destroy instances: claims do so, and the published devices stay the same.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class NotPartitionableError(RetryableError):
 
 
 class PartitionableGpus:
-    """Describes them; keeps the last result of NVML while it does not respond."""
+    """Describes them; keeps the last result while NVML does not respond."""
 
     def __init__(self, host: Host, nvml: NvmlClient) -> None:
         self._host = host
         self._nvml = nvml
         self._profiles: dict[str, tuple[MigProfile, ...]] = {}
         self._undivided: dict[str, GpuInfo] = {}
-        """As the GPU was with MIG mode off: what is published of it must not change with the mode."""
+        """The GPU with MIG mode off: its published description must not change with the mode."""
         self._existing: dict[str, list[GpuInstance]] = {}
         self._foreign_instances: dict[str, list[GpuInstance]] = {}
         """Instances that the agent has not made."""
@@ -176,7 +176,7 @@ class PartitionableGpus:
         if facts.mig and fixed:
             self.withhold(name, "MIG mode is on and changes only with a reset of it: partitions are offered")
         elif foreign:
-            self.withhold(name, f"a part of it is held by what the agent has not made: {foreign}")
+            self.withhold(name, f"instances that the agent did not create use a part of it: {foreign}")
         else:
             whole.add_identity(mig="whole", foreign=_policy(rule))
             takes = (division.of_whole(name),)
@@ -205,7 +205,7 @@ class PartitionableGpus:
             name = device_name("gpu", address, *partition.parts)
             if not division.fits(partition):
                 if name not in taken:
-                    self.withhold(name, f"in the way is what the agent has not made: {foreign}")
+                    self.withhold(name, f"instances that the agent did not create use its place: {foreign}")
                 continue
             pattern = patterns.get(partition.profile.id)
             if pattern is None:

@@ -1,6 +1,6 @@
-"""A GPU that is offered as a whole and in every MIG partition that it could hold: what of it can be offered now.
+"""The partitions of a GPU that is offered as a whole and in every possible MIG partition.
 
-Whole and partitions draw on one counter set, so that the scheduler never gives two of them that overlap. Instances
+GPU and partitions consume one counter set, so that the scheduler never allocates two that overlap. Instances
 that others created are kept, and partitions that overlap them are excluded.
 """
 
@@ -49,19 +49,19 @@ class Partition:
 
     @property
     def amounts(self) -> Amounts:
-        """Return what a partition consumes of its GPU."""
+        """Return the counters that a partition consumes."""
         taken = {"memory": self.profile.memory_bytes}
         taken |= {COUNTERS[name]: count for name, count in self.profile.engines.items()}
         return taken | {f"memory-slice-{number}": 1 for number in self.placement.slices}
 
     @property
     def text(self) -> str:
-        """Name it for people."""
+        """Return its name for messages."""
         return f"{self.profile.name} at memory slice {self.placement.start}"
 
 
 class PartitionLayout:
-    """All possible partitions of one GPU, and those that foreign instances leave."""
+    """All possible partitions of one GPU, and those that foreign instances do not block."""
 
     def __init__(self, profiles: Sequence[MigProfile], foreign: Sequence[GpuInstance] = ()) -> None:
         self.partitions = [Partition(profile, placement) for profile, placement in packing_order(profiles)]
@@ -78,11 +78,11 @@ class PartitionLayout:
                 self.left[name] = max(0, self.left.get(name, 0) - amount)
 
     def fits(self, partition: Partition) -> bool:
-        """Whether what is left has room for a partition."""
+        """Return True if a partition fits next to the foreign instances."""
         return all(self.left[name] >= amount for name, amount in partition.amounts.items())
 
     def named(self, profile: int, start: int) -> str:
-        """Name an instance for people."""
+        """Return the name of an instance for messages."""
         for partition in self.partitions:
             if partition.profile.id == profile and partition.placement.start == start:
                 return partition.text
@@ -93,11 +93,11 @@ class PartitionLayout:
         return CounterSet(name, _counters(self.left))
 
     def of_whole(self, name: str) -> CounterConsumption:
-        """Return what the whole GPU consumes of its counter set."""
+        """Return the counters that the whole GPU consumes."""
         return CounterConsumption(name, _counters(self.whole))
 
     def of_partition(self, name: str, partition: Partition) -> CounterConsumption:
-        """Return what a partition consumes of its GPU's counter set."""
+        """Return the counters that a partition consumes of its GPU's set."""
         return CounterConsumption(name, _counters(partition.amounts))
 
     def _taken(self, instance: GpuInstance) -> Amounts:

@@ -1,6 +1,6 @@
 """Possible MIG instances of a GPU: NVML's tables of profiles and placements, in either mode.
 
-Sizes and places are NVML's own for the very GPU; nothing of them is known here.
+Sizes and placements are from NVML for each GPU; this module has no table of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an instance lies, in memory slices of its GPU."""
+    """The placement of an instance, in memory slices of its GPU."""
 
     start: int
     size: int
@@ -56,7 +56,7 @@ class Placement:
         return range(self.start, self.start + self.size)
 
     def overlaps(self, other: Placement) -> bool:
-        """Whether both take the same slice."""
+        """Return True if both use a common slice."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
 

@@ -1,6 +1,6 @@
 """The recovery that the driver requests for a GPU: nvmlDeviceGpuRecoveryAction_t, since driver 565.
 
-NVIDIA's own DRA driver judges XIDs by it (kubernetes-sigs/dra-driver-nvidia-gpu#1441).
+NVIDIA's DRA driver rates XIDs by it (kubernetes-sigs/dra-driver-nvidia-gpu#1441).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IMEX_SINCE_BRANCH = 595
 
 
 def evaluate_recovery(action: int | None, driver: str | None, name: str) -> tuple[str, Diagnostic | None]:
-    """Return why the GPU cannot be used, "" if nothing is known against it, and what to report.
+    """Return the reason for which the GPU cannot be used ("" for none), and the text to report.
 
     `driver` is its version ("615.71.05"), `name` the device's.
     """

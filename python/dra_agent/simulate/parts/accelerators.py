@@ -13,7 +13,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 
 def alveo_u250(slot: str, instance: int, render: int) -> tuple[Function, Function]:
-    """An Alveo U250 under XRT: the management function, and the one that applications use ("0000:b3:00")."""
+    """An Alveo U250 under XRT: the management function and the user function ("0000:b3:00")."""
     link, board = LinkState(3, 16), (0x10EE, 0x000E)
     management = Function(
         f"{slot}.0",
@@ -39,7 +39,7 @@ def alveo_u250(slot: str, instance: int, render: int) -> tuple[Function, Functio
 def alveo_v80(slot: str, number: int, minors: tuple[int, int]) -> tuple[Function, ...]:
     """An Alveo V80 under the SLASH drivers: management (AMI), DMA engine and registers ("0000:81:00").
 
-    `minors` are those of the two misc devices. After Xilinx/SLASH, driver/slash_config.h, and Xilinx/AVED, sw/AMI.
+    `minors`: of the two misc devices. After Xilinx/SLASH, driver/slash_config.h, and Xilinx/AVED, sw/AMI.
     """
     link, board = LinkState(5, 8), (0x10EE, 0x000E)
 

@@ -38,7 +38,7 @@ def neuron(
     connected: tuple[int, ...] = (),
     link: LinkState | None = None,
 ) -> Function:
-    """A Neuron device; `number` is that of its node, `connected` are those of its NeuronLink neighbors.
+    """A Neuron device; `number`: of its device node; `connected`: the numbers of its NeuronLink neighbors.
 
     The class is that of a system peripheral, as lspci prints it on EC2.
     """

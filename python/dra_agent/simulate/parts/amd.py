@@ -1,7 +1,7 @@
 """AMD Instinct GPUs as PCI functions.
 
 PCI ids: amdgpu_drv.c, libdrm's amdgpu.ids. Compute units and memory: AMD's data sheets. Memory of the MI300X and of the
-MI210 in bytes: as amdgpu reports it on such boards; of the others: their nominal size less what the MI300X reserves.
+MI210 in bytes: as amdgpu reports it on such boards; others: their nominal size minus the reservation of the MI300X.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def mi308x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LIN
 
 
 def mi300a(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
-    """An MI300A, an APU: amdgpu reports no VRAM, and KFD what TTM may use of the memory of its NUMA node.
+    """An MI300A, an APU: amdgpu reports no VRAM, and KFD reports TTM's limit on its NUMA node.
 
-    That is half of 128 GiB less what the kernel reserves, in pages that none of its modes divides.
+    It is half of 128 GiB minus the kernel's reservation, a number of pages that none of its modes divides.
     """
     role = replace(
         _MI300X,
@@ -81,7 +81,7 @@ _MI355X = replace(
 
 
 def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: str, driver: AmdgpuDriver) -> Function:
-    """A GPU of several dies, which counts as eight DRM devices."""
+    """A GPU of several dies, with eight DRM devices."""
     card = XCP_NODES * index
     own = replace(
         role,
@@ -105,7 +105,7 @@ def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: s
 
 
 def _memory_regions(role: AmdGpu) -> tuple[MemoryRegion, ...]:
-    """Memory that amdgpu registers with the cgroup controller (amdgpu_vram_mgr_init); an APU has none of its own."""
+    """Memory that amdgpu registers with the cgroup controller (amdgpu_vram_mgr_init); an APU has none."""
     return (MemoryRegion("vram", role.memory_bytes),) if role.driver.counts_memory and not role.is_apu else ()
 
 

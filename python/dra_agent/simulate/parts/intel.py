@@ -33,7 +33,7 @@ class Battlemage:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory without what firmware and driver keep."""
+        """Memory without the reservations of firmware and driver."""
         stolen = self.memory_gib * 7 // 2
         return self.memory_gib * _GIB - -(-stolen // 16) * 16 * _MIB
 

@@ -74,7 +74,7 @@ def gpu(
 ) -> Function:
     """A GPU; its UUID and serial number follow from the machine's name and the minor.
 
-    `link` is that of the slot, if it is not the model's own.
+    `link`: of the slot, if it differs from the model's.
     """
     board = _BOARDS[model.name]
     role = NvidiaGpu(

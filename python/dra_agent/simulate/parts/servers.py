@@ -1,4 +1,4 @@
-"""Servers with GPUs on root ports of their own: what profiles share whose subject is the GPU."""
+"""Servers with each GPU on a separate root port, for profiles that describe a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gpu_server(
     driver: NvidiaDriver,
     fabric: tuple[str, int] | None = None,
 ) -> Machine:
-    """A server with a drive, and GPUs spread over its sockets, each on a root of its own.
+    """A server with a drive, and GPUs spread over its sockets, each on a separate root.
 
     Addresses and CPUs are made up.
     """

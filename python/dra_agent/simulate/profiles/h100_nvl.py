@@ -1,7 +1,7 @@
 """A server with H100 NVL: the profiles of an H100 with more memory.
 
 Memory in GiB: 10.75 (1g.12gb), 21.62 (1g.24gb, 2g.24gb), 46.38 (3g.47gb, 4g.47gb), 93.12 (7g.94gb).
-Source: mig-parted#101. Multiprocessors are those of the H100 SXM, which has as many.
+Source: mig-parted#101. The number of multiprocessors is that of the H100 SXM.
 """
 
 from __future__ import annotations

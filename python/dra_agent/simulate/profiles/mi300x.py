@@ -1,6 +1,6 @@
 """Eight MI300X, each behind three switches (two of the board, one of its own) that it shares in part with an adapter.
 
-So a GPU and its adapter are PXB, not PIX: more than one switch lies between them.
+So a GPU and its adapter are PXB, not PIX: the path between them has more than one switch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dra_agent.simulate.parts.network import broadcom, connectx7
 NAME = "mi300x"
 _TIB = 1 << 40
 _BUSES = (0x05, 0x0E, 0x17, 0x62, 0x98, 0xA8, 0xB8, 0xD8)
-"""Where the upstream port of each board's switch is."""
+"""The address of the upstream port of each board's switch."""
 _GPU_UPSTREAM = PciId(0x1022, 0x1500, 0x060400, 0x1022, 0x1500)
 _GPU_DOWNSTREAM = PciId(0x1022, 0x1501, 0x060400, 0x1022, 0x1501)
 

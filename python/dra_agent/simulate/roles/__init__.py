@@ -1,1 +1,1 @@
-"""What drivers make of PCI functions: interfaces, RDMA devices, GPUs, drives. One file per kind."""
+"""The results of drivers for PCI functions: interfaces, RDMA devices, GPUs, drives. One file per kind."""

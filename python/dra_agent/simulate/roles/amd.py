@@ -14,23 +14,23 @@ from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
 XCP_NODES = 8
-"""DRM devices of a GPU that can be partitioned, in every mode (MAX_XCP): its own, and seven platform devices."""
+"""DRM devices of a GPU that can be partitioned, in every mode (MAX_XCP): one of the GPU, and seven platform devices."""
 _ROOT_ONLY = 0o400
 
 
 @dataclass(frozen=True, slots=True)
 class AmdgpuDriver:
-    """What differs between versions of amdgpu."""
+    """Differences between versions of amdgpu."""
 
     ids: Literal["board", "die", "die-unless-spx"]
     """`unique_id` of a KFD node: the board's, or the one of the first die of the partition."""
     platform_device: str
     """The name of the platform device of a partition, with {} for its number."""
     describes_modes: bool
-    """Whether there is `compute_partition_config`. These versions list in `available_compute_partition` only what the
-    memory mode allows (avail_xcp_modes); older ones list what the number of dies allows."""
+    """True if `compute_partition_config` exists. These versions list in `available_compute_partition` only the modes of
+    the memory mode (avail_xcp_modes); older ones list all modes for the number of dies."""
     counts_memory: bool = False
-    """Whether the kernel has the cgroup controller dmem."""
+    """True if the kernel has the cgroup controller dmem."""
 
 
 LINUX_6_8 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=False)
@@ -49,11 +49,11 @@ class AmdGpu:
 
     card: int
     render: int
-    """Numbers of its own DRM nodes; those of its partitions after the first follow."""
+    """Numbers of the GPU's DRM nodes; the nodes of its partitions after the first follow."""
     name: str
     unique_id: int
     memory_bytes: int
-    """What KFD reports for the whole GPU."""
+    """KFD's report for the whole GPU."""
     compute_units: int
     dies: int
     gfx_version: int
@@ -67,8 +67,8 @@ class AmdGpu:
     platform_device: int | None = None
     """Number of the first platform device of its partitions; None: it has none (a virtual function)."""
     drm_devices: int = XCP_NODES
-    """How many DRM devices it got. Kernels with 64 minors have seven for the last of eight GPUs, if another display has
-    one; KFD has no node for a partition without a DRM device ("Won't add GPU to topology")."""
+    """The number of its DRM devices. Kernels with 64 minors have seven for the last of eight GPUs, if another display
+    has one; KFD has no node for a partition without a DRM device ("Won't add GPU to topology")."""
     memory_modes: tuple[str, ...] = ()
     """Those that the firmware supports; none: the driver does not list any (an APU, a virtual function)."""
     memory_mode: str = "NPS1"
@@ -89,16 +89,16 @@ class AmdGpu:
 
     @property
     def partitions(self) -> int:
-        """How many GPUs it shows itself as."""
+        """The number of its partitions."""
         return xcp.partitions(self.mode, self.dies) if self.die_ids else 1
 
     @property
     def kfd_nodes(self) -> int:
-        """How many of its partitions KFD has."""
+        """The number of its partitions in KFD."""
         return min(self.partitions, self.drm_devices)
 
     def accepts(self, mode: str) -> bool:
-        """Whether the driver switches it to this mode."""
+        """Return True if the driver accepts this mode."""
         return mode in self.compute_partitions and xcp.is_valid(mode, self.dies, self.memory_mode)
 
     def render_of(self, partition: int) -> int:

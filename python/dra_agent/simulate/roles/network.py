@@ -21,7 +21,7 @@ _MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface. Speed in Mbit/s; `bus_device` is the folder that virtio puts in between ("virtio1")."""
+    """A network interface. Speed in Mbit/s; `bus_device` is the directory of virtio's bus ("virtio1")."""
 
     name: str
     mac: str

@@ -17,7 +17,7 @@ _MODESET_MINOR = 254
 
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
-    """A GPU under NVIDIA's driver: the minor of its /dev/nvidiaN, what product it is, and its NVLink peers.
+    """A GPU under NVIDIA's driver: the minor of its /dev/nvidiaN, its product, and its NVLink peers.
 
     `nvlinks` names the PCI address at the other end of each active link (an NVSwitch's, or another GPU's).
     """
@@ -70,7 +70,7 @@ class NvSwitch:
 
 
 def plan(machine: Machine, tree: Tree) -> None:
-    """Add what the driver shows once per host: its version and the control nodes."""
+    """Add the driver's entries per host: its version and the control nodes."""
     if machine.nvidia is None:
         return
     flavour = "Open Kernel Module" if machine.nvidia.open_kernel_modules else "Kernel Module"
@@ -91,9 +91,9 @@ def plan(machine: Machine, tree: Tree) -> None:
 
 
 def plan_capabilities(machine: Machine, access: Access, tree: Tree) -> None:
-    """Add the MIG capabilities: the numbers of all, and those that processes with that access see.
+    """Add the MIG capabilities: the minors of all, and the entries that processes with that access see.
 
-    Modes are those of the driver (open-gpu-kernel-modules 595.45.04, src/nvidia/arch/nvalloc/unix/src/os.c).
+    File modes follow the driver (open-gpu-kernel-modules 595.45.04, src/nvidia/arch/nvalloc/unix/src/os.c).
     """
     if machine.nvidia is None:
         return

@@ -47,7 +47,7 @@ class VirtualDevice:
     major: str
     minor: int
     linked: bool = False
-    """Whether there is a link to the PCI function. No such driver makes it: it takes the place of a query of the
+    """True for a link to the PCI function. The driver does not create it: it replaces a query of the
     driver, which a simulated node cannot answer."""
     attributes: Mapping[str, str | int] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from dra_agent.simulate.tree import WRITABLE, Tree
 
 @dataclass(frozen=True, slots=True)
 class VfProvisioning:
-    """Folders for the physical function and every possible virtual one; `enabled` of those exist."""
+    """Folders for the physical function and every possible virtual one; `enabled` of them exist."""
 
     total: int
     enabled: int
