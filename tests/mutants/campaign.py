@@ -80,7 +80,7 @@ class Record:
             self.tests[test] = TestRun(found["seconds"], lines, functions)
 
     def covering(self, mutant: Mutant, budget: float) -> list[str]:
-        """Return the tests that run the mutated code, fastest first, up to `budget` seconds of tests.
+        """Return the tests that run the mutated code, fastest first: those that fit into `budget` seconds.
 
         For code that runs when modules are imported: all tests, starting with those that run other code of the file.
         """
@@ -98,11 +98,11 @@ class Record:
         spent = 0.0
         kept: list[str] = []
         for test in chosen:
-            spent += self.tests[test].seconds
-            if kept and spent > budget:
-                break
-            kept.append(test)
-        return kept
+            seconds = self.tests[test].seconds
+            if spent + seconds <= budget:
+                kept.append(test)
+                spent += seconds
+        return kept or chosen[:1]
 
     def fresh(self, mutant: Mutant) -> bool:
         """Whether the mutated code also runs when modules are imported and tests collected."""

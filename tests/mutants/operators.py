@@ -1,7 +1,7 @@
 """The mutants: each is one small change of an expression or statement of a module of the product.
 
 Not mutated, because a test would then assert the wording and not the behavior: docstrings, the arguments of log calls,
-the arguments of created exceptions (the type of an exception and `raise` itself are mutated), text in f-strings. Also
+the arguments of created exceptions (the type of an exception and `raise` itself are mutated), hints, f-strings. Also
 not mutated: annotations and type names, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and the named
 numbers of a module or class other than 0 and 1 (timeouts, sizes), because a test would only repeat them. The names of
 tasks and threads are for people too, and `strict=` of `zip` is an assertion.
@@ -162,10 +162,17 @@ class Module:
             self._fields(node, location)
 
     def _is_for_the_log(self, node: ast.stmt) -> bool:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and (isinstance(node.value, ast.Dict) or _is_text(node.value)):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            return isinstance(target, ast.Name) and target.id in self._logged
-        return False
+        """Whether it sets a name that log calls pass, or an entry of it, to text or a dict."""
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            target = node.target
+        else:
+            return False
+        if isinstance(target, ast.Subscript):
+            return isinstance(target.value, ast.Name) and target.value.id in self._logged
+        has_text = isinstance(node.value, ast.Dict) or _is_text(node.value)
+        return has_text and isinstance(target, ast.Name) and target.id in self._logged
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, location: _Location) -> None:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -222,6 +229,8 @@ class Module:
             if _is_wording(node):
                 return
             for index, keyword in enumerate(node.keywords):
+                if keyword.arg == "hint" and _is_text(keyword.value):
+                    continue
                 if keyword.arg is not None and (_callee(node), keyword.arg) not in _KEYWORDS_WITHOUT_EFFECT:
                     kept = [other for other in node.keywords if other is not keyword]
                     self._add(location, f"drop {keyword.arg}=", node, ast.Call(node.func, node.args, kept))

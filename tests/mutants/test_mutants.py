@@ -28,7 +28,10 @@ def f(a, b=1, *, c="x"):
         log.warning("a text", extra={"a": a})
         raise ValueError(f"wrong: {a}", "and a text")
     hint = "do it"
-    log.error("another text", extra={"todo": hint})
+    extra = {"todo": hint}
+    extra["a"] = a
+    extra |= {"b": b}
+    log.error("another text", extra=extra | {"todo": hint})
     create_task(g(a), name="a name")
     for x, y in zip(a, b, strict=True):
         g(x, y)
@@ -108,6 +111,7 @@ def test_covering_tests_are_ordered_by_duration(example: Module) -> None:
     comparison = next(mutant for mutant in example.mutants if mutant.operator == "comparison")
     assert record.covering(comparison, 60.0) == ["quick", "slow", "process"]
     assert record.covering(comparison, 5.0) == ["quick", "slow"]
+    assert record.covering(comparison, 0.01) == ["quick"]
     raised = next(mutant for mutant in example.mutants if mutant.before.startswith("raise"))
     assert record.covering(raised, 60.0) == ["slow", "process"]
     assert record.excluded == {"broken": "failed"}

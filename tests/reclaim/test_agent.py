@@ -26,7 +26,8 @@ def test_a_cloud_notice_survives_sigkill_of_the_agent(start: Start, aws: FakeAws
     agent.wait_for("reclaim: notice")
     before = agent.status()
     assert before["events"][0]["source"] == "aws.spot" and before["seconds_left"] < 120
-    assert before["seconds_left"] > 120 - 1 - (time.monotonic() - start_time)
+    # The service reports whole seconds, the agent tenths.
+    assert before["seconds_left"] > 120 - 1.1 - (time.monotonic() - start_time)
     # The state is written to disk shortly after the log line.
     state_file = tmp_path / "s" / "reclaim.json"
     eventually(lambda: state_file.exists() and "instance-action" in state_file.read_text())

@@ -171,6 +171,29 @@ def test_a_malformed_token_is_not_sent_back(aws: FakeAws, token: str) -> None:
     assert recorded.failures and all("evil" not in request.headers for request in aws.requests)
 
 
+def test_the_body_of_a_refusal_is_not_a_token(aws: FakeAws) -> None:
+    aws.fail("/latest/api/token", status=403, body="plausible", times=1, method="PUT")
+
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.spot") == ())
+
+    recorded = run_source(source(aws), scenario)
+    assert "403" in recorded.failures[0][1]
+    assert "plausible" not in {request.headers.get("x-aws-ec2-metadata-token") for request in aws.requests}
+
+
+def test_a_scheduled_event_is_translated_to_the_clock_of_the_host(aws: FakeAws) -> None:
+    start = datetime.now(UTC)
+    aws.skew = 3600.0
+    aws.set(maintenance=[event(3600 + 100)])
+
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.maintenance"))
+
+    (signal,) = run_source(source(aws), scenario).latest("aws.maintenance") or ()
+    assert signal.kind == "notice" and is_due(signal.deadline, 100, start)
+
+
 def test_a_skewed_service_clock_is_corrected_by_its_date_header(aws: FakeAws) -> None:
     start = datetime.now(UTC)
     aws.skew = 3600.0
@@ -283,7 +306,7 @@ def test_a_rebalance_recommendation_is_a_hint_if_enabled(aws: FakeAws) -> None:
         await sink.wait_until(lambda: sink.latest("aws.rebalance"))
 
     (signal,) = run_source(source(aws), scenario).latest("aws.rebalance") or ()
-    assert (signal.kind, signal.deadline) == ("hint", None)
+    assert (signal.kind, signal.description, signal.deadline) == ("hint", "rebalance recommendation", None)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from dra_agent.reclaim.announcements import condition_of, condition_type, has_notice_condition
+import pytest
+
+from dra_agent.reclaim.announcements import condition_of, condition_type, has_notice_condition, withdrawn
 from dra_agent.reclaim.node_status import cordoned_by
 from dra_agent.reclaim.release_tracker import is_created_for_pod
 from dra_agent.reclaim.signal import Signal
@@ -50,9 +52,17 @@ def test_without_a_notice_the_condition_is_false() -> None:
     condition = condition_of(canceled, DRIVER, LATER + timedelta(hours=1))
     assert (condition["status"], condition["reason"]) == ("False", "Cancelled")
     assert condition["lastTransitionTime"] == "2026-01-31T12:00:40Z", "the time of the cancellation, not of the write"
-    assert condition_of(ReclaimState("b"), DRIVER, T0)["reason"] == "NothingAnnounced"
+    nothing = condition_of(ReclaimState("b"), DRIVER, T0)
+    assert (nothing["status"], nothing["reason"]) == ("False", "NothingAnnounced")
     hint = apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "e", "maybe"), T0)
     assert condition_of(hint, DRIVER, T0)["status"] == "False"
+
+
+@pytest.mark.parametrize(("refused", "text"), [(1, "1 claim was"), (2, "2 claims were")])
+def test_a_withdrawal_reports_refused_claims(refused: int, text: str) -> None:
+    withdrawal = "the reclaim was withdrawn; devices can be allocated again"
+    assert withdrawn(0) == withdrawal
+    assert withdrawn(refused).startswith(f"{withdrawal}; {text} refused meanwhile: ")
 
 
 def test_only_the_condition_of_this_driver_counts() -> None:

@@ -244,6 +244,38 @@ def test_every_slice_is_written_once_without_delay(env: DrainEnvironment) -> Non
     assert duration < 20
 
 
+def test_a_device_that_appears_during_a_notice_is_tainted(
+    env: DrainEnvironment, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        await env.notice()
+        await eventually_async(lambda: env.controller.progress.tainted_after is not None)
+        for count in (4, 5):
+            env.inventory = Inventory(devices=devices(count))
+            env.publisher.devices_changed()
+            await eventually_async(lambda: len(env.taints()) == len(env.inventory.devices))
+            assert env.effects() == {"NoExecute"}
+
+    with caplog.at_level("INFO"):
+        env.run(scenario)
+    assert [record.getMessage() for record in caplog.records].count("every device is tainted") == 1
+
+
+def test_a_release_is_noticed_without_a_timer(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    for interval in ("POLL_INTERVAL_S", "RECHECK_INTERVAL_S"):
+        monkeypatch.setattr(f"dra_agent.reclaim.release_tracker.{interval}", 100 * DEADLINE_S)
+
+    async def scenario() -> None:
+        held = env.hold("first")
+        await env.notice()
+        await eventually_async(lambda: [record.pods for record in env.controller.progress.claims] == [("pod",)])
+        env.deallocate(held)
+        await asyncio.to_thread(env.unprepare, held)
+        await eventually_async(lambda: "released" in env.milestones())
+
+    env.run(scenario)
+
+
 def test_each_claim_is_tracked_until_it_can_be_allocated_elsewhere(env: DrainEnvironment) -> None:
     async def scenario() -> None:
         first, second = env.hold("first"), env.hold("second")
@@ -799,6 +831,33 @@ def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment) -> None
 
     env.run(second)
     assert "kept" not in env.milestones()
+
+
+def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment) -> None:
+    held: list[LedgerEntry] = []
+
+    async def first() -> None:
+        held.extend(env.hold(name) for name in ("one", "two"))
+        await env.notice(0)
+        await eventually_async(lambda: '"kept":"0 of 2' in env.saved_progress())
+
+    async def second() -> None:
+        await eventually_async(lambda: '"released":"2' in env.saved_progress() or step())
+
+    def step() -> bool:
+        """Release the second claim when the first is known to be released."""
+        states = [record.state for record in env.controller.progress.claims]
+        if states == ["released", "prepared"]:
+            env.deallocate(held[1])
+            env.unprepare(held[1])
+        return False
+
+    env.run(first)
+    env.reports.clear()
+    env.deallocate(held[0])
+    env.unprepare(held[0])
+    env.run(second)
+    assert env.milestones() == ["released"]
 
 
 def test_a_later_notice_starts_with_no_records(env: DrainEnvironment) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dra_agent.kube_client.client import connect
-from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint
+from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint, ReclaimSettings
 from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.node import NodeSource, signals_of
 from fake_apiserver.fake import FakeApi
@@ -40,6 +40,22 @@ def test_taints_of_autoscalers_are_hints(taints: list[Any], events: list[str]) -
     signals = signals_of(node(*taints), AUTOSCALERS, {})
     assert [signal.event for signal in signals] == events
     assert all(signal.kind == "hint" for signal in signals)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "cloud.google.com/impending-node-termination",
+        "remediator.kubernetes.azure.com/unschedulable",
+    ],
+)
+def test_taints_of_clouds_are_hints_by_default(key: str) -> None:
+    (signal,) = signals_of(node(taint(key, "NoExecute")), ReclaimSettings().node_taints, {})
+    assert (signal.kind, signal.event) == ("hint", f"{key}:NoExecute")
 
 
 def test_a_rule_can_define_a_notice_with_a_deadline() -> None:

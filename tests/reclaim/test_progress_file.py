@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from dra_agent.clock import STEP
 from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
 from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
+from logged import logged_by
 
 NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -30,6 +33,32 @@ def test_a_notice_is_recognized_within_the_clock_tolerance(tmp_path: Path, offse
     loaded = ProgressFile(tmp_path, "boot").load(NOTICED + offset)
     assert loaded.noticed == NOTICED + offset, "the time of the caller"
     assert loaded.reported == ({"notice": "said"} if same else {})
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    claim = {"uid": "u", "namespace": "ns", "name": "c", "seen": "2026-01-31T12:00:01Z"}
+    kept = {"boot": "boot", "noticed": "2026-01-31T12:00:00Z", "told": {"notice": "n"}, "claims": [claim]}
+    (tmp_path / "reclaim-claims.json").write_text(json.dumps({"version": 1, "kept": kept}))
+    loaded = ProgressFile(tmp_path, "boot").load(NOTICED)
+    assert loaded.reported == {"notice": "n"}
+    assert [(one.uid, one.seen - NOTICED) for one in loaded.claims] == [("u", timedelta(seconds=1))]
+
+
+def test_a_full_disk_is_logged_once_until_a_save_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, progress = ProgressFile(tmp_path, "boot"), SavedProgress("boot", NOTICED)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for failures in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            file.save(progress)
+            file.save(progress)
+        assert len(logged_by(caplog, "dra_agent.reclaim")) == failures
+        file.save(progress)
 
 
 def test_a_notice_of_another_boot_is_a_different_one(tmp_path: Path) -> None:

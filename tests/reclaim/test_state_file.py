@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,32 @@ def test_a_notice_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     assert StateFile(tmp_path).load("boot-1") == NOTICED
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """A rolling update starts with the file of the older agent: names on the disk never change."""
+    reading = {"source": "aws.spot", "kind": "notice", "event": "e", "what": "w", "lasting": True}
+    held = {"reading": {**reading, "deadline": "2026-01-31T12:00:00Z", "doubt": "d"}, "since": "2026-01-31T11:00:00Z"}
+    state = {
+        "boot": "boot-1",
+        "held": [{**held, "silent": "2026-01-31T11:30:00Z"}],
+        "noticed": "2026-01-31T11:00:00Z",
+        "dismissed": [["file", "x"]],
+        "past": [{"source": "aws.spot", "event": "e", "boot": "boot-0", "at": 5.0}],
+    }
+    (tmp_path / "reclaim.json").write_text(json.dumps({"version": 1, "state": state}))
+    loaded = StateFile(tmp_path).load("boot-1")
+    (active,) = loaded.active
+    expected = Signal("aws.spot", "notice", "e", "w", NOW, sticky=True, deadline_note="d")
+    assert (active.signal, active.silent_since) == (expected, NOW - timedelta(minutes=30))
+    assert (loaded.phase, loaded.dismissed, loaded.past[0].event) == ("notice", (("file", "x"),), "e")
+
+
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    file = StateFile(tmp_path)
+    assert file.load("boot-1") == ReclaimState("boot-1")
+    assert file.problem is not None and str(tmp_path / FILE) in file.problem and "cannot be read" in file.problem
 
 
 def test_a_reboot_of_the_host_ends_a_notice(tmp_path: Path) -> None:

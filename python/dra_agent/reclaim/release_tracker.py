@@ -134,8 +134,7 @@ class ReleaseTracker:
 
     def _next_due_s(self) -> float:
         now = asyncio.get_running_loop().time()
-        due = (self._due_at(record) - now for record in self.records.values() if record.released is None)
-        return min(due, default=RECHECK_INTERVAL_S)
+        return min(self._due_at(record) - now for record in self.records.values() if record.released is None)
 
     def _due_at(self, record: ClaimReleaseStatus) -> float:
         since = record.unprepared
