@@ -66,7 +66,7 @@ def allocate(
         node: The node's name, or the Node object where its labels matter.
         classes: The DeviceClasses.
         slices: The ResourceSlices; may include those of other nodes.
-        claims: The ResourceClaims to allocate. One that is allocated already keeps what it has.
+        claims: The ResourceClaims to allocate. An allocated claim keeps its devices.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
         share_id_seed: Makes the share IDs of shared devices repeatable; random if omitted.

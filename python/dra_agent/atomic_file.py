@@ -23,7 +23,7 @@ def write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) 
     `mode` holds whatever the umask is. `durable`: it survives a power cut once this returns. Without, a power cut may
     take it: for what is found or written again.
 
-    The temporary file lies in the same folder, hidden, under a name of this call alone, and ends with neither
+    The temporary file is in the same directory, hidden, under a name of this call alone, and ends with neither
     `.json` nor `.yaml`: container runtimes read every such file of a CDI directory, dot files too. It is locked while
     it is written, so that `remove_leftovers` of another process does not take it for a leftover.
     """

@@ -32,7 +32,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a child: the agent's without the interpreter's variables, and what is `added`."""
+    """Return the environment of a child: the agent's without the interpreter's variables, plus `added`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, **(added or {}), "PYTHONPATH": _import_path()}
 

@@ -34,13 +34,13 @@ class ClaimDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     share_id: str | None = None
     admin_access: bool = False
     consumed_capacity: dict[str, str] = {}
-    """What the claim may use of a shared device (Quantity by capacity)."""
+    """The claim's part of a shared device (Quantity by capacity)."""
     cdi_device_ids: tuple[str, ...] = ()
     """In the order in which a runtime injects them; empty until the CDI spec is built."""
     results: tuple[str, ...] = ()
     """Requests as the allocation names them, if one has a subrequest ("gpus/h100"); else empty."""
     notes: tuple[str, ...] = ()
-    """What a container with the device lacks. Only in results of `prepare`, never in the ledger."""
+    """Missing features in a container with the device. Only in results of `prepare`, never in the ledger."""
 
     @property
     def key(self) -> str:

@@ -1,7 +1,8 @@
 """Time that no clock step changes: CLOCK_BOOTTIME, and UTC times that are counted by it.
 
 CLOCK_BOOTTIME runs from the host's boot, also while the host is suspended, and is the same for every process of one
-boot (clock_gettime(2)). Durations are measured by it. Wall time is for what others read: API objects, files, people.
+boot (clock_gettime(2)). Durations are measured by it. Wall time is for readers outside of the
+process: API objects, files, messages.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class CompletedCommand:
 
     @property
     def last_line(self) -> str:
-        """The last line that it wrote, errors first: what people have to know."""
+        """The last line of its output, from standard error first, for messages."""
         for text in (self.errors, self.output.decode(errors="replace")):
             if lines := text.strip().splitlines():
                 return lines[-1].strip()
@@ -60,7 +60,7 @@ class HostCommand:
     def run(self, arguments: Sequence[str], stdin: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
         """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
 
-        `stdin` is what it reads from its standard input; `files` are descriptors that it inherits.
+        `stdin` is the content of its standard input; `files` are descriptors that it inherits.
         """
         with self._lock:
             if self._hung_at is not None and time.monotonic() - self._hung_at < BACKOFF_S:

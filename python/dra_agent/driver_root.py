@@ -60,7 +60,7 @@ class DriverMissingError(RetryableError):
 
 @dataclass(frozen=True, slots=True)
 class DriverRoot:
-    """One root. Nothing below it is read before it is asked for."""
+    """One root. Files below it are read on demand."""
 
     path: Path
     """On the host: CDI specs name files by it."""

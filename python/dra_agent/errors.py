@@ -1,4 +1,4 @@
-"""The two families of error that the agent knows: worth another try, or not. Both carry a message for people."""
+"""The two families of errors of the agent: retryable and permanent. Both have a message for users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dra_agent.printable import printable
 
 
 class AgentError(Exception):
-    """Base of every error that reaches a user: what was wrong, where, and what to do about it."""
+    """Base of every error that reaches a user: message, place, and hint."""
 
     exit_code = 1
     """Exit code of a command with this error: 1 for a failure, 2 for wrong use."""
@@ -32,7 +32,7 @@ class PermanentError(AgentError):
 
 
 class NoSuchObjectError(PermanentError):
-    """What a command or request names does not exist."""
+    """The object that a command or request names does not exist."""
 
 
 class UsageError(PermanentError):

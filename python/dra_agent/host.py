@@ -36,7 +36,7 @@ class Host:
         return self.driver_root or self.nvml_library
 
     def dev_path(self, node: str) -> Path:
-        """Where the device node that containers know as `node` ("/dev/nvidia0") lies on this host."""
+        """Return the path on this host of the device node that containers see as `node` ("/dev/nvidia0")."""
         return self.dev / Path(node).relative_to("/dev")
 
     def driver_node(self, node: str) -> Path:

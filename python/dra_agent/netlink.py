@@ -28,7 +28,7 @@ def query_subprocess(
 ) -> _T:
     """Run the module, which prints its response as JSON, and return that; RetryableError if it does not.
 
-    `stdin` is what it reads from its standard input, and `files` are descriptors that it inherits under their numbers.
+    `stdin` is the content of its standard input, and `files` are descriptors that it inherits under their numbers.
     """
     try:
         done = shared(module, deadline).run([], stdin, files)

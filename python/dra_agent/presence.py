@@ -1,4 +1,4 @@
-"""Whether a file exists, for users who may not search the directory above it.
+"""Tests for the existence of files in directories that the user may not search.
 
 `Path.exists` raises PermissionError for them until Python 3.14. The state directory of the service has mode 0700.
 """

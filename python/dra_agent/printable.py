@@ -15,7 +15,7 @@ _ELLIPSIS = "..."
 def printable(text: str, *, line: bool = False, longest: int | None = None) -> str:
     r"""Return text with every character escaped that Unicode calls not printable: ESC becomes `\x1b`.
 
-    Line feeds and tabs stay, unless it has to be one `line`. What is longer than `longest` characters is cut.
+    Line feeds and tabs stay, unless it has to be one `line`. Text of more than `longest` characters is cut.
     """
     if longest is not None and len(text) > longest:
         text = text[: max(0, longest - len(_ELLIPSIS))] + _ELLIPSIS

@@ -47,7 +47,7 @@ class RecordedFile(msgspec.Struct, frozen=True):
 
 
 class Omission(msgspec.Struct, frozen=True):
-    """What is missing, and why."""
+    """The missing parts, with reasons."""
 
     where: str
     reason: str
@@ -228,7 +228,7 @@ def _lines(content: bytes, where: str) -> Iterator[bytes]:
 
 
 def _problem(entry: Entry) -> str:
-    """Return what is wrong with an entry; "" where nothing is."""
+    """Return the error of an entry; "" for a valid one."""
     shown = f"{entry.path!r:.80}"
     parts = entry.path.split("/")
     if parts[0] not in _TOP or len(parts) < 2:

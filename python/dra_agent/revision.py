@@ -27,7 +27,7 @@ def read(file: Path = FILE) -> str:
 
 
 def describe(revision: str | None = None) -> str:
-    """Return version and revision for people: `1.2.3 (revision 0123456789ab, dirty)`."""
+    """Return version and revision for messages: `1.2.3 (revision 0123456789ab, dirty)`."""
     revision = read() if revision is None else revision
     commit = revision.removesuffix(_DIRTY)
     return f"{__version__} (revision {commit[:_SHOWN_DIGITS]}{', dirty' if commit != revision else ''})"

@@ -33,7 +33,7 @@ _KINDS = (
 def read(path: Path | str, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`, or a pipe, socket or terminal that this process inherited.
 
-    Raises OSError: as open(2) does, EISDIR or EINVAL for what is not a regular file, EFBIG for what is larger.
+    Raises OSError: as open(2) does, EISDIR or EINVAL for other than a regular file, EFBIG for a larger one.
     """
     inherited = _inherited(str(path))
     if inherited is not None:

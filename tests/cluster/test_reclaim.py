@@ -178,7 +178,7 @@ def test_a_killed_agent_continues_with_the_same_deadline(
     before = taints(reclaimed)
     reclaimed.kill()
     reclaimed.start()
-    reclaimed.wait_for_log("a reclaim goes on")
+    reclaimed.wait_for_log("continue a reclaim")
     until(lambda: send_request(reclaimed.state_dir, Status())["complete"], "every claim is released")
     assert taints(reclaimed) == before
     wait_for_pods(namespace, "serve", "node-b", 1)

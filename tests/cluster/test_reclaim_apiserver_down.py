@@ -82,7 +82,7 @@ def test_notice_during_a_long_apiserver_outage(
     # A restarted agent loads the notice, although it cannot reach the API server either.
     reclaimed.kill()
     reclaimed.start()
-    reclaimed.wait_for_log("a reclaim goes on")
+    reclaimed.wait_for_log("continue a reclaim")
     until(lambda: status(reclaimed)["noticed"] == noticed, "the notice is the same")
     time.sleep(max(0.0, away + DOWN_S - time.monotonic()))
     current = status(reclaimed)

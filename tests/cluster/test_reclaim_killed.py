@@ -92,7 +92,7 @@ def test_an_agent_killed_during_a_drain_continues(reclaimed: Agent, cluster: Clu
         reclaimed.kill()
         time.sleep(2)
         reclaimed.start()
-        reclaimed.wait_for_log("a reclaim goes on")
+        reclaimed.wait_for_log("continue a reclaim")
         until(lambda: len(states(reclaimed)) == len(APPS), "it also tracks the claim released before")
         all_released(reclaimed)
         elapsed = time.monotonic() - noticed

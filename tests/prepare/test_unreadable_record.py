@@ -49,8 +49,8 @@ def test_setups_are_undone_by_state_files_and_the_release_is_logged(
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ([], "what was set up for it is not known"),
-        ("text", "what was set up for it is not known"),
+        ([], "the set-ups of the claim are not known"),
+        ("text", "the set-ups of the claim are not known"),
         ({"devices": 1, "setups": [{"api_version": "v9", "kind": "Hologram"}]}, "Hologram was set up for it"),
     ],
 )

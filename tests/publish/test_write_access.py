@@ -196,4 +196,4 @@ def test_an_unexpected_error_of_a_check_is_logged_and_retried(
         await eventually_async(lambda: host.reports == [True])
 
     run(host, scenario, monkeypatch)
-    assert "whether slices can be written is not known" in caplog.text
+    assert "cannot determine if slices can be written" in caplog.text

@@ -35,7 +35,7 @@ def test_a_cloud_notice_survives_sigkill_of_the_agent(start: Start, aws: FakeAws
 
     aws.fail("/", status=503, times=10_000)
     restarted = start(config)
-    restarted.wait_for("a reclaim goes on")
+    restarted.wait_for("continue a reclaim")
     after = restarted.status()
     assert (after["phase"], after["noticed"], after["deadline"]) == ("notice", before["noticed"], before["deadline"])
     eventually(

@@ -77,7 +77,7 @@ class IntelRdt(_Part, frozen=True):
 
 
 class ContainerEdits(_Part, frozen=True):
-    """What a runtime changes in a container that gets a device."""
+    """The changes that a runtime makes to a container with a device."""
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()

@@ -1,7 +1,7 @@
 """Polls the API server for other drivers that advertise devices of this node.
 
 Two reads a minute: the Node, for its capacity, and the slices of other drivers. A watch would cost a connection for
-what changes when a driver is installed.
+which changes when a driver is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dra_agent.retry import Backoff
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 60.0
-"""Seconds between two checks, with a jitter of a quarter: two agents that exclude what the other lists must not run in
+"""Seconds between two checks, with a jitter of a quarter: two agents that exclude each other's devices must not run in
 step, or both would alternate between withdrawing and publishing."""
 FIRST_CHECK_TIMEOUT_S = 10.0
 """Seconds to wait for the first check before devices are published without it."""

@@ -1,4 +1,4 @@
-"""Devices that other DRA drivers publish on the node, known by what a piece of hardware is called everywhere.
+"""Devices that other DRA drivers publish on the node, matched by identifiers of the hardware.
 
 That is its PCI address, which drivers write into attributes of various names, and its UUID.
 """

@@ -100,7 +100,7 @@ def find_conflicts(devices: Iterable[Device], observation: Observation) -> Devic
 def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
     """Return the inventory to publish: devices that other drivers advertise too are excluded, with the reason.
 
-    Claims that hold such a device go on: they are prepared and released by the whole inventory.
+    Claims that hold such a device are not affected: they are prepared and released by the whole inventory.
     """
     refused = [device for device in inventory.devices if device.name in verdict.managers]
     if not refused:

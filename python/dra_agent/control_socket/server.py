@@ -1,7 +1,7 @@
 """The listening end of a socket: one request a line, many clients at once.
 
 Mode 0600, and SO_PEERCRED must be root or the agent's own user. It transfers bytes and
-minds its clients; what a request does is the handler's.
+manages its clients; the handler executes requests.
 """
 
 from __future__ import annotations

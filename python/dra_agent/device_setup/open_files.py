@@ -39,7 +39,7 @@ def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") 
         named = "; ".join(map(str, users[:5]))
         raise RetryableError(prefix + named, where=where, hint="stop them; the agent retries")
     if nodes and (hidden := hidden_processes_reason(host)):
-        message = f"whether a process has {nodes[0]} open is not known: {hidden}"
+        message = f"cannot determine if a process has {nodes[0]} open: {hidden}"
         raise RetryableError(prefix + message, where=where, hint=TODO)
 
 

@@ -1,4 +1,4 @@
-"""Whether container runtimes can read the CDI directories, and whether the specs in them make sense."""
+"""Checks that container runtimes can read the CDI directories, and that the specs in them are valid."""
 
 from __future__ import annotations
 

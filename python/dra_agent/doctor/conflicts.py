@@ -1,6 +1,6 @@
-"""Whether other drivers advertise the same devices: device plugins, DRA drivers and other agents of this product.
+"""Finds devices that others advertise too: device plugins, DRA drivers and other agents of this product.
 
-Each has a socket for the kubelet. What only the API server knows is read from the agent's saved conflicts.
+Each has a socket for the kubelet. Conflicts that only the API server shows are read from the agent's state file.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
         hint = "stop one, or give each its own devices with inventory.exclude (docs/how-to/devices/conflicts.md)"
         if other.devices is None:
             message = (
-                "whether these two agents of this host manage the same devices is not known: the other did not answer"
+                "cannot determine if these two agents of this host manage the same devices: the other did not respond"
             )
             yield warning(message, where, "run `dra-agent doctor` as root")
         elif other.devices:

@@ -125,7 +125,7 @@ class CheckContext:
 
     @cached_property
     def ledger(self) -> LedgerSummary:
-        """The ledger of the state directory; an agent may be writing it meanwhile."""
+        """The ledger of the state directory; an agent may write it concurrently."""
         from dra_agent.prepare.ledger_reader import read_copy
 
         try:

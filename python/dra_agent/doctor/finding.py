@@ -1,4 +1,4 @@
-"""One finding of a check: how bad it is, what was found, where, and what to do about it."""
+"""One finding of a check: its severity, message, place, and fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def ok(message: str, where: str = "") -> Finding:
-    """Good news."""
+    """The check passed."""
     return Finding(Severity.OK, message, where)
 
 

@@ -1,4 +1,4 @@
-"""Runs every check; one that fails is itself a finding, and the others go on."""
+"""Runs every check; one that fails is itself a finding, and the others run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which container runtimes are installed, and whether they inject CDI devices."""
+"""Checks that the installed container runtimes inject CDI devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Runtime:
     name: str
     program: str
     cdi_since: Version | None
-    """None for what runs below another one, which injects the devices."""
+    """None for a runtime below another one, which injects the devices."""
 
 
 RUNTIMES = (

@@ -1,4 +1,4 @@
-"""Whether the agent can keep its state, and whether what it kept is whole."""
+"""Checks that the agent can write its state, and that its state files are intact."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_state_directory(context: CheckContext) -> Iterator[Finding]:
         return
     if mode & 0o022:
         yield problem(
-            f"others can write it (mode {stat.S_IMODE(mode):o}), and so change who holds what",
+            f"others can write it (mode {stat.S_IMODE(mode):o}), and so change the holders of devices",
             str(directory),
             f"chmod 700 {directory}",
         )
@@ -65,7 +65,7 @@ def _ledger(context: CheckContext) -> Iterator[Finding]:
         yield problem(f"cannot be read: {ledger.failure}", where, "run the doctor as root, or check the directory")
         return
     for message in ledger.problems:
-        yield problem(message, where, "the agent sets damaged files aside and goes on; compare its claims with reality")
+        yield problem(message, where, "the agent quarantines damaged files; compare its claims with reality")
     directory = context.state_dir / "ledger"
     if directory.is_dir():
         for path in sorted(directory.glob("*.corrupt-*")):
@@ -89,7 +89,7 @@ def check_standalone_store(context: CheckContext) -> Iterator[Finding]:
     directory = context.state_dir
     for path in sorted(directory.glob("*.corrupt-*")):
         yield warning(
-            "a damaged file that was set aside; what was sound in it was kept",
+            "a damaged file was quarantined; its intact records were kept",
             str(path),
             "check whether claims are missing (`dra-agent claim holders`) and whether the "
             "disk fails (dmesg); then move the file away",
@@ -163,5 +163,5 @@ def _verdict(store: Path) -> Finding:
         return problem(f"cannot be read: {error.strerror}", str(store), "run the doctor as root")
     if message == "ok":
         return ok("the stored claims are whole", str(store))
-    hint = "start the agent: it keeps what is sound and sets the file aside; then apply missing claims again"
+    hint = "start the agent: it keeps the intact records and quarantines the file; then apply missing claims again"
     return problem(f"the stored claims are damaged: {message}", str(store), hint)

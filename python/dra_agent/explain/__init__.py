@@ -1,4 +1,4 @@
-"""Why a claim gets the devices that it gets, or none: every device of a node with everything that speaks against it.
+"""Explains the allocation of a claim: every device of a node, with all reasons against it.
 
 The judgement is the allocator's own (rust/allocator); here are its Python face and the reading of files.
 """

@@ -100,6 +100,6 @@ def _add_printed(inputs: QueryInputs, loaded: LoadedObject) -> None:
         raise UsageError(
             f"{loaded.kind} {loaded.name} is of version {version}, only {API_VERSION} is read",
             where=loaded.where("apiVersion"),
-            hint=f"ask for it: `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
+            hint=f"export it with `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
         )
     target.append(loaded.value)

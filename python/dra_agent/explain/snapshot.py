@@ -1,4 +1,4 @@
-"""What an API server knows that bears on one namespace's claims, as far as the user may read it.
+"""A snapshot of the API objects that affect one namespace's claims, limited by the user's permissions.
 
 A missing permission is reported, and everything else is still read.
 """
@@ -107,7 +107,7 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
     ) = await asyncio.gather(
         listed(RESOURCE_SLICES, "which devices there are is not known"),
         listed(DEVICE_CLASSES, "classes are not known"),
-        listed(RESOURCE_CLAIMS, "who of another namespace holds a device is not known"),
+        listed(RESOURCE_CLAIMS, "devices that claims of other namespaces hold are not known"),
         listed(RESOURCE_CLAIM_TEMPLATES, "claims that are still to be made are not explained", within=namespace),
         listed(PODS, "which pods use a claim is known from the claim only", within=namespace),
         listed(NODES, "labels, taints and nodes without devices are not known"),

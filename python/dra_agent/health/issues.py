@@ -55,7 +55,7 @@ class Severity(IntEnum):
     DEGRADED = 1
     """New work should go elsewhere; running work may continue, or has failed visibly."""
     FATAL = 2
-    """Nothing that uses the device can go on."""
+    """Processes that use the device cannot continue."""
 
 
 class HealthIssue(msgspec.Struct, frozen=True):

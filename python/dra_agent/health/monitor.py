@@ -32,7 +32,7 @@ class ErrorCounters:
         return self._growth(device, count) > 0
 
     def within_an_hour(self, device: str, count: int, now: float) -> int:
-        """Take note of a device's counter; gives by how much it has grown in the hour that goes on."""
+        """Record a device's counter; return its increase in the current hour."""
         began, errors = self._hours.get(device, (now, 0))
         if now - began >= _HOUR_S:
             began, errors = now, 0
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What counts on the whole host."""
+    """Counters of the whole host."""
 
     devices: dict[str, int] = {}
     """By cause: for how many devices it counts now."""

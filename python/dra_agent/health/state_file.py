@@ -1,4 +1,4 @@
-"""What counts against devices, in a file: for an agent that starts again, and for the commands.
+"""The state file of device health, for a restarted agent and for commands.
 
 A file that is lost or damaged loses times and past events, never a device. Nothing of it survives a reboot.
 """
@@ -23,7 +23,7 @@ class _Contents(msgspec.Struct):
     boot_id: str
     spells: list[ActiveIssue] = []
     booted: float | None = None
-    """When the host booted, by the clock of who wrote this: Unix time."""
+    """The boot time of the host, by the writer's clock: Unix time."""
 
 
 class HealthStateFile:

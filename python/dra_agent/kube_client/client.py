@@ -139,7 +139,7 @@ class ApiClient:
 
         The server ends a watch from time to time; it is resumed without a gap. Raises GoneError if that is
         too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
-        that another watch can go on after such an error. `opened` is called when the server has accepted the watch.
+        that another watch can continue after such an error. `opened` is called when the server has accepted the watch.
         """
         empty = 0
         cursor = resource_version if isinstance(resource_version, WatchCursor) else WatchCursor(resource_version)

@@ -1,4 +1,4 @@
-"""Where the API server is and who the agent is to it: a kubeconfig, or the service account of the agent's pod."""
+"""The API server's address and the agent's identity: a kubeconfig, or the service account of the agent's pod."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ExecCommand(msgspec.Struct, frozen=True):
 
 
 class ClientConfig(msgspec.Struct, frozen=True):
-    """How to reach an API server, and as whom. Nothing of it was tried yet."""
+    """The address of an API server and the identity of the client. Neither was tried yet."""
 
     server: str
     """https://host:port, perhaps with a path."""

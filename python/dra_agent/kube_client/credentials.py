@@ -131,7 +131,7 @@ CHECK_INTERVAL_S = 30.0
 
 
 class Credentials:
-    """Who the agent is to the API server, now. `version` grows when that changes: older connections are not reused."""
+    """The current identity of the agent. `version` grows when it changes: older connections are not reused."""
 
     def __init__(self, read: Callable[[], ClientConfig], *, clock: Callable[[], float] = time.monotonic) -> None:
         """`read` reloads the access. Raises its errors, and errors of the files."""
@@ -216,7 +216,7 @@ def _check(token: str | None, where: str) -> None:
 
 
 def _state(access: ClientConfig) -> tuple[object, ...]:
-    """What changes when one of the files is replaced."""
+    """A value that changes when one of the files is replaced."""
     files = [Path(access.source), access.token_file]
     files += [pem.path for pem in (access.authority, access.certificate, access.key) if pem is not None]
     return tuple(_stamp(path) for path in files if path is not None)

@@ -1,4 +1,4 @@
-"""What can go wrong between the agent and the API server: each a retryable or a permanent error of the agent.
+"""Errors of requests to the API server: each is a retryable or a permanent error of the agent.
 
 HTTP's numbers are Kubernetes': k8s.io/apimachinery/pkg/apis/meta/v1/types.go (StatusReason).
 """
@@ -28,11 +28,11 @@ class ThrottledError(UnavailableError):
 
 
 class ConflictError(RetryableError):
-    """409: the object was changed, replaced or created by another client meanwhile."""
+    """409: the object was changed, replaced or created by another client."""
 
 
 class GoneError(RetryableError):
-    """410: the resource version is too old to go on from; list again."""
+    """410: the resource version is too old to continue; list again."""
 
 
 class UnauthorizedError(RetryableError):
@@ -82,7 +82,7 @@ def status_message(document: Any) -> str | None:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Read a Retry-After header: seconds, or an HTTP date. Nonsense is none."""
+    """Read a Retry-After header: seconds, or an HTTP date. None for an invalid value."""
     if value is None:
         return None
     if value.strip().isdigit():

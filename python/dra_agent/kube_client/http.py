@@ -179,7 +179,7 @@ class HttpTransport:
                 status, answered = await connection.request(request.method, target, headers, body)
             except (ClosedError, h11.ProtocolError, OSError) as error:
                 self._drop(connection)
-                # The server may close a kept connection at any time. What it did with the request is unknown, so a
+                # The server may close a kept connection at any time. The fate of the request is unknown, so a
                 # creation, which is not the same when done twice, is up to the caller.
                 if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
                     continue

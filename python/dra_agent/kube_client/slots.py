@@ -28,7 +28,7 @@ class RequestSlots:
 
     async def acquire(self, resource: str) -> None:
         """Wait for a slot; the caller bounds the wait. Every acquired slot is released once."""
-        # Who waits here cannot run at present, so a request that can run overtakes no one.
+        # A waiting request cannot run at present, so a request that can run does not overtake it.
         if self._has_room(resource):
             self._start(resource)
             return

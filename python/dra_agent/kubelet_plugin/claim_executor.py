@@ -1,6 +1,6 @@
 """Runs work on claims on threads: sequential per claim, and no caller waits longer than its own deadline.
 
-A vendor library that hangs keeps its thread, and nothing else: the kubelet's retries join the work that runs, of other
+A vendor library that hangs blocks only its thread: the kubelet's retries join the running work; of other
 claims for the device few may wait (prepare.locks), and the process can end.
 """
 
@@ -70,7 +70,7 @@ class ClaimExecutor:
     def worth_waiting(self, grace: float) -> float:
         """Return the seconds until everything that runs now has run for `grace` seconds, or has ended before.
 
-        What has run for longer hangs, and a stop is not held up for it.
+        Work that has run for longer hangs, and does not delay a stop.
         """
         now = asyncio.get_running_loop().time()
         return max((work.began + grace - now for work in self._work.values()), default=0.0)

@@ -41,7 +41,7 @@ class DeviceHealth(Protocol):
 
 
 class HealthSource(Protocol):
-    """Who knows how the devices do."""
+    """The source of device health."""
 
     def rows(self) -> Sequence[DeviceHealth]:
         """Return the last known state of all devices; never blocks."""

@@ -84,7 +84,7 @@ class KubeletPlugin:
         return self._turns.in_flight
 
     async def open(self) -> None:
-        """Listen and be found; where that cannot be, go on trying."""
+        """Listen and register; retry on failures."""
         removed = remove_abandoned(sockets_of_instances(self._paths, self._driver))
         if removed:
             # The kubelet would retry them forever.

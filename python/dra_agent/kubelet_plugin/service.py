@@ -91,7 +91,7 @@ SPARE_S = 0.5
 """Minimum seconds between the response and the caller's deadline."""
 
 MAX_CLAIMS = 1000
-"""Claims in a call, many times what a pod can have: a larger one would hold up the event loop."""
+"""Claims in a call, many times what a pod can have: a larger one would block the event loop."""
 MAX_ERROR_BYTES = 4096
 """Characters of an error; the kubelet puts it into an event of the pod."""
 

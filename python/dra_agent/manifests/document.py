@@ -1,6 +1,6 @@
 """YAML documents read into JSON values, with the line of every field.
 
-Scalars follow what kubectl makes of them: dates and `12:30` stay text. The meaning of the values is not checked here.
+Scalars follow kubectl's conversion: dates and `12:30` stay text. The meaning of the values is not checked here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_ALIASED_TEXT = 16 << 20
 """Characters by which a file may grow once its aliases are written out. In memory they are one object until then."""
 _MAX_DEPTH = 100
 """Maximum nesting of lists and mappings; the API's objects stay below 20."""
-_TOO_DEEP = f"more than {_MAX_DEPTH} lists and mappings lie in each other"
+_TOO_DEEP = f"more than {_MAX_DEPTH} nested lists and mappings"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dra_agent.manifests.document import Document, read_documents
 
 STANDARD_INPUT = "-"
 MAX_FILE_BYTES = 256 << 20
-"""Bound of a file of objects: what `kubectl get resourceslices -o json` prints of 5,000 nodes is below."""
+"""Maximum size of a file of objects; above `kubectl get resourceslices -o json` of 5,000 nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LoadedObject:
         return f"{self.file}:{self.line_of(field)}"
 
     def diagnostics(self) -> list[str]:
-        """Everything that is wrong with the object, each as `claim.yaml:14: field: what`."""
+        """The errors of the object, each as `claim.yaml:14: field: message`."""
         errors = msgspec.json.decode(_native.validate_object(msgspec.json.encode(self.value)))
         return [
             f"{self.where(error['field'])}: {error['field'] + ': ' if error['field'] else ''}{error['message']}"
@@ -80,7 +80,7 @@ def load_manifests(
 
 
 def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list: bool = False) -> list[LoadedObject]:
-    """The objects of a text; `file` is what errors call it. As `load_objects`."""
+    """Return the objects of a text; `file` is its name in errors. As `load_objects`."""
     documents = list(read_documents(text, file))
     objects = [loaded for number, document in enumerate(documents, 1) for loaded in _objects_of(document, file, number)]
     if not objects and not (allow_empty_list and documents):

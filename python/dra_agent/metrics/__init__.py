@@ -1,1 +1,1 @@
-"""Prometheus metrics: the registry, what each part of the agent contributes, and the HTTP server that serves them."""
+"""Prometheus metrics: the registry, the collectors of the agent's parts, and the HTTP server."""

@@ -1,4 +1,4 @@
-"""Metrics of what the agent writes to the API server: slices, claim status and Events. Collected at each scrape."""
+"""Metrics of the agent's writes to the API server: slices, claim status and Events. Collected at each scrape."""
 
 from __future__ import annotations
 

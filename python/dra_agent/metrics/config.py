@@ -1,4 +1,4 @@
-"""Metrics of the configuration: whether the last reload was successful, and which configuration is loaded."""
+"""Metrics of the configuration: the success of the last reload, and the loaded configuration."""
 
 from __future__ import annotations
 

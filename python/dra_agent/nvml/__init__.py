@@ -1,5 +1,5 @@
-"""NVIDIA's management library in a process of its own: what crashes or hangs there does neither here.
+"""NVIDIA's management library in a worker process: a crash or hang of the library does not affect the agent.
 
-`client` is the agent's side and `worker` the other; `values` is what they share. The meaning of calls is not part
+`client` is the agent's side, `worker` the other; both use `values`. The meaning of calls is not part
 business here.
 """

@@ -43,7 +43,7 @@ class RecordedCall(msgspec.Struct, omit_defaults=True):
     """The binding has no such function, or does not accept the arguments."""
     stale: str | None = None
     filled: list[tuple[int, str]] = []
-    """What the call wrote into its arguments: position, and bytes in hexadecimal."""
+    """Output arguments of the call: position, and bytes in hexadecimal."""
     ms: float = 0.0
 
     @property

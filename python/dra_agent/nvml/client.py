@@ -141,7 +141,7 @@ class NvmlWorker:
             return any(not call.late for call in self._calls.values())
 
     def is_stuck(self, lane: str) -> bool:
-        """Whether a call of this lane has missed its deadline and is still out."""
+        """True if a call of this lane has missed its deadline and is pending."""
         with self._lock:
             return any(call.late and call.lane == lane for call in self._calls.values())
 
@@ -264,7 +264,7 @@ MAX_WAIT_S = 300.0
 HANG_TIMEOUT_S = 60.0
 MAX_HANG_TIMEOUT_S = 3600.0
 """Seconds for which a call may be out before its process is replaced; doubled with each that was. Long, because other
-GPUs are not watched meanwhile, and a call that waits in the kernel will do so in the next process too."""
+GPUs are not monitored in this time, and a call that waits in the kernel will also wait in the next process."""
 FORGET_AFTER_S = 7200.0
 """Seconds without a failure after which it counts as the first one again."""
 

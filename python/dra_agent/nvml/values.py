@@ -1,10 +1,10 @@
 """Arguments and results of pynvml's functions as JSON values, and back.
 
-Numbers, text and None stay what they are; everything else is an object of one key:
+Numbers, text and None are not converted; everything else is an object of one key:
 `b` bytes in hex, `l` list, `t` tuple, `p` a handle [type, token], `d` a ctypes value [type, bytes in hex], `r` a
 reference (ctypes.byref) to one. Types are named as pynvml or ctypes name them, arrays `TYPE[length]`, pointers `TYPE*`.
 
-A handle is an address in the library's process and means nothing elsewhere, so what crosses is a token. Only the side
+A handle is an address in the library's process and is invalid elsewhere, so a token is sent instead. Only the side
 that has the library has a table of them (`Handles`); the other passes them through, also inside of structures.
 """
 

@@ -1,7 +1,7 @@
 """The process that loads the library: reads calls, makes them, and writes responses. It exits with its agent.
 
 One JSON object in a line, in both directions. A call has `id`, `lane`, `name` and `args`; calls of one lane are made
-sequentially, and those of different lanes concurrently. A response has `id`, `filled` (what the call wrote
+sequentially, and those of different lanes concurrently. A response has `id`, `filled` (the values that the call wrote
 into its arguments: [position, bytes in hex]) and one of `value`, `refused` ([code, text] of NVML), `stale`, `missing`
 (the library cannot be loaded) and `defect`. The first response belongs to no call and reports that the process runs.
 
@@ -35,7 +35,7 @@ def has_memory_limits(module: Any) -> bool:
 
 
 def set_memory_limits(module: Any, device: Any, cgroup: str, soft: int, hard: int) -> None:
-    """Set what the processes of a cgroup (its full path) are guaranteed and may have at most, in bytes."""
+    """Set the minimum and maximum of the processes of a cgroup (its full path), in bytes."""
     limits = module.c_nvmlSetMemoryLimits_v1_t(os.fsencode(cgroup), soft, hard)
     module.nvmlDeviceSetMemoryLimits_v1(device, limits)
 

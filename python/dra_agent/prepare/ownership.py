@@ -52,7 +52,7 @@ class OwnerRecord(msgspec.Struct, frozen=True):
 
 
 class Ownership(Protocol):
-    """What `prepare` needs. Two implementations: real devices, and hosts where no other agent can exist."""
+    """The interface for `prepare`. Two implementations: real devices, and hosts where no other agent can exist."""
 
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """Own the devices for a claim that is started in the ledger within the context; released if that raises.

@@ -57,7 +57,7 @@ class _Candidate:
 def plan(
     allocation: ClaimAllocation, devices: Mapping[tuple[str, str], Device], setups: Mapping[Kind, DeviceSetup]
 ) -> tuple[SetupStep, ...]:
-    """Decide what to set up for a claim; PermanentError names the field that is invalid or cannot be satisfied.
+    """Select the set-ups of a claim; PermanentError names the field that is invalid or cannot be satisfied.
 
     `devices` are the devices of the allocation, by pool and name. If several entries of a kind apply to one device the
     last one takes precedence: the class's precede the claim's own. Steps are in the order of `setups`, those of one

@@ -201,7 +201,7 @@ class Preparer:
     def repair(self, run_call: CallRunner = run_inline) -> RecoveryReport:
         """Check every claim while the agent runs: restore removed files, roll back abandoned claims.
 
-        The kubelet calls only when it starts a pod: a spec that is lost meanwhile would stay lost. Claims with work in
+        The kubelet calls only when it starts a pod: a spec that is lost in between would stay lost. Claims with work in
         progress are skipped.
         """
         with self._ledger.lease():
@@ -213,7 +213,7 @@ class Preparer:
         with self._claims.hold([uid], no_wait, purpose):
             entry = self._entry(uid)
             if entry is None:
-                return None  # released meanwhile
+                return None  # released in the meantime
             devices = lock_names(entry.devices)
             with self._devices.hold(devices, no_wait, purpose):
                 now = self._entry(uid)
@@ -248,14 +248,14 @@ class Preparer:
         return True
 
     def _remove_files(self, uid: str, deadline: Deadline) -> bool:
-        """Remove the files of a claim without ledger entry; within a lease, so that it is not started meanwhile."""
+        """Remove the files of a claim without ledger entry; within a lease, so that no other agent starts it."""
         with self._ledger.lease(deadline):
             if self._ledger.get(uid) is not None:
                 raise RetryableError("was prepared by another agent meanwhile", where=f"claim {uid}")
             return remove_files(uid, self._specs, self._metadata)
 
     def _remove_orphaned_files(self) -> tuple[str, ...]:
-        """Remove files of claims that hold nothing; within a lease, so that none is started meanwhile."""
+        """Remove files of claims that hold nothing; within a lease, so that no other agent starts one."""
         with self._ledger.lease():
             known = {entry.uid for entry in self._ledger.entries()}
             return remove_orphaned_files(known, self._ownership.foreign_claims(), self._specs, self._metadata)
@@ -320,7 +320,7 @@ class Preparer:
             with self._ownership.acquire(entry.uid, owned, deadline) as unlock, self._ledger.lease(deadline):
                 if self._ledger.get(entry.uid) is not None:
                     raise _AlreadyStartedError(entry)
-                # Another agent may have released the claim meanwhile.
+                # Another agent may have released the claim since.
                 deadline.check(entry.with_uid)
                 self._ledger.start(entry, durable=completed is None)
                 started = True

@@ -136,7 +136,9 @@ def _undo_by_notes(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadl
             log.warning("set-up undone from its own state files", extra={"claim": entry.uid, "kind": setup.kind[1]})
     unknown = records.unknown_setups(entry, setups)
     if unknown is None or unknown:
-        reason = "what was set up for it is not known" if unknown is None else f"{', '.join(unknown)} was set up for it"
+        reason = (
+            "the set-ups of the claim are not known" if unknown is None else f"{', '.join(unknown)} was set up for it"
+        )
         raise RetryableError(
             f"its record cannot be read, and {reason}, so its devices stay held",
             where=entry.with_uid,

@@ -1,4 +1,4 @@
-"""Whether this agent can write slices at present, which it proves before it takes over from another agent of its node.
+"""Proves that this agent can write slices, before it takes over from another agent of its node.
 
 During a rolling update two agents live on one node, and one of them leads: it writes. An agent that lives but is
 refused by the API server, or cannot reach it, must not keep the other one from writing.
@@ -130,7 +130,7 @@ class WriteAccess:
         """When the API server became unreachable for writes."""
         self._woken = asyncio.Event()
         self.able = False
-        """What was reported last."""
+        """The last reported value."""
         self.reason: AgentError | None = None
         """Why this agent cannot write, as far as is known."""
 
@@ -160,7 +160,7 @@ class WriteAccess:
             try:
                 await self._check()
             except Exception:  # a defect here must not leave the node without a leader
-                log.exception("whether slices can be written is not known")
+                log.exception("cannot determine if slices can be written")
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_INTERVAL_S):
                     await self._woken.wait()

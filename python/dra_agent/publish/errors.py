@@ -1,4 +1,4 @@
-"""What keeps slices from being published as they should be."""
+"""Errors that prevent the publication of slices."""
 
 from __future__ import annotations
 

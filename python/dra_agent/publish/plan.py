@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PublishContext(msgspec.Struct, frozen=True):
-    """What all pools share."""
+    """The state that all pools share."""
 
     api: ApiClient
     node: str

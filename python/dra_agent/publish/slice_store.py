@@ -184,5 +184,5 @@ def _newer(known: CachedSlice, at: int | None) -> bool:
 
 
 def _version(text: str) -> int | None:
-    """Resource versions are compared as numbers (KEP-5504); one that is none is older than everything."""
+    """Resource versions are compared as numbers (KEP-5504); an invalid one is older than all others."""
     return int(text) if text.isdigit() else None

@@ -30,7 +30,7 @@ class PublisherStats(msgspec.Struct, frozen=True):
     unpublishable: int
     """Devices that cannot be published."""
     problems: tuple[str, ...]
-    """What keeps slices from being published, for people."""
+    """The reason why slices are not published, for messages."""
 
 
 class PublisherCounters:

@@ -53,7 +53,7 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def decode_request(line: bytes) -> Request:
-    """Read one request; UsageError for anything that is none."""
+    """Read one request; UsageError for an invalid one."""
     try:
         request = _requests.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -167,7 +167,7 @@ class DrainController:
         )
 
     async def resume(self, state: ReclaimState, *, received_now: bool = False) -> None:
-        """Continue an earlier run: what it reported is not reported again.
+        """Continue an earlier run: reports are not repeated.
 
         `received_now`: this run received the notice, while it started.
         """

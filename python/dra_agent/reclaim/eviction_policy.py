@@ -1,4 +1,4 @@
-"""What to do about one pod that the taint does not move away in time. Pure: objects and times in, a decision out.
+"""Decides about one pod that the taint does not evict in time. A pure function of objects and times.
 
 Never touched: pods of other nodes, of DaemonSets, mirror pods, pods that opted out, pods that have ended. Never with
 a grace period of zero: the API server would remove the pod while its containers still use the devices
@@ -76,7 +76,7 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
     tolerated_until = _tolerated_until(claim, context)
     if tolerated_until is None:
         return Decision("leave", "its claim tolerates the taint")
-    # What Kubernetes overlooks (kubernetes/kubernetes#141290) need not be waited for.
+    # A pod that Kubernetes overlooks (kubernetes/kubernetes#141290) need not be waited for.
     overlooked = bool((pod.get("status") or {}).get("extendedResourceClaimStatus"))
     delay = timedelta() if overlooked else TAINT_EVICTION_DELAY
     if _exceeds_deadline(pod, context):

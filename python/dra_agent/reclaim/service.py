@@ -1,4 +1,4 @@
-"""Reclaim as one running part: the sources' tasks, the merged state, and everybody who acts on it.
+"""The reclaim service: the sources' tasks, the merged state, and the components that act on it.
 
 A change is persisted before listeners are notified, unless the disk is too slow for the notice; and before the
 response to the operator who requested it.
@@ -97,7 +97,7 @@ class ReclaimService:
         if self.state.active:
             cause = self.state.cause
             log.warning(
-                "a reclaim goes on from before the agent was restarted",
+                "continue a reclaim from before the restart of the agent",
                 extra={"phase": self.state.phase, "source": cause.source if cause else ""},
             )
         self._merging = asyncio.create_task(self._run(), name="reclaim")
@@ -253,7 +253,9 @@ class ReclaimService:
             if not self._is_newest():
                 return None
         except AgentError as error:
-            log.warning("whether this agent keeps the state is not known; it does", extra={"reason": str(error)})
+            log.warning(
+                "cannot determine which agent saves the reclaim state; this one saves it", extra={"reason": str(error)}
+            )
         return asyncio.get_running_loop().run_in_executor(self._saver, self._file.save, state)
 
     async def _saved(self, saving: asyncio.Future[None] | None) -> None:

@@ -43,7 +43,7 @@ AUTOSCALERS = (
 
 
 Treatment = Literal["ignore", "hint", "notice"]
-"""What a signal counts as, at most: planned maintenance with `notice` is a hint until it is near."""
+"""The highest kind of a signal: planned maintenance with `notice` is a hint until it is near."""
 
 
 class AwsSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

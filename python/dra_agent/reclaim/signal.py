@@ -33,7 +33,7 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     event: str
     """The source's id of the event, or the name of the source if it has none."""
     description: str = msgspec.field(name="what")
-    """For people; printable."""
+    """For messages; printable."""
     deadline: datetime | None = None
     """When the node is reclaimed: aware, UTC, by this host's clock. None: not known."""
     sticky: bool = msgspec.field(default=False, name="lasting")

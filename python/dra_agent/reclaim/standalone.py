@@ -139,7 +139,7 @@ class StandaloneDrain:
             self._begin()
         else:
             self._records.clear()
-            # Not waited for, as nothing here: a vendor's library that hangs must not keep the next change waiting.
+            # Not waited for, as nothing here: a vendor library that hangs must not delay the next change.
             self._task = asyncio.create_task(self._log_errors(self._service.resume()), name="reclaim resume")
 
     def _begin(self) -> None:

@@ -62,7 +62,7 @@ class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     state: ReclaimState
     booted: datetime | None = None
-    """When the host booted, by the clock of who wrote this."""
+    """The boot time of the host, by the writer's clock."""
 
 
 class StateFile:
@@ -72,7 +72,7 @@ class StateFile:
         self.path = directory / STATE_FILE
         self._clock = clock
         self.problem: str | None = None
-        """What was wrong with the file that `load` found."""
+        """The problem of the file that `load` read."""
 
     def load(self, boot: str) -> ReclaimState:
         """Return the state of this boot: the saved one, or after a reboot only past events.
@@ -160,7 +160,7 @@ class _ProgressDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     version: int
     kept: SavedProgress
     booted: datetime | None = None
-    """When the host booted, by the clock of who wrote this."""
+    """The boot time of the host, by the writer's clock."""
 
 
 class ProgressFile:

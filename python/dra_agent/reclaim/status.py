@@ -12,7 +12,7 @@ from dra_agent.reclaim.state import Phase, ReclaimState
 
 
 class ClaimReleaseStatus(msgspec.Struct):
-    """What became of one claim."""
+    """The progress of one claim."""
 
     uid: str
     namespace: str
@@ -33,7 +33,7 @@ class ClaimReleaseStatus(msgspec.Struct):
     unknown: str = ""
     """Why the last request to the API server failed; without Kubernetes, the result of its hook."""
     kept: str = ""
-    """What keeps a pod of it, though the agent would move it."""
+    """The reason why a pod of it remains, although the agent would evict it."""
     requested_at: float = float("-inf")
     """Time of the last request, in the loop's time."""
 
@@ -89,7 +89,7 @@ class EventStatus(msgspec.Struct, frozen=True):
 
 
 class ClaimStatus(msgspec.Struct, frozen=True):
-    """What became of one claim of a notice."""
+    """The progress of one claim of a notice."""
 
     namespace: str
     name: str

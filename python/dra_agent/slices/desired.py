@@ -32,7 +32,7 @@ class SliceProblem(msgspec.Struct, frozen=True):
 
 
 class DesiredSlices(msgspec.Struct, frozen=True):
-    """What should be published."""
+    """The desired slices."""
 
     slices: list[Slice]
     """In the order in which the scheduler walks them."""
@@ -53,7 +53,7 @@ class Write(msgspec.Struct, frozen=True):
     slice: Slice
     """The slice to write; for a deletion, the published slice."""
     reason: str
-    """For people: which devices came, went or changed."""
+    """Names of added, removed and changed devices, for messages."""
 
 
 class _Writes(msgspec.Struct, frozen=True):

@@ -68,7 +68,7 @@ class ClaimView(msgspec.Struct, frozen=True):
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
-    """What became of one applied object."""
+    """The result for one applied object."""
 
     kind: str
     name: str

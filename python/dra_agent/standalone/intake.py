@@ -1,4 +1,4 @@
-"""What is applied: checked as a whole, then kept as a whole. A claim's spec never changes once it is kept."""
+"""Validates and stores applied objects, all or none. The spec of a stored claim never changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
     for value in values:
         if value["kind"] not in (CLASS, CLAIM):
             raise PermanentError(
-                f"{value['kind']} is nothing that the agent keeps", hint=f"apply {CLASS} and {CLAIM} objects"
+                f"{value['kind']} is a kind that the agent does not store", hint=f"apply {CLASS} and {CLAIM} objects"
             )
         if value["kind"] == CLASS:
             continue
@@ -113,7 +113,7 @@ VALIDATION_TIMEOUT_S = 30.0
 
 
 class Validator:
-    """One thread that validates; the event loop goes on meanwhile."""
+    """One thread that validates, so that the event loop is not blocked."""
 
     def __init__(self, validate: Callable[[Object], list[str]], *, timeout: float = VALIDATION_TIMEOUT_S) -> None:
         """`validate` returns the problems of an object; `timeout` is in seconds."""

@@ -49,7 +49,7 @@ class Delete(msgspec.Struct, tag_field="op", tag="delete", forbid_unknown_fields
 
 
 class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=True):
-    """Everything that a what-if question needs: node, driver, classes, slices and allocated claims."""
+    """The input of a what-if query: node, driver, classes, slices and allocated claims."""
 
 
 Request = Apply | Get | ListClaims | ListClasses | Delete | State
@@ -59,7 +59,7 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def decode_request(line: bytes) -> Request:
-    """Read one request; raises UsageError for anything that is none."""
+    """Read one request; raises UsageError for an invalid one."""
     try:
         return _requests.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -46,8 +46,8 @@ CALL_TIMEOUT_S = 40.0
 class ClaimQueue:
     """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
-    Work that may take long runs without the lock, so that requests are served meanwhile: the allocator is called by
-    the step itself, preparing and releasing is handed to `run`, at most one job for each claim. A device that hangs
+    Work that may take long runs without the lock, so that requests are served then: the allocator is called by the
+    step itself, preparing and releasing is handed to `run`, at most one job for each claim. A device that hangs
     delays its own claim only. A step after each job continues with the changed claims.
     """
 
@@ -355,7 +355,7 @@ class ClaimQueue:
         uid = claim["metadata"]["uid"]
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
-            # What is unprepared but still allocated is prepared or released again; the other order could lose it.
+            # An unprepared claim that is still allocated is prepared or released again; the other order could lose it.
             self._prepared.pop(uid, None)
             kept = self._claims.read(self._require(*key_of(claim)))
             _remove_allocation(kept)
@@ -365,7 +365,7 @@ class ClaimQueue:
         log.info("claim released, it waits again", extra={"claim": uid})
 
     def _tried(self, uid: str, message: str, attempt: Callable[[], None]) -> None:
-        """Make an attempt; one that fails is made again later, and costs no other claim anything."""
+        """Make an attempt; a failed one is retried later, and does not affect other claims."""
         try:
             attempt()
         except Exception as error:  # a defect of one set-up must not end the work for other claims

@@ -105,7 +105,7 @@ class StandaloneService:
 
     @property
     def hung_calls(self) -> list[str]:
-        """What a stop did not wait for."""
+        """Calls that a stop did not wait for."""
         return self._stuck
 
     async def start(self) -> None:
@@ -156,7 +156,7 @@ class StandaloneService:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    # What is being prepared now can be released only after that.
+                    # Claims that are being prepared can be released only after that.
                     await self._step()
                     if not await self._crew.done():
                         break
@@ -200,7 +200,7 @@ class StandaloneService:
             self._wake.clear()
             try:
                 retry = await self._step()
-            except Exception:  # whatever one claim does, the others must go on
+            except Exception:  # a failure of one claim must not affect the others
                 log.exception("claims could not be moved along")
                 retry = 5.0
 

@@ -162,7 +162,7 @@ class ClaimStatusWriter:
             uid, due = min(self._due.items(), key=lambda item: item[1])
             if (wait := due - self._loop.time()) > 0:
                 await asyncio.sleep(wait)
-                continue  # it may have been released meanwhile
+                continue  # it may have been released since
             await self._try(uid)
 
     async def _try(self, uid: str) -> None:
@@ -234,7 +234,7 @@ class ClaimStatusWriter:
         return True
 
     def _note(self, prepared: PreparedClaim, entries: list[Object]) -> None:
-        if prepared.uid in self._claims:  # else released meanwhile
+        if prepared.uid in self._claims:  # else it was released since
             self._written[prepared.uid] = entries
             self._enqueue_if_changed(prepared.uid)  # while it was written
 

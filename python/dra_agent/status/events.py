@@ -39,7 +39,7 @@ _GRANT = "create and patch on events of events.k8s.io"
 
 
 class Reason(NamedTuple):
-    """What happened, in the API's words."""
+    """The action, as in the Event API."""
 
     name: str
     action: str

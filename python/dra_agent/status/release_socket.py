@@ -57,7 +57,7 @@ class ReleaseSocket:
 
 
 def decode_request(line: bytes) -> Release | Health:
-    """Read one request; UsageError for anything that is none."""
+    """Read one request; UsageError for an invalid one."""
     try:
         return _requests.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

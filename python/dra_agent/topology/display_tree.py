@@ -164,7 +164,7 @@ def count(number: int, noun: str) -> str:
 
 
 def summary(topology: Topology) -> str:
-    """What the host has, in one line: "2 NUMA nodes, 8 GPUs, 10 NICs"."""
+    """A summary of the host in one line: "2 NUMA nodes, 8 GPUs, 10 NICs"."""
     virtual = [device for device in topology.devices if device.physfn in topology.by_address]
     kinds = Counter(device.kind for device in topology.devices if device.physfn not in topology.by_address)
     parts = [count(len(topology.numa_nodes), "NUMA node")]

@@ -94,7 +94,7 @@ class LiveTopology:
 
     def _change(self, read: Callable[[], bytes]) -> TopologyChange:
         with self._guard:
-            decoded, self._decoded = self._decoded, None  # for as long as it is not known what has changed
+            decoded, self._decoded = self._decoded, None  # until the changes are known
             try:
                 change = _change.decode(read())
             except _native.TopologyError as error:

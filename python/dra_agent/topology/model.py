@@ -1,4 +1,4 @@
-"""What a scan of a host found, as immutable values. Reading it from sysfs is the Rust crate's work."""
+"""The result of a scan of a host, as immutable values. The Rust crate reads it from sysfs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class DeviceKind(StrEnum):
-    """What a PCI function is for; all but OTHER are read in full and have distances."""
+    """The use of a PCI function; all but OTHER are read in full and have distances."""
 
     GPU = "gpu"
     ACCELERATOR = "accelerator"
@@ -152,7 +152,7 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
 
 
 class TopologyChange(msgspec.Struct, frozen=True):
-    """What an event or a rescan changed, by PCI address."""
+    """The changes of an event or a rescan, by PCI address."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Where each box of the picture lies. Knows sizes and nesting, not colours or SVG."""
+"""The position of each box of the picture. It defines sizes and nesting, not colors or SVG."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ def rectangle(
 
 
 def hint(text: str) -> str:
-    """What a viewer shows when the pointer rests on the element that this is put in."""
+    """The tooltip of its parent element."""
     return f"<title>{escape(clean(text))}</title>"

@@ -39,7 +39,7 @@ NARROW = 32
 
 
 def draw(topology: Topology, *, holders: Holders | None = None, names: PciIds | None = None) -> Tree:
-    """NUMA nodes with their root complexes, switches and devices; `holders` adds who holds each device."""
+    """NUMA nodes with their root complexes, switches and devices; `holders` adds the claims of each device."""
     from rich.text import Text
     from rich.tree import Tree
 

@@ -37,7 +37,7 @@ class Uevent:
 
 @dataclass(frozen=True, slots=True)
 class UeventBatch:
-    """What waited on the socket."""
+    """The events of one read of the socket."""
 
     events: tuple[Uevent, ...]
     lost: bool

@@ -1,6 +1,6 @@
 """One AdmissionReview (admission.k8s.io/v1): its object is validated, and allowed or refused with the field.
 
-It allows what it does not validate: other kinds, other drivers' configuration, objects that are being deleted,
+It allows objects that it does not validate: other kinds, other drivers' configuration, objects that are being deleted,
 and an update that brings in no new mistake, so that labels and finalizers of an old object can still be changed.
 """
 

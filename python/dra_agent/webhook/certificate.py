@@ -42,7 +42,7 @@ class ReloadingCertificate:
 
     @property
     def unusable(self) -> bool:
-        """Whether the files hold something newer that cannot be used, so that the old ones serve to their end."""
+        """True if the files are newer but unusable, so that the old certificate is used until it expires."""
         return bool(self._logged)
 
     @property
@@ -51,7 +51,7 @@ class ReloadingCertificate:
         return [str(path) for path in self._paths]
 
     def refresh(self) -> bool:
-        """Return whether `context` is a new one, of replaced files; what is not whole yet is tried again."""
+        """Return whether `context` was reloaded from replaced files; incomplete files are retried."""
         try:
             identity = self._identity()
             if identity == self._loaded:

@@ -1,4 +1,4 @@
-"""Who may have objects reviewed: everybody, or clients with a certificate of one authority and one name."""
+"""Authentication of clients: none, or a certificate of one CA with one name."""
 
 from __future__ import annotations
 

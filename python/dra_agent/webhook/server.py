@@ -30,13 +30,13 @@ ReviewFunction = Callable[[bytes], ReviewResult]
 MAX_BODY_BYTES = 4 << 20
 """Bytes of a body: an object of the API has 1.5 MiB at most (etcd), and a review has its old version too."""
 SMALL_BODY_BYTES = 64 << 10
-"""Bytes of a body that is read at once; the claims of people have a few KiB."""
+"""Maximum bytes of a request body; claims usually have a few KiB."""
 MAX_LARGE_BODIES = 3
 """Larger bodies in memory at the same time; others wait, within the timeout of their request."""
 REVIEW_THREADS = 2
 """Reviews that are evaluated concurrently, on separate threads: probes and small reviews do not wait for them."""
 MAX_LOGGED_CHARS = 1024
-"""Characters of what was wrong, in one line of the log."""
+"""Maximum characters of an error in one line of the log."""
 REQUEST_TIMEOUT_S = 10.0
 """Seconds for one request to come in, or for the TLS handshake."""
 IDLE_TIMEOUT_S = 120.0
@@ -70,7 +70,7 @@ class Webhook:
         observer: ReviewObserver | None = None,
         clients: ClientRule | None = None,
     ) -> None:
-        """`clients`: who may have objects reviewed; without it, everybody."""
+        """`clients`: the authentication of clients; none without it."""
         self._address = address
         self._clients = clients or ClientRule(required=False)
         self._refusal_logged: float | None = None
@@ -164,7 +164,7 @@ class Webhook:
         listening = [found for server in self._servers for found in server.sockets]
         try:
             for one in listening:
-                created.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (what is created is kept on errors)
+                created.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (created servers are kept on errors)
         except OSError:
             for server in created:
                 await stop_accepting(server)

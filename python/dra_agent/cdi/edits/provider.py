@@ -20,7 +20,7 @@ NOTHING = ContainerEdits()
 
 @dataclass(frozen=True, slots=True)
 class DeviceEdits:
-    """What a container needs to use one device."""
+    """The edits that a container needs to use one device."""
 
     own: ContainerEdits
     """Of this device alone."""
@@ -29,7 +29,7 @@ class DeviceEdits:
     foreign_ids: tuple[str, ...] = ()
     """Devices of another CDI spec that has the missing edits; injected first."""
     notes: tuple[str, ...] = ()
-    """What a container lacks, for users."""
+    """Missing features in the container, for messages."""
 
     def with_setup(self, edits: ContainerEdits) -> DeviceEdits:
         """Add the edits of a set-up. Notes are dropped if it moves the interface into the container."""
@@ -48,7 +48,7 @@ class EditProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EditContext:
-    """What vendors create their providers from: `dra_agent.cdi.edits.VENDOR.make(context)`."""
+    """The context from which vendors create their providers: `dra_agent.cdi.edits.VENDOR.make(context)`."""
 
     host: Host
     directories: Sequence[Path]

@@ -88,7 +88,7 @@ class MigDriver:
         """Change MIG mode; InUseError if a process has the GPU open, RetryableError if it needs a reset."""
         word = "on" if on else "off"
         in_use = InUseError(
-            f"MIG mode cannot be switched {word}: something has the GPU open",
+            f"MIG mode cannot be switched {word}: a process has the GPU open",
             where=self._where,
             hint="stop the processes that monitor or use it (nvidia-smi, dcgm, fabric clients); the agent retries",
         )

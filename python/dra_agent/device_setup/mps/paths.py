@@ -89,7 +89,7 @@ class MpsPaths:
         """Remove everything except the logs, which users may need.
 
         The files are moved away when this returns. A container can have left more files, and deeper directories, than
-        can be removed at once: the next call removes what remains after a few seconds.
+        can be removed at once: the next call removes the rest after a few seconds.
         """
         for folder in (self.pipe, self.shm):
             with suppress(OSError):

@@ -132,7 +132,7 @@ class InterfaceMover:
             name = self._interfaces.find(original.address, original.ifname, original.interface.name)
             return None if name is None else rtnetlink.HostInterface(name, self._interfaces.hardware_address(name))
         except OSError:
-            return None  # it was removed meanwhile
+            return None  # it was removed concurrently
 
     def _open(self, pid: int) -> int:
         """Open the network namespace of a container; PermanentError if it is that of the host."""

@@ -205,7 +205,7 @@ class NicSetup:
             ) from error
 
     def _reset(self, device: str, now: str, original: OriginalInterface) -> None:
-        """Restore what the container changed on an interface; RetryableError if a part must not stay."""
+        """Undo the container's changes to an interface; RetryableError if a part must not stay."""
         done = rtnetlink.ask(rtnetlink.Reset(now, original.link or rtnetlink.Link(original.hardware_address)))
         extra = {"device": device, "interface": original.ifname}
         if done.changed:

@@ -1,4 +1,4 @@
-"""A support bundle: what is known of a host and its agent in one archive, without credentials."""
+"""A support bundle: the state of a host and its agent in one archive, without credentials."""
 
 from __future__ import annotations
 

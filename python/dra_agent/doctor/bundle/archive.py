@@ -29,7 +29,7 @@ def require_new(path: Path) -> None:
 def write_archive(path: Path, files: Mapping[str, bytes], created: datetime) -> int:
     """Write a tar.gz of the files with mode 0600, which were created at a time, and return its size in bytes.
 
-    Raises PermanentError where a file is there meanwhile, and RetryableError where it cannot be written.
+    Raises PermanentError if a file has appeared there, and RetryableError if it cannot be written.
     """
     data = _packed(files, int(created.timestamp()))
     path = path.absolute()
@@ -59,7 +59,7 @@ def write_archive(path: Path, files: Mapping[str, bytes], created: datetime) -> 
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Give the file its name. rename(2) alone would replace a file that appeared meanwhile."""
+    """Give the file its name. rename(2) alone would replace a file that has appeared there."""
     try:
         path.hardlink_to(temporary)
     except OSError as error:

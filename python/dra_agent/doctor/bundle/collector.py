@@ -1,4 +1,4 @@
-"""Collects the parts of a bundle, each within a deadline and a size, and names in a manifest what is missing."""
+"""Collects the parts of a bundle, each within a deadline and a size, and lists missing parts in a manifest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_OMISSIONS = 1000
 
 @dataclass(slots=True)
 class Files:
-    """What a part has found: its files, and what of it is missing."""
+    """The result of a part: its files, and the missing ones."""
 
     contents: list[Content] = field(default_factory=list)
     omitted: list[tuple[str, str]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class BundleOmission(msgspec.Struct, frozen=True):
 
 
 class BundlePart(msgspec.Struct, frozen=True):
-    """What was collected, and how long it took."""
+    """The collected parts, and their duration."""
 
     name: str
     complete: bool
@@ -61,7 +61,7 @@ class BundlePart(msgspec.Struct, frozen=True):
 
 
 class BundleManifest(msgspec.Struct, frozen=True):
-    """What a bundle holds."""
+    """The contents of a bundle."""
 
     format: int
     agent: str

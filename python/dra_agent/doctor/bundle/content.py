@@ -1,4 +1,4 @@
-"""The contents of a bundle, and how each kind is freed of credentials and of what identifies the host."""
+"""The contents of a bundle, and the redaction of each kind: credentials, and the identity of the host."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _file(path: str, text: str, redactor: Redactor) -> str:
 
 
 def _recording(files: Mapping[str, bytes], redactor: Redactor) -> dict[str, bytes]:
-    """Return a recording that can be replayed: its manifest has the sizes and digests of what is left."""
+    """Return a recording that can be replayed: its manifest has the sizes and digests of the remaining files."""
     clean = {name: _recorded(name, data, redactor) for name, data in files.items()}
     if MANIFEST in clean and clean != files:
         manifest = json.loads(clean[MANIFEST])

@@ -1,4 +1,4 @@
-"""Removes credentials from everything that a support bundle contains: the one place that knows what they are.
+"""Removes credentials from everything in a support bundle: the only module that defines their names and forms.
 
 Three ways, because each alone misses some: values of fields and variables with known names, forms that only
 credentials have, and values that were found under such a name in one file, wherever else they occur.
@@ -47,7 +47,7 @@ _QUOTED = re.compile(
     rf"(?P<key>(?<![\w.-]){_NAME}(?:\\*[\"'])?\s*[:=]\s*)(?P<q>\\*[\"'])(?P<value>(?:(?!(?<!\\)(?P=q))[^\n])*)",
     re.IGNORECASE,
 )
-# What follows is a mapping, a list or a block of lines, and not the value itself.
+# A mapping, a list or a block of lines follows, and not the value itself.
 _NO_STRUCTURE = r"(?![{\[][\"'{\[\s]|[|>&{\[]\s*$)"
 _BARE = re.compile(
     rf"(?P<key>(?<![\w.-]){_NAME}(?:\\*[\"'])?[^\S\n]*[:=][^\S\n]*)"
@@ -155,7 +155,7 @@ class Redactor:
         return self.text(value)
 
     def _hidden(self, value: Any) -> Any:
-        """Return what is in place of a credential; a number is none of its own, but may be a password."""
+        """Return the replacement of a credential, which may also be a number."""
         if isinstance(value, list | tuple):
             return [self._hidden(below) for below in value]
         if isinstance(value, Mapping):

@@ -13,7 +13,7 @@ _EVERY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa:
 
 
 def scrape(host: str, port: int) -> str:
-    """Return what /metrics responds at an address of this machine, cut to MAX_BYTES; RetryableError if nothing does."""
+    """Return the response of /metrics at an address of this machine, cut to MAX_BYTES; RetryableError without one."""
     where = f"{host}:{port}"
     try:
         with closing(http.client.HTTPConnection(_EVERY_ADDRESS.get(host, host), port, timeout=TIMEOUT_S)) as connection:

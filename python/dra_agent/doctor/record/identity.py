@@ -1,4 +1,4 @@
-"""Replaces what identifies a host in a recording: the same value by the same replacement, in every file.
+"""Replaces the identifiers of a host in a recording: a value has the same replacement in every file.
 
 Replacements have the form of the original: a hardware address stays a local unicast address, a UUID stays a UUID, and a
 number keeps its digits. They derive from a key that is not kept, so that short serial numbers cannot be guessed.
@@ -125,7 +125,7 @@ class Replacements:
         )
 
     def _labeled(self, found: re.Match[str], done: list[str]) -> str:
-        """Put a mark in place of a value: what has been replaced must not be replaced again."""
+        """Replace a value by a mark, so that its replacement is not replaced again."""
         value = found["value"].strip()
         if not value or _MARK.search(value):
             return found[0]

@@ -36,7 +36,7 @@ def has_gpus(topology: Topology) -> bool:
 def record_calls(
     host: Host, topology: Topology, settings: InventorySettings, log: Path, deadline: Deadline
 ) -> list[Omission]:
-    """Make the calls, which the worker process writes to `log`; returns what could not be read."""
+    """Make the calls, which the worker process writes to `log`; return the parts that could not be read."""
     omitted: list[Omission] = []
     gpus = [function.pci_address for function in topology.devices if function.driver == DRIVER]
     partitions = msgspec.structs.replace(settings, partition=(PartitionRule(when="true", mode="mig"),), share=())

@@ -1,4 +1,4 @@
-"""Reads from NVML what the agent's own calls do not show: each version of a query, and each return code.
+"""Surveys NVML beyond the agent's calls: each version of a query, and each return code.
 
 It changes nothing. MIG profiles and placements depend on mode and permissions in ways that differ between drivers, so
 all numbers are queried, in both versions of the call.
@@ -41,7 +41,7 @@ class Response:
     gpu: str
     """PCI address as sysfs writes it; "" for the library."""
     call: str
-    """Name and arguments, for people."""
+    """Name and arguments, for messages."""
     code: int | None
     """nvmlReturn_t; None where there was no response in time, or the binding does not have the call."""
     value: Any
@@ -147,7 +147,7 @@ class _Subject:
 
 
 def _value(value: Any) -> Any:
-    """Return a structure as a dict, for reports; handles stay what they are."""
+    """Return a structure as a dict, for reports; handles are not converted."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, ctypes._Pointer):

@@ -1,6 +1,6 @@
-"""Records what this host is, so that the agent can be run on it elsewhere: `dra-agent doctor --record DIR`.
+"""Records a host, so that an agent can run on a replica of it elsewhere: `dra-agent doctor --record DIR`.
 
-It changes no setting and needs no root. Each step has a deadline; what a step cannot read is noted in the manifest.
+It changes no setting and needs no root. Each step has a deadline; the manifest lists the parts that a step cannot read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROUTES6 = ("proc/net/ipv6_route", "proc/self/net/ipv6_route")
 
 @dataclass
 class _Content:
-    """What has been read so far; a step that passes its deadline leaves what it has."""
+    """The results so far; a step that exceeds its deadline keeps its partial results."""
 
     entries: list[Entry] = field(default_factory=list)
     calls: list[call_log.RecordedCall] = field(default_factory=list)

@@ -41,7 +41,7 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool wrote, or why there is nothing."""
+    """The output of a tool, or the reason for its absence."""
 
     tool: Tool
     text: str = ""

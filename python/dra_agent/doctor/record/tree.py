@@ -1,4 +1,4 @@
-"""Collects what the agent reads of /sys, /proc and /dev for a recording: attributes by name, with a bound for each.
+"""Records the parts of /sys, /proc and /dev that the agent reads: attributes by name, with a size limit for each.
 
 The names are those of the agent's readers (rust/topology, `inventory`, `doctor`). PCI configuration space is never
 read, nor is the link state of a suspended function: both wake it (kernel: pci_config_pm_runtime_get in
@@ -97,7 +97,7 @@ _SKIPPED = frozenset({"power", "msi_irqs"})
 
 
 class TreeReader:
-    """Reads one host; what it has read is in `entries`, also after its deadline."""
+    """Reads one host; `entries` has the results, also after the deadline."""
 
     def __init__(self, host: Host, deadline: Deadline) -> None:
         self._roots = {"sys": host.sysfs, "proc": host.proc, "dev": host.dev}
@@ -269,7 +269,7 @@ class TreeReader:
                         self._leaf(f"dev/{name}")
 
     def _neuron_links(self) -> None:
-        """Record as a link what only the driver of a Neuron device returns, by its node: the PCI address."""
+        """Record the PCI address of a Neuron device, which only its driver returns, as a link."""
         for path, entry in list(self.entries.items()):
             name = path.rpartition("/")[2]
             if not entry.folder or path.rpartition("/")[0].rpartition("/")[2] != "neuron_device":

@@ -150,7 +150,7 @@ class AwsSource:
 
         `booted`: when the host booted; events announced for an earlier time have happened.
         """
-        MetadataService(endpoint)  # UsageError where it is none
+        MetadataService(endpoint)  # UsageError for an invalid address
         self._signals = signals
         self._booted = booted
         self._session = Session(lambda: MetadataService(endpoint))
@@ -217,7 +217,7 @@ class AwsSource:
         return _only(treated(Signal("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
 
     async def autoscaling(self) -> Sequence[Signal]:
-        """What the Auto Scaling group is about to do with the instance."""
+        """The target lifecycle state of the instance in its Auto Scaling group."""
         response = await self._session.get(f"{_DATA}/autoscaling/target-lifecycle-state")
         if response is None:
             return ()

@@ -108,7 +108,7 @@ class AzureSource:
         self._has_responded = True
         document = response.json(_Document)
         try:
-            # What is odd about an event for others is none of this host's business.
+            # Invalid fields of events for other hosts are ignored.
             named = [event for event in document.events if _names(event, self._vm)]
             self._own_events = [
                 event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"

@@ -23,7 +23,7 @@ _DAEMON = "org.freedesktop.DBus"
 
 
 class Bus:
-    """Calls and signals, from `open` to `close`. What breaks it is raised by `signal` and by every call."""
+    """Calls and signals, from `open` to `close`. `signal` and every call raise a failure of it."""
 
     def __init__(self, connection: socket.socket) -> None:
         from jeepney import Parser
@@ -152,7 +152,7 @@ class Bus:
     def _deliver(self, message: Message) -> None:
         from jeepney import HeaderFields, MessageType
 
-        # Any process of the bus may send a message straight to this connection; the daemon writes who it was.
+        # Any process of the bus may send a message straight to this connection; the daemon adds its name.
         sender = message.header.fields.get(HeaderFields.sender)
         future = self._replies.get(message.header.fields.get(HeaderFields.reply_serial, -1))
         if future is not None:
