@@ -204,7 +204,7 @@ def test_a_note_about_many_devices_fits_an_event() -> None:
     names = [f"nic-0000-{bus:02x}-00-0" for bus in range(200)]
     note = _note("device plugin rdma/hca_shared_devices_a", names, published=False)
     assert len(note) < 1024 and "200 devices of this node too, which are not published" in note and note.endswith("...")
-    assert "is published by dra-agent all the same: x" in _note("driver y", ["x"], published=True)
+    assert "is still published by dra-agent: x" in _note("driver y", ["x"], published=True)
 
 
 def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

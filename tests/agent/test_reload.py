@@ -44,7 +44,7 @@ def random_settings(source: random.Random) -> InventorySettings:
     )
 
 
-def test_a_reload_publishes_what_a_new_start_publishes_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_reload_publishes_the_devices_of_a_restart_or_changes_nothing(tmp_path: Path) -> None:
     host = build("dgx-h100", tmp_path)
     source = random.Random(20261124)
     running = DeviceState(host, InventorySettings(), node="n", driver="dra-agent.internal")

@@ -40,7 +40,7 @@ def test_problems_have_file_line_and_key(tmp_path: Path, capsys: pytest.CaptureF
     }
 
 
-def test_check_refuses_what_run_refuses_with_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_run_refuse_with_the_same_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.toml"
     file.write_text("standalone = true\nlog_level = 'loud'\n[health]\nfatal = 3\n")
     assert main(["config", "check", str(file)]) == 1

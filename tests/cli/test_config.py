@@ -180,7 +180,7 @@ def parameters(**more: Any) -> dict[str, Any]:
         [],
     ],
 )
-def test_schema_accepts_what_the_agent_accepts(value: Any) -> None:
+def test_the_schema_accepts_the_values_that_the_agent_accepts(value: Any) -> None:
     try:
         decode(value, known_setups(), field="")
         accepted = True

@@ -113,7 +113,7 @@ def test_reclaims_name_the_claims_and_pods_that_they_affect(cluster: FakeApi, pl
     assert plugin("reclaim", "status", "node/n2")[1] == "node n2 is not being reclaimed\n"
 
 
-def test_topology_shows_the_newest_devices_of_a_node_and_who_holds_them(cluster: FakeApi, plugin: Plugin) -> None:
+def test_topology_shows_the_newest_devices_of_a_node_and_their_claims(cluster: FakeApi, plugin: Plugin) -> None:
     code, text, _ = plugin("topology", "no/n1")
     assert code == 0 and text.splitlines() == [
         "node n1: 2 devices published",

@@ -74,7 +74,7 @@ def ready_pods(cluster: Cluster, node: str) -> list[Object]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_api_server_accepts_what_the_chart_renders(cluster: Cluster, home: str, variant: str) -> None:
+def test_the_api_server_accepts_the_rendered_chart(cluster: Cluster, home: str, variant: str) -> None:
     apply(cluster, rendered(cluster, VARIANTS[variant]), "--dry-run=server", "--validate=strict")
 
 

@@ -61,7 +61,7 @@ def test_foreign_binaries_of_the_context_are_replaced(target: Path, package: Pat
         (b"\x7fELF\x02\x01" + bytes(12) + b"\x08\x00" + bytes(100), "is for ELF machine 8"),
     ],
 )
-def test_what_is_not_a_binary_of_this_machine_ends_the_build(
+def test_a_file_that_is_not_a_binary_of_this_machine_ends_the_build(
     target: Path, package: Path, content: bytes, message: str
 ) -> None:
     (target / "dist/dra-agent-hook").write_bytes(content)

@@ -150,7 +150,7 @@ def notes(helm: Path, *flags: str) -> str:
     return done.stdout.partition("NOTES:")[2]
 
 
-def test_notes_state_what_the_chosen_values_mean(helm: Path) -> None:
+def test_notes_describe_the_chosen_values(helm: Path) -> None:
     text = notes(helm)
     assert "publishes their NICs" in text and "nodes: accelerators" in text and "hostNetwork" not in text
     pools = ("--set-json", f"pools={json.dumps([NET])}", "--set", "nodes=accelerators")

@@ -118,7 +118,7 @@ def test_the_archive_of_the_chart_is_a_chart(tmp_path: Path) -> None:
     assert "kind: DaemonSet" in done.stdout
 
 
-def test_a_comparison_names_what_differs(tmp_path: Path) -> None:
+def test_a_comparison_names_the_differences(tmp_path: Path) -> None:
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()

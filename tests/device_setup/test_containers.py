@@ -35,7 +35,7 @@ def test_the_kubelets_cgroups_name_the_pod(path: str) -> None:
 @pytest.mark.parametrize(
     "path", [f"machine.slice/libpod-{ID}.scope", f"system.slice/docker-{ID}.scope", f"docker/{ID}", f"default/{ID}"]
 )
-def test_other_containers_are_told_from_processes_of_the_host(path: str) -> None:
+def test_containers_are_distinguished_from_processes_of_the_host(path: str) -> None:
     assert parse(f"0::/{path}/container\n") == Place("container", cgroup=path)
 
 

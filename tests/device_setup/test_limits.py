@@ -103,7 +103,7 @@ def arguments(edits: Any) -> list[str]:
     return list(hook.args[1:])
 
 
-def test_the_kernel_is_told_a_region_and_its_limit(tree: Tree) -> None:
+def test_the_kernel_gets_a_region_and_its_limit(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits))
     assert (done.returncode, done.stderr) == (0, "")
@@ -132,7 +132,9 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
         (lambda tree: (tree.proc / "41/cgroup").unlink(), "No such file"),
     ],
 )
-def test_what_cannot_be_limited_does_not_start_and_says_why_in_a_line(tree: Tree, damage: Any, said: str) -> None:
+def test_a_container_without_a_limit_does_not_start_and_the_error_is_one_line(
+    tree: Tree, damage: Any, said: str
+) -> None:
     edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     damage(tree)
     done = tree.hook(*arguments(edits))
@@ -143,7 +145,7 @@ def test_what_cannot_be_limited_does_not_start_and_says_why_in_a_line(tree: Tree
     assert said in line
 
 
-def test_a_limit_that_is_not_what_was_asked_is_a_failure(tree: Tree) -> None:
+def test_another_limit_than_requested_is_a_failure(tree: Tree) -> None:
     # A file that keeps what it has, as a kernel that rounds up would.
     limit = tree.container / "dmem.max"
     limit.unlink()
@@ -198,7 +200,7 @@ def answered(limiter: Limiter, socket: Path) -> Iterator[None]:
         loop.close()
 
 
-def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
+def test_the_agent_sets_the_limit_in_the_driver_for_the_hook(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     with answered(tree.limiter, tree.path / "host/hooks.sock"):
         for _ in range(2):
@@ -223,7 +225,7 @@ def test_cgroups_of_containers_that_have_ended_are_forgotten(tree: Tree) -> None
     assert kept["gpu-a/share-1"]["cgroups"] == [f"{SLICE}/cri-again-2.scope"]
 
 
-def test_a_second_container_of_a_share_is_told_of(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_container_of_a_share_is_reported(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     for name, said in ((SCOPE, 0), (SCOPE, 0), (f"{SLICE}/cri-2.scope", 1)):
         (tree.root / name).mkdir(exist_ok=True)
@@ -237,7 +239,7 @@ def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
     assert done.returncode == 1 and "is it running?" in done.stderr
 
 
-def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
+def test_a_container_reports_the_error_of_the_driver(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     tree.driver.refuses = 'no "permission"'
     with answered(tree.limiter, tree.path / "host/hooks.sock"):
@@ -267,7 +269,7 @@ def test_a_claim_that_is_gone_has_no_limit_to_apply(tree: Tree) -> None:
         LimitRequest("uid-1", "gpu-a/share-1", "a\nb"),
     ],
 )
-def test_names_from_outside_are_looked_at_before_they_are_used(tree: Tree, ask: LimitRequest) -> None:
+def test_external_names_are_validated_before_use(tree: Tree, ask: LimitRequest) -> None:
     tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     (tree.root / "kubepods.slice/link").symlink_to(tree.path)
     with pytest.raises(PermanentError):

@@ -138,7 +138,7 @@ def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> 
     assert world.notes() == []
 
 
-def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
+def test_a_repeat_changes_nothing_and_restores_missing_instances(world: World) -> None:
     name = f"{FIRST}-mig-1g-10gb-6"
     device = world.device(name)
     first = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
@@ -153,7 +153,7 @@ def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
     assert world.exist() == [(19, 6, 1)]
 
 
-def test_what_is_offered_stays_the_same_while_claims_come_and_go(world: World) -> None:
+def test_claims_do_not_change_the_published_devices(world: World) -> None:
     before = world.inventory()
     device = world.device(f"{FIRST}-mig-2g-20gb-2")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
@@ -163,7 +163,7 @@ def test_what_is_offered_stays_the_same_while_claims_come_and_go(world: World) -
     assert during.excluded == ()
 
 
-def test_an_instance_of_somebody_else_is_offered_and_what_it_is_in_the_way_of_is_not(world: World) -> None:
+def test_a_foreign_instance_is_offered_and_overlapping_partitions_are_not(world: World) -> None:
     world.somebody_makes(9, 4, 4)
     taken = world.inventory()
     foreign = taken.device(f"{FIRST}-mig-3g-40gb-4")
@@ -214,7 +214,7 @@ def test_the_whole_gpu_is_taken_back_out_of_mig_mode(world: World) -> None:
     assert not world.mode()
 
 
-def test_a_process_that_lingers_is_waited_for_and_then_told_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lingering_process_is_waited_for_and_then_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
@@ -272,7 +272,7 @@ def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
     assert 0.5 <= passed_s[0] <= 1
 
 
-def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_room_is_retried_and_then_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
     inject.fail(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", NO_ROOM, machine=MACHINE)
@@ -361,7 +361,7 @@ def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
         world.setup.check(device, MigConfig(compute_slices=4))
 
 
-def test_what_the_ledger_does_not_know_is_destroyed_at_start(world: World) -> None:
+def test_instances_without_a_ledger_entry_are_destroyed_at_start(world: World) -> None:
     for uid, start in (("u1", 6), ("u2", 5)):
         world.setup.set_up(uid, [ask(world.device(f"{FIRST}-mig-1g-10gb-{start}"))], MigConfig(), None, a_minute())
     world.again().prune({"u2"}.__contains__)
@@ -397,7 +397,7 @@ def test_at_start_a_gpu_that_fails_keeps_no_orphans_on_the_others(world: World) 
     assert world.exist(1) == []
 
 
-def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
+def test_a_claim_on_two_gpus_releases_the_gpus_that_work(world: World) -> None:
     devices = [world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND)]
     world.setup.set_up("u1", [ask(device) for device in devices], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
@@ -406,7 +406,7 @@ def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
     assert world.exist(1) == []
 
 
-def test_what_came_while_room_was_waited_for_is_somebody_else_s(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_that_appears_during_the_wait_is_foreign(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.1)
     make = drivers.MigDriver.make
@@ -574,7 +574,7 @@ def test_a_partition_is_made_where_the_runtime_covers_the_driver_s_procfs(world:
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement"])
-def test_what_the_driver_does_not_support_is_not_tried_again(world: World, function: str) -> None:
+def test_unsupported_calls_are_not_retried(world: World, function: str) -> None:
     """As in the guest of a vGPU: NOT_SUPPORTED with MIG mode on is not a matter of time."""
     name = f"{FIRST}-mig-3g-40gb-4"
     device = world.device(name)

@@ -116,7 +116,7 @@ def share(
     return SetupDevice(allocated, found)
 
 
-def test_a_container_is_told_its_limits_and_where_its_daemon_is(world: World) -> None:
+def test_a_container_gets_its_limits_and_the_path_of_its_daemon(world: World) -> None:
     item = share(1, "4Gi", "66")
     outcome = world.setup.set_up("uid-1", [item], ShareConfig(), None, a_minute())
     edits = outcome.edits[item.key]
@@ -136,7 +136,7 @@ def test_a_container_is_told_its_limits_and_where_its_daemon_is(world: World) ->
     assert "set_default_device_pinned_mem_limit 0 4096M" in world.told()
 
 
-def test_other_users_reach_the_pipes_whatever_the_agents_umask_is(world: World) -> None:
+def test_the_agents_umask_does_not_hide_the_pipes_from_other_users(world: World) -> None:
     before = os.umask(0o077)
     try:
         world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
@@ -172,14 +172,14 @@ def test_one_daemon_for_all_shares_of_a_gpu_from_the_first_to_the_last(world: Wo
     world.setup.tear_down("uid-2", ["gpu-a/share-2"], None, a_minute())
 
 
-def test_servers_that_run_are_told_of_a_larger_share(world: World) -> None:
+def test_running_servers_get_a_larger_limit(world: World) -> None:
     world.place().make()
     (world.place().log / "servers").write_text("4711\n")
     world.setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None, a_minute())
     assert "set_device_pinned_mem_limit 4711 0 8192M" in world.told()
 
 
-def test_a_repeat_changes_nothing_and_mends_what_has_died(world: World) -> None:
+def test_a_repeat_changes_nothing_and_restarts_a_dead_daemon(world: World) -> None:
     first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
@@ -202,7 +202,7 @@ def kill(pid: int) -> None:
     eventually(gone, f"process {pid} lives")
 
 
-def test_a_daemon_that_dies_is_started_again_and_told_once(world: World) -> None:
+def test_a_daemon_that_dies_is_restarted_and_reported_once(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     assert world.mps.supervise() == {}
     pid = world.pid()
@@ -215,7 +215,7 @@ def test_a_daemon_that_dies_is_started_again_and_told_once(world: World) -> None
     assert world.mps.supervise() == {}
 
 
-def test_a_daemon_that_does_not_come_up_is_told_until_it_does(world: World) -> None:
+def test_a_daemon_that_does_not_start_is_reported_until_it_does(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
@@ -239,7 +239,7 @@ def test_an_agent_that_was_killed_goes_on_with_the_daemon_and_ends_it(world: Wor
     assert world.modes.now == {"GPU-gpu-a": 2}
 
 
-def test_what_a_crash_left_between_the_last_share_and_the_daemon_is_ended(world: World) -> None:
+def test_a_daemon_without_shares_after_a_crash_is_ended(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     world.modes.fails = True
     with pytest.raises(RetryableError):
@@ -251,7 +251,7 @@ def test_what_a_crash_left_between_the_last_share_and_the_daemon_is_ended(world:
     assert world.modes.now == {"GPU-gpu-a": 0}
 
 
-def test_a_number_in_an_old_file_is_nobodys_to_kill(world: World) -> None:
+def test_a_reused_pid_in_an_old_file_is_not_killed(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
@@ -319,7 +319,7 @@ def test_a_pipe_too_long_for_a_socket_is_refused() -> None:
         MpsPaths.of(Path("/" + "x" * 90), Path("/dev"), "gpu-a")
 
 
-def test_a_program_that_is_gone_is_told(world: World) -> None:
+def test_a_missing_program_is_reported(world: World) -> None:
     (world.path / "lib/nvidia-cuda-mps-control").unlink()
     with pytest.raises(RetryableError, match="missing from this host"):
         world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())

@@ -110,7 +110,7 @@ def test_nothing_is_left_of_an_agent_that_died_at_any_step(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_share_beside_one_whose_set_up_died_goes_on(
+def test_a_share_is_not_affected_by_a_failed_set_up_of_another(
     world: World, dying: Callable[[int, bool], list[str]], monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     setup = world.setup

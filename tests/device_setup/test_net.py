@@ -125,7 +125,7 @@ def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
     assert list((tree.state / "net").iterdir()) == []
 
 
-def test_what_was_begun_is_put_back(tree: Tree) -> None:
+def test_a_partial_set_up_is_undone(tree: Tree) -> None:
     agent = tree.agent()
     tree.add("0000:32:00.0", "ens2")
     with pytest.raises(PermanentError, match="net1 would name 2 interfaces"):
@@ -145,7 +145,9 @@ def test_what_was_begun_is_put_back(tree: Tree) -> None:
         (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself uses it"),
     ],
 )
-def test_what_cannot_be(tree: Tree, device: Device, interface: dict[str, Any], message: str) -> None:
+def test_impossible_configurations_are_refused(
+    tree: Tree, device: Device, interface: dict[str, Any], message: str
+) -> None:
     with pytest.raises(PermanentError, match=message):
         tree.agent().check(device, want(**interface))
     tree.agent().check(nic(), want(name="net1", mtu=9000))
@@ -159,7 +161,7 @@ def test_an_agent_that_sees_no_containers_moves_nothing(tree: Tree) -> None:
     tree.agent().check(nic(), want(mtu=9000))
 
 
-def test_what_it_is_not_for(tree: Tree) -> None:
+def test_unsupported_devices_are_refused(tree: Tree) -> None:
     with pytest.raises(UnsuitableError, match="is for NICs, not for a gpu"):
         tree.agent().check(Device("gpu-0", "gpu", "amd", ADDRESS, {}), want())
     elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))

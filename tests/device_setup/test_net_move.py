@@ -398,7 +398,7 @@ def test_a_move_that_an_agent_did_not_live_to_end_is_ended_by_the_next(the_nic: 
     assert the_nic.note()["network"] == os.fspath(Path(f"/proc/{pod}/ns/net").readlink())
 
 
-def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
+def test_addresses_are_restored_after_a_crash_during_the_move(
     the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that moves it is killed after the move: the container does not start, and the claim is released."""
@@ -418,7 +418,7 @@ def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
     assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
 
 
-def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod: int, other_pod: int) -> None:
+def test_the_pod_that_has_an_interface_is_reported(the_nic: Nic, pod: int, other_pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
@@ -464,7 +464,7 @@ def test_a_route_that_the_kernel_refuses_is_named_each_time(the_nic: Nic, pod: i
             assert wanted in done.stderr
 
 
-def test_a_pod_network_without_ipv6_lacks_only_what_nobody_asked_for(the_nic: Nic, pod: int) -> None:
+def test_a_pod_network_without_ipv6_lacks_only_unrequested_addresses(the_nic: Nic, pod: int) -> None:
     ip("address", "add", "fd00:7::9/64", "dev", the_nic.name)
     off = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
     subprocess.run(["nsenter", f"--net=/proc/{pod}/ns/net", "sh", "-c", off], check=True)
@@ -517,9 +517,7 @@ def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
         ({"cgroup": "x"}, "invalid"),
     ],
 )
-def test_what_is_asked_for_is_looked_at_before_anything_is_done(
-    the_nic: Nic, pod: int, ask: dict[str, Any], said: str
-) -> None:
+def test_a_request_is_validated_before_any_change(the_nic: Nic, pod: int, ask: dict[str, Any], said: str) -> None:
     the_nic.prepare(name=IN_POD)
     line = json.dumps({"claim": "a", "key": "nic-0", "task": TASK, "pid": pod} | ask)
     with pytest.raises(PermanentError, match=said):
@@ -591,7 +589,7 @@ def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{IN_POD}\n") and "inet 10.7.0.5/24" in done.stdout, done.stderr
 
 
-def test_what_else_a_device_has_is_not_moved(the_nic: Nic, pod: int) -> None:
+def test_other_interfaces_of_a_device_are_not_moved(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD)
     # As a card in switchdev mode shows its own interface and those that stand for its virtual functions.
     agent = the_nic.new_agent()

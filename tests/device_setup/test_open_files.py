@@ -38,7 +38,7 @@ def hidden(host: Host) -> None:
     (host.proc / "1/fd").rmdir()
 
 
-def test_who_sees_everybody_can_say_that_nobody_has_it_open(host: Host) -> None:
+def test_a_node_is_unused_if_all_processes_are_visible(host: Host) -> None:
     assert hidden_processes_reason(host) == ""
     require_unused(host, [NODE], "device a")
 
@@ -46,7 +46,7 @@ def test_who_sees_everybody_can_say_that_nobody_has_it_open(host: Host) -> None:
 @pytest.mark.parametrize(
     ("where", "reason"), [(in_a_pod, "not in the host's process namespace"), (hidden, "may not look into processes")]
 )
-def test_who_does_not_refuses_and_says_what_to_change(host: Host, where: Callable[[Host], None], reason: str) -> None:
+def test_hidden_processes_are_an_error_with_a_hint(host: Host, where: Callable[[Host], None], reason: str) -> None:
     where(host)
     assert reason in hidden_processes_reason(host)
     with pytest.raises(RetryableError, match=rf"a process has {NODE} open: .*{reason}.*hostPID.*devices\.conf"):
@@ -54,7 +54,7 @@ def test_who_does_not_refuses_and_says_what_to_change(host: Host, where: Callabl
     require_unused(host, [], "device a")  # without a node there is nothing to have open
 
 
-def test_somebody_who_is_seen_is_named_all_the_same(host: Host) -> None:
+def test_a_visible_process_is_named_also_with_hidden_ones(host: Host) -> None:
     in_a_pod(host)
     (host.proc / "4711/fd").mkdir(parents=True)
     (host.proc / "4711/comm").write_text("train\n")
@@ -64,7 +64,7 @@ def test_somebody_who_is_seen_is_named_all_the_same(host: Host) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_of_a_container_is_told_apart_by_the_kernels_own_proc() -> None:
+def test_root_of_a_container_is_recognized_by_its_proc() -> None:
     code = (
         "from dra_agent.inventory.process_visibility import hidden_processes_reason as reason;"
         " from dra_agent.host import Host; print(reason(Host()))"

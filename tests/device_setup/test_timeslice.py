@@ -116,7 +116,7 @@ def test_a_repeat_asks_nothing_until_the_driver_may_have_forgotten(
     assert smi.slice(UUID) == "1"
 
 
-def test_what_a_killed_agent_set_is_reset_by_the_next(slicing: TimeSliceSetup, smi: Smi, tmp_path: Path) -> None:
+def test_the_next_agent_resets_the_settings_of_a_killed_one(slicing: TimeSliceSetup, smi: Smi, tmp_path: Path) -> None:
     smi.set_mode(UUID, "Exclusive_Process")
     # Killed after the interval was asked for and before anything was answered.
     smi.fail("set-timeslice")
@@ -130,7 +130,7 @@ def test_what_a_killed_agent_set_is_reset_by_the_next(slicing: TimeSliceSetup, s
     assert list((tmp_path / "state/timeslice").iterdir()) == []
 
 
-def test_a_restarted_agent_sets_it_again_and_knows_who_has_it(
+def test_a_restarted_agent_sets_it_again_and_knows_its_holders(
     slicing: TimeSliceSetup, smi: Smi, tmp_path: Path
 ) -> None:
     first = slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
@@ -175,7 +175,7 @@ def test_a_gpu_that_is_lost_holds_no_claim_up(slicing: TimeSliceSetup, smi: Smi,
     assert list((tmp_path / "state/timeslice").iterdir()) == []
 
 
-def test_a_gpu_without_time_slices_says_so(slicing: TimeSliceSetup, smi: Smi) -> None:
+def test_a_gpu_without_time_slices_is_an_error(slicing: TimeSliceSetup, smi: Smi) -> None:
     smi.fail("set-timeslice", 3, "Not Supported")
     with pytest.raises(PermanentError, match=rf"timeSlicing.interval: {UUID} does not support it: Not Supported"):
         slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
@@ -239,14 +239,14 @@ UNSUITABLE = {
 
 
 @pytest.mark.parametrize("message", list(UNSUITABLE))
-def test_what_it_is_not_for(slicing: TimeSliceSetup, message: str) -> None:
+def test_unsupported_devices_are_refused(slicing: TimeSliceSetup, message: str) -> None:
     with pytest.raises(UnsuitableError, match=f"^kind: .*{message}"):
         slicing.check(UNSUITABLE[message], want("Default"))
     setup: DeviceSetup = slicing
     assert setup.default(UNSUITABLE[message]) is None
 
 
-def test_what_cannot_be(slicing: TimeSliceSetup) -> None:
+def test_impossible_configurations_are_refused(slicing: TimeSliceSetup) -> None:
     slicing.check(gpu(), want("Long"))
     slicing.check(gpu(memoryEnforcement="none"), want("Long"))
     with pytest.raises(PermanentError, match="^timeSlicing: the GPU is shared through MPS"):

@@ -138,7 +138,7 @@ def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: 
     )
 
 
-def test_without_kubernetes_the_only_claim_of_a_device_has_what_containers_use_of_it(tree: Path, meter: Meter) -> None:
+def test_without_kubernetes_the_only_claim_of_a_device_has_all_its_usage(tree: Path, meter: Meter) -> None:
     charged(tree, PODMAN, 100)
     process(tree, 1, PODMAN + "/container")
     process(tree, 2, "user.slice/user-1000.slice/session-1.scope")
@@ -166,14 +166,14 @@ def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Pa
     assert usage.used is None and "process 1" in (usage.note or "") and "user.slice" in (usage.note or "")
 
 
-def test_who_does_not_see_the_hosts_processes_counts_nothing(tree: Path, meter: Meter) -> None:
+def test_usage_is_unknown_without_the_processes_of_the_host(tree: Path, meter: Meter) -> None:
     (tree / "proc/self/ns").mkdir(parents=True)
     (tree / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
     usage = meter(tree).read(held(), amd())
     assert usage.used is None and "process namespace" in (usage.note or "")
 
 
-def test_what_several_processes_have_each_is_told(tree: Path, meter: Meter) -> None:
+def test_the_usage_of_each_process_is_reported(tree: Path, meter: Meter) -> None:
     usage = meter(tree).read(held(), gpu("mps"))
     assert (usage.limit, usage.limit_for) == (4 << 30, "process")
 
@@ -195,7 +195,7 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path, meter: Mete
     )
 
 
-def test_where_nobody_counts_it_is_unknown(tree: Path, meter: Meter) -> None:
+def test_usage_without_a_counter_is_unknown(tree: Path, meter: Meter) -> None:
     usage = meter(tree).read(held(), gpu("none", "amd"))
     assert (usage.limit, usage.used, usage.counted_by) == (None, None, None)
     assert meter(tree).read(held(), None).note == "the device is not on this host"
@@ -260,7 +260,7 @@ def test_the_command_counts_the_pods_that_a_claim_is_reserved_for(
     assert json.loads(usage(*server, "-n", "elsewhere", "-o", "json")) == []
 
 
-def test_the_command_says_that_it_does_not_know_the_pods(
+def test_the_command_reports_that_the_pods_are_unknown(
     usage: Callable[..., str], fake_api: FakeApi, tmp_path: Path
 ) -> None:
     (row,) = json.loads(usage("-o", "json"))
@@ -271,7 +271,7 @@ def test_the_command_says_that_it_does_not_know_the_pods(
     assert "podgroups" in json.loads(usage(*server))[0]["note"]
 
 
-def test_another_claim_of_the_name_says_nothing_of_the_pods(
+def test_another_claim_of_the_name_does_not_determine_the_pods(
     usage: Callable[..., str], fake_api: FakeApi, tmp_path: Path
 ) -> None:
     reserve(fake_api, {"resource": "pods", "name": "train-0", "uid": POD}, uid="another")

@@ -79,7 +79,7 @@ def test_three_dots_match_lines_or_characters(expected: str, printed: str, match
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     environment = {
         **os.environ,

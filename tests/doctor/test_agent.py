@@ -58,7 +58,7 @@ def test_a_device_defined_twice_names_both_files(healthy_host: CheckContext, fin
     assert "a.json" in finding.where and "b.json" in finding.where
 
 
-def test_a_later_directory_may_define_a_device_anew(healthy_host: CheckContext, findings: Findings) -> None:
+def test_a_later_directory_may_redefine_a_device(healthy_host: CheckContext, findings: Findings) -> None:
     for directory in healthy_host.runtime_dirs:
         (directory / "a.json").write_text(spec())
     assert findings(healthy_host) == []
@@ -113,9 +113,7 @@ def test_a_held_claim_without_a_spec_is_a_problem(healthy_host: CheckContext, fi
 # --- state
 
 
-def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(
-    healthy_host: CheckContext, findings: Findings
-) -> None:
+def test_the_ledger_of_a_running_agent_is_read_and_not_changed(healthy_host: CheckContext, findings: Findings) -> None:
     uid = hold(healthy_host.state_dir)
     (healthy_host.cdi_dir / f"{healthy_host.driver}-claim_{uid}.json").write_text(
         spec(f"{healthy_host.driver}/claim", f"{uid}-gpu-0")
@@ -167,7 +165,7 @@ def test_another_user_than_root_is_a_warning(healthy_host: CheckContext, finding
     assert [finding.check for finding in findings(healthy_host)] == ["permissions"]
 
 
-def test_a_socket_that_nobody_listens_on_is_a_warning(healthy_host: CheckContext, findings: Findings) -> None:
+def test_a_socket_without_a_listener_is_a_warning(healthy_host: CheckContext, findings: Findings) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(healthy_host.state_dir / "agent.sock"))
     (healthy_host.state_dir / "agent.sock").chmod(0o600)
@@ -228,7 +226,7 @@ def test_runtimes_that_do_not_serve_are_named(
         ({"crio": "crio version 1.30.2\n   commit: x"}, "not TOML [", "not JSON"),
     ],
 )
-def test_runtimes_that_are_told_to_use_cdi_are_well(
+def test_runtimes_with_cdi_enabled_pass(
     healthy_host: CheckContext,
     findings: Findings,
     programs: dict[str, str | CommandResult],
@@ -251,5 +249,5 @@ def test_programs_have_a_deadline_and_no_shell(monkeypatch: pytest.MonkeyPatch) 
     assert SystemCommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
 
 
-def test_findings_say_which_check_found_them(healthy_host: CheckContext) -> None:
+def test_findings_name_their_check(healthy_host: CheckContext) -> None:
     assert all(finding.check for finding in run_checks(healthy_host))

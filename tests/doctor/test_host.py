@@ -184,7 +184,7 @@ def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, findings: Findings)
     assert any(finding.check == "IOMMU" and finding.where == one and other in finding.message for finding in found)
 
 
-def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, findings: Findings) -> None:
+def test_functions_that_the_scan_skipped_are_reported(scanned: Scanned, host: Host, findings: Findings) -> None:
     found_functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
     damaged = next(path for path in found_functions if path.name == gpu(scanned()).pci_address)
     (damaged.resolve() / "class").write_text("garbage")

@@ -24,7 +24,7 @@ def test_a_damaged_store_is_a_problem_and_stays_as_it_is(healthy_host: CheckCont
     assert [path.name for path in healthy_host.state_dir.iterdir()] == ["objects.db"]
 
 
-def test_a_whole_store_is_fine_and_no_file_appears_beside_it(healthy_host: CheckContext, findings: Findings) -> None:
+def test_an_intact_store_passes_without_new_files(healthy_host: CheckContext, findings: Findings) -> None:
     with sqlite3.connect(healthy_host.state_dir / "objects.db") as connection:
         connection.execute("CREATE TABLE objects (name TEXT)")
     connection.close()
@@ -34,7 +34,7 @@ def test_a_whole_store_is_fine_and_no_file_appears_beside_it(healthy_host: Check
     assert any(finding.message == "the stored claims are whole" for finding in run_checks(healthy_host))
 
 
-def test_a_file_that_the_store_set_aside_is_told(healthy_host: CheckContext, findings: Findings) -> None:
+def test_a_file_that_the_store_quarantined_is_reported(healthy_host: CheckContext, findings: Findings) -> None:
     (healthy_host.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
     (finding,) = findings(healthy_host)
     assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
@@ -59,7 +59,7 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(
     assert "read its log" in finding.hint
 
 
-def test_others_who_give_out_the_same_devices_are_named(
+def test_other_drivers_of_the_same_devices_are_named(
     scanned: Scanned, findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examination = scanned()
@@ -76,7 +76,7 @@ def test_others_who_give_out_the_same_devices_are_named(
     assert "nvidia devices too" in finding.message and "inventory.exclude" in finding.hint
 
 
-def test_what_the_agent_found_of_others_is_told(scanned: Scanned, findings: Findings) -> None:
+def test_saved_conflicts_are_reported(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     verdict = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
     save_conflicts(examination.state_dir, SavedConflicts(verdict))

@@ -73,13 +73,13 @@ def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:
         ),
     ],
 )
-def test_everything_that_differs_is_told(looked_at: tuple[Inventory, str], right: str, wrong: str, found: str) -> None:
+def test_every_difference_is_reported(looked_at: tuple[Inventory, str], right: str, wrong: str, found: str) -> None:
     inventory, text = looked_at
     assert right in text
     assert any(found in line for line in differences(inventory, read(text.replace(right, wrong))))
 
 
-def test_what_nvidia_smi_does_not_tell_differs_from_nothing(looked_at: tuple[Inventory, str]) -> None:
+def test_values_that_nvidia_smi_omits_are_not_differences(looked_at: tuple[Inventory, str]) -> None:
     inventory, text = looked_at
     assert differences(inventory, read(text.replace("Turing", "N/A").replace("15360 MiB", "N/A"))) == []
 

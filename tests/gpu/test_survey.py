@@ -56,7 +56,7 @@ def test_the_second_survey_runs_without_the_capability(responses: Responses) -> 
     assert held["without CAP_SYS_ADMIN"] == 0
 
 
-def test_the_fake_refuses_what_needs_the_capability(host: Host, responses: Responses, addresses: list[str]) -> None:
+def test_the_fake_refuses_calls_without_the_capability(host: Host, responses: Responses, addresses: list[str]) -> None:
     if REAL or "without CAP_SYS_ADMIN" not in responses:
         pytest.skip("needs a simulated host, root and setpriv (util-linux)")
     for name, code in (("root", 0), ("without CAP_SYS_ADMIN", 4)):

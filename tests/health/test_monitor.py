@@ -44,7 +44,7 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     assert watched.observe(WELL) == WELL
 
 
-def test_a_gpu_that_is_lost_on_a_single_look_evicts_nothing(clock: Clock) -> None:
+def test_a_gpu_that_is_lost_in_a_single_scan_evicts_no_pod(clock: Clock) -> None:
     watched = monitor(clock)
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
     assert not watched.observation_due()
@@ -60,7 +60,7 @@ def test_a_gpu_that_is_lost_on_a_single_look_evicts_nothing(clock: Clock) -> Non
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
 
 
-def test_a_lost_gpu_evicts_once_a_second_look_shows_it(clock: Clock, tmp_path: Path) -> None:
+def test_a_lost_gpu_evicts_after_a_second_scan(clock: Clock, tmp_path: Path) -> None:
     watched = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
     began = times(watched.observe(inventory(gpu(0, "gpu-lost"))))
     # A library that does not answer in between neither confirms it nor denies it.
@@ -110,7 +110,7 @@ def test_a_fatal_xid_is_never_hidden_by_a_later_one(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("number", HealthSettings().ignored_xids)
-def test_what_programs_cause_is_no_fault_of_the_device(clock: Clock, number: int) -> None:
+def test_errors_of_applications_are_not_issues_of_the_device(clock: Clock, number: int) -> None:
     assert monitor(clock).record_events([xid(number)], WELL) == WELL
     settings = HealthSettings(ignored_xids=())
     assert taints(monitor(clock, settings).record_events([xid(number)], WELL)) == [(f"xid-{number}", "NoSchedule")]
@@ -124,7 +124,7 @@ def test_a_fault_hits_every_partition_of_its_gpu_and_nothing_else(clock: Clock) 
     assert [len(device.taints) for device in found.devices] == [1, 1, 0]
 
 
-def test_memory_errors_count_from_the_first_look_on(clock: Clock) -> None:
+def test_memory_errors_count_from_the_first_scan(clock: Clock) -> None:
     watched = Monitor(SETTINGS, DRIVER, None, clock)
     assert taints(watched.observe(inventory(gpu(errors=7)))) == [], "nobody knows when they happened"
     assert taints(watched.observe(inventory(gpu(errors=8)))) == [("ecc", "NoSchedule")]
@@ -188,7 +188,7 @@ def test_effects_are_the_operators_to_choose(clock: Clock) -> None:
     assert taints(unmonitored) == [] and unmonitored.devices[0].health == "unmonitored"
 
 
-def test_a_device_that_is_not_monitored_is_told_of_and_kept_from_nobody(clock: Clock) -> None:
+def test_an_unmonitored_device_is_reported_and_stays_allocatable(clock: Clock) -> None:
     watched = monitor(clock)
     began = watched.observe(inventory(gpu(health="unmonitored")))
     assert taints(began) == [("unmonitored", "None")] and began.devices[0].health == "unmonitored"
@@ -202,7 +202,7 @@ def test_a_device_that_is_not_monitored_is_told_of_and_kept_from_nobody(clock: C
     assert taints(watched.observe(WELL)) == [("link-down", "NoSchedule")], "60 s after it was so last"
 
 
-def test_an_agent_that_starts_again_knows_what_counted_and_since_when(clock: Clock, tmp_path: Path) -> None:
+def test_a_restarted_agent_keeps_issues_and_their_times(clock: Clock, tmp_path: Path) -> None:
     first = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
     first.observe(inventory(gpu(0, "gpu-lost")))
     before = first.record_events([xid(95)], inventory(gpu(0, "gpu-lost")))
@@ -244,7 +244,7 @@ def test_the_clocks_of_health_are_those_that_do_not_step() -> None:
         assert inspect.signature(part).parameters["clock"].default == STEADY.unix
 
 
-def test_what_was_there_at_the_first_look_has_no_time_of_its_own(clock: Clock) -> None:
+def test_an_issue_of_the_first_scan_has_no_start_time(clock: Clock) -> None:
     """The time that is published is kept by whoever publishes; an agent without its record must not set it anew."""
     fresh = Monitor(SETTINGS, DRIVER, None, clock)
     assert times(fresh.observe(inventory(gpu(0, "gpu-lost")))) == [None]
@@ -258,7 +258,7 @@ def test_a_damaged_record_costs_no_device(clock: Clock, tmp_path: Path, garbage:
     assert len(HealthStateFile(tmp_path, "boot").read()) == 1 and not list(tmp_path.glob(".*"))
 
 
-def test_a_record_that_cannot_be_written_is_said_once(
+def test_a_record_that_cannot_be_written_is_reported_once(
     clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = monitor(clock, record=HealthStateFile(tmp_path / "not there", "boot"))
@@ -279,6 +279,6 @@ def test_nothing_is_written_while_nothing_happens(clock: Clock, tmp_path: Path) 
     assert (tmp_path / "health.json").stat().st_mtime_ns == written
 
 
-def test_commands_judge_by_what_the_inventory_shows(clock: Clock) -> None:
+def test_commands_rate_the_inventory(clock: Clock) -> None:
     shown = apply_health(inventory(gpu(0, "link-down", "gpu-lost"), gpu(1)), SETTINGS, DRIVER)
     assert taints(shown) == [("gpu-lost", "NoExecute"), ("link-down", "NoSchedule")] and taints(shown, 1) == []

@@ -54,7 +54,7 @@ def test_an_xid_without_an_instance_taints_all(monitor: Monitor) -> None:
     assert causes(monitor.record_events([told_of(94)], two)).keys() == {"gpu-0-mig-0", "gpu-0-mig-1"}
 
 
-def test_operators_say_what_counts_and_for_what(clock: Clock) -> None:
+def test_operators_set_the_severity_of_issues(clock: Clock) -> None:
     settings = HealthSettings(ignored_xids=(94,), gpu_xids=(31,), fatal_xids=(13,))
     monitor = Monitor(settings, DRIVER, clock=clock)
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
@@ -84,7 +84,7 @@ def corrected(count: int) -> Inventory:
     return inventory(device)
 
 
-def test_corrected_errors_count_where_an_operator_says_how_many(clock: Clock) -> None:
+def test_corrected_errors_count_with_a_configured_threshold(clock: Clock) -> None:
     monitor = Monitor(HealthSettings(corrected_errors_per_hour=10), DRIVER, clock=clock)
     silent = Monitor(HealthSettings(), DRIVER, clock=clock)
     for count, expected in ((500, []), (509, []), (510, [("ecc-corrected", "NoSchedule")])):

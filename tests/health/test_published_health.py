@@ -7,7 +7,7 @@ from dra_agent.kubelet_plugin.interfaces import HealthSource
 from health.conftest import DRIVER, Clock, gpu, inventory
 
 
-def test_rows_say_how_devices_do_and_since_when_they_were_seen(clock: Clock) -> None:
+def test_rows_have_health_and_the_time_of_observation(clock: Clock) -> None:
     board = DeviceHealthStore("node-a", clock)
     source: HealthSource = board
     watched = Monitor(HealthSettings(), DRIVER, None, clock)
@@ -23,7 +23,7 @@ def test_rows_say_how_devices_do_and_since_when_they_were_seen(clock: Clock) -> 
     assert rows[0].message == "the GPU is lost; no link" and rows[1].message == ""
 
 
-def test_watchers_are_told_of_differences_only(clock: Clock) -> None:
+def test_watchers_get_only_differences(clock: Clock) -> None:
     board, told = DeviceHealthStore("node-a", clock), []
     unsubscribe = board.subscribe(lambda: told.append(1))
     board.publish(inventory(gpu()))
@@ -36,7 +36,7 @@ def test_watchers_are_told_of_differences_only(clock: Clock) -> None:
     assert len(told) == 2
 
 
-def test_when_nobody_can_look_nothing_is_known(clock: Clock) -> None:
+def test_health_is_unknown_without_observations(clock: Clock) -> None:
     board = DeviceHealthStore("node-a", clock)
     board.publish(inventory(gpu()))
     clock.now += 61

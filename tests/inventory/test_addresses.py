@@ -55,7 +55,7 @@ def test_an_interface_has_the_addresses_that_others_see() -> None:
         pytest.skip("no interface of this machine has an address")
 
 
-def test_what_is_not_there_has_none() -> None:
+def test_a_missing_interface_has_none() -> None:
     assert addresses("no-such-if", "02:00:00:00:00:01") == ()
 
 

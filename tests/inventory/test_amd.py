@@ -87,7 +87,7 @@ def test_partitions_become_devices_of_their_own(recorded_host: Path, function: C
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_gpus_of_a_recorded_host_can_be_divided_anew_but_for_one_of_which_a_die_is_hidden(
+def test_gpus_of_a_recorded_host_can_be_repartitioned_except_one_with_a_hidden_die(
     recorded_host: Path, function: Callable[..., Function]
 ) -> None:
     host = kfd_host(recorded_host)
@@ -196,7 +196,9 @@ def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, funct
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_what_the_driver_does_not_know_is_left_out(recorded_host: Path, function: Callable[..., Function]) -> None:
+def test_values_that_the_driver_does_not_know_are_omitted(
+    recorded_host: Path, function: Callable[..., Function]
+) -> None:
     # amdgpu_gfx_compute_mode_desc and amdgpu_gmc.c print UNKNOWN; a board without an id has a file of zeros.
     host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))

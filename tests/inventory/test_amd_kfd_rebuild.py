@@ -150,7 +150,7 @@ def test_another_gpu_is_published_alike_after_a_change(bench: Bench) -> None:
         assert [device.nodes for device in after] == [device.nodes for device in before]
 
 
-def test_no_scan_beside_changes_sees_another_gpu_otherwise(bench: Bench) -> None:
+def test_a_scan_during_changes_does_not_change_other_gpus(bench: Bench) -> None:
     before = [device.to_api() for device in of(bench.look(), SECOND)]
     over = threading.Event()
 

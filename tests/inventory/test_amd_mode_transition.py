@@ -71,7 +71,7 @@ def test_a_gpu_that_somebody_divides_is_described_as_before_while_it_is_half_mad
     assert not bench.collector.lost_event_stream(), "nothing more is to be seen"
 
 
-def test_nodes_of_both_modes_at_once_make_no_counters_and_no_other_gpu_look_small(bench: Bench) -> None:
+def test_nodes_of_both_modes_change_no_counters_of_any_gpu(bench: Bench) -> None:
     before = bench.look()
     bench.divide("CPX")
     node = next((bench.host.sysfs / "class/kfd/kfd/topology/nodes").glob("2/properties")).resolve()
@@ -99,7 +99,7 @@ def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench
     assert bench.look() == before, "it is offered again once it is whole"
 
 
-def test_what_the_agent_divides_itself_is_not_asked_and_kept_for_as_long_as_it_may_take(bench: Bench) -> None:
+def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(bench: Bench) -> None:
     before = bench.look()
     bench.changes.begin(FIRST, LIMIT)
     bench.divide("CPX")

@@ -100,7 +100,7 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
     return collect(host, scan(host), DIVISIBLE)
 
 
-def test_every_mode_is_offered_whatever_the_gpu_is_in(inventory: Inventory) -> None:
+def test_every_mode_is_offered_in_any_current_mode(inventory: Inventory) -> None:
     names = [device.name.removeprefix("gpu-0000-11-00-0") for device in inventory.devices][:15]
     assert names == [
         "",
@@ -119,7 +119,7 @@ def test_every_mode_is_offered_whatever_the_gpu_is_in(inventory: Inventory) -> N
     assert [node.path for node in part.nodes] == ["/dev/kfd"], "its own nodes are there once the GPU is in the mode"
 
 
-def test_what_is_published_does_not_depend_on_the_mode(tmp_path: Path, inventory: Inventory) -> None:
+def test_published_devices_do_not_depend_on_the_mode(tmp_path: Path, inventory: Inventory) -> None:
     from dra_agent.simulate.kernel import SimulatedKernel
 
     host = build_machine(machine(), tmp_path / "host")

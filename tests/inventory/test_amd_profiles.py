@@ -84,7 +84,7 @@ def test_the_simulated_mi210_host_has_the_compute_topology_of_the_recorded_one(
 
 
 @pytest.mark.parametrize("profile", ["mi300a", "mi308x", "mi350x"])
-def test_what_claims_can_have_does_not_depend_on_the_mode(profile: str, tmp_path: Path) -> None:
+def test_allocatable_devices_do_not_depend_on_the_mode(profile: str, tmp_path: Path) -> None:
     host = simulate.build(profile, tmp_path / "host")
     before = collect(host, scan(host), DIVISIBLE)
     address = before.family("gpu")[0].pci_address

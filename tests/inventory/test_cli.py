@@ -61,7 +61,7 @@ def test_a_family_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "no devices that can be claimed\n"
 
 
-def test_rules_of_the_configuration_apply_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_of_the_configuration_apply_and_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "agent.toml"
     rule = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:3b:00.0"'
     config.write_text(f"[inventory]\nexclude = ['{rule}']\n")
@@ -87,7 +87,7 @@ def test_an_empty_or_missing_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_a_device_that_another_manager_gives_out_is_told_as_not_published(
+def test_a_device_of_another_driver_is_reported_as_not_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdict = DeviceConflicts({"nic-0000-3b-00-0": "driver dra.net"})

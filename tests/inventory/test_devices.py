@@ -137,7 +137,7 @@ def test_the_hosts_own_uplink_is_not_published_unless_asked_for(
     assert inventory.excluded == ()
 
 
-def test_virtual_functions_are_devices_beside_their_adapter(
+def test_virtual_functions_are_devices_next_to_their_adapter(
     host: Host, function: Make, topology_of: TopologyOf
 ) -> None:
     physical = function(
@@ -200,7 +200,9 @@ def test_a_recorded_host_with_eight_vector_engines(recorded_host: Path) -> None:
         assert nic.pcie_switch in switches
 
 
-def test_what_nothing_drives_is_reported_and_not_published(host: Host, function: Make, topology_of: TopologyOf) -> None:
+def test_functions_without_a_driver_are_reported_and_not_published(
+    host: Host, function: Make, topology_of: TopologyOf
+) -> None:
     unbound = function("0000:19:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver=None)
     virtual = function("0000:1a:00.1", DeviceKind.GPU, "0x8086", "0x56c0", driver=None, physfn="0000:1a:00.0")
     inventory = collect(host, topology_of(unbound, virtual))
@@ -254,7 +256,7 @@ def test_a_text_too_long_is_cut_between_characters_and_reported(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_a_problem_that_says_what_to_do(
+def test_an_unreadable_file_is_a_problem_with_a_hint(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
     gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")

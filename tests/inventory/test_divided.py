@@ -64,7 +64,7 @@ def test_every_profile_at_every_place_and_the_whole_draw_on_the_counters_of_thei
     assert all(device.consumes_counters[0].counter_set in sets for device in gpus)
 
 
-def test_a_partition_says_what_an_instance_there_will_be(dgx: Inventory) -> None:
+def test_a_partition_describes_its_future_instance(dgx: Inventory) -> None:
     device = dgx.device(f"{FIRST}-mig-3g-40gb-4")
     assert device is not None
     found = {name: attribute.value for name, attribute in device.attributes.items()}
@@ -91,7 +91,7 @@ def test_a_partition_says_what_an_instance_there_will_be(dgx: Inventory) -> None
     assert next(node.path for node in device.nodes) == "/dev/nvidia0"
 
 
-def test_what_can_be_held_together_is_what_the_placements_allow(dgx: Inventory) -> None:
+def test_partitions_fit_together_as_the_placements_allow(dgx: Inventory) -> None:
     """Seven 1g; two 3g and nothing else; 3g + 2g + 1g + 1g; one with media engines at most."""
     devices = {device.name.removeprefix(f"{FIRST}-mig-"): device for device in dgx.family("gpu")}
     (counters,) = (one for one in dgx.counter_sets["gpu"] if one.name == FIRST)
@@ -193,7 +193,7 @@ H100 = (
 )
 
 
-def test_what_foreign_instances_are_in_the_way_of_does_not_fit() -> None:
+def test_partitions_that_overlap_foreign_instances_do_not_fit() -> None:
     division = PartitionLayout(H100, [GpuInstance(1, 9, Placement(4, 4))])
     fitting = [partition.text for partition in division.partitions if division.fits(partition)]
     assert fitting == [*(f"1g.10gb at memory slice {n}" for n in (3, 2, 1, 0)), "3g.40gb at memory slice 0"]
@@ -203,7 +203,7 @@ def test_what_foreign_instances_are_in_the_way_of_does_not_fit() -> None:
     assert counters["memory-slice-4"].value == "0"
 
 
-def test_an_instance_of_a_profile_that_nobody_offers_takes_its_place_all_the_same() -> None:
+def test_an_instance_of_an_unoffered_profile_uses_its_place() -> None:
     division = PartitionLayout(H100, [GpuInstance(1, 77, Placement(0, 2))])
     assert not any(division.fits(one) for one in division.partitions if one.placement.start < 2)
     assert division.named(77, 0) == "profile 77 at memory slice 0"

@@ -92,7 +92,7 @@ def test_a_driver_that_appears_late_is_used(root: Path, host: Host, collector: C
     assert after.problems == ()
 
 
-def test_a_driver_that_is_removed_taints_what_it_served(root: Path, host: Host, collector: Collector) -> None:
+def test_a_removed_driver_taints_its_devices(root: Path, host: Host, collector: Collector) -> None:
     driver_container.install(root)
     before = gpu(collect(collector, host))
     library = acquire(host.nvml, DEADLINE_S)

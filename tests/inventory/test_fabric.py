@@ -121,7 +121,7 @@ def test_an_error_of_the_registration_counts_at_once(host: Host, root: Path, col
         ("gpu-state", "fabric-not-ready", "the state of the GPU is invalid"),
     ],
 )
-def test_what_the_fabric_reports_is_a_cause(
+def test_faults_of_the_fabric_are_issues(
     host: Host, root: Path, collector: Collector, failure: str, cause: str, text: str
 ) -> None:
     inject.fabric(root, "0", "completed", failures=[failure])

@@ -54,7 +54,7 @@ def first(inventory: Inventory) -> Device:
     return device
 
 
-def test_an_xid_is_told_once_and_of_the_right_gpu(dgx: Host, root: Path, collector: Collector) -> None:
+def test_an_xid_is_reported_once_for_its_gpu(dgx: Host, root: Path, collector: Collector) -> None:
     inject.xid(root, "0000:1b:00.0", 63)  # before anybody looked
     assert collector.faults() == []
     collector.collect(scan(dgx))

@@ -105,7 +105,7 @@ def test_every_device_is_one_that_the_api_takes(inventory: Inventory) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_check_itself_finds_what_is_wrong() -> None:
+def test_the_check_itself_finds_errors() -> None:
     document = Device("gpu-1", "gpu", "amd", "0000:01:00.0", {}).to_api()
     assert problems_of([Device("gpu-1", "gpu", "amd", "0000:01:00.0", {})]) == []
     assert problems_of([Device("gpu-1", "gpu", "amd", "0000:01:00.0", {})] * 2) != []
@@ -142,7 +142,7 @@ def test_devices_are_those_of_the_machine(host: tuple[str, Host], inventory: Inv
         assert re.fullmatch(r"[1-9]\d*(Ki|Mi|Gi|Ti)?", device.capacity["memory"].value)
 
 
-def test_what_a_container_needs_exists(inventory: Inventory) -> None:
+def test_device_nodes_of_containers_exist(inventory: Inventory) -> None:
     for device in inventory.devices:
         for node in device.nodes:
             assert Path(node.host_path).exists(), f"{device.name}: {node.path}"

@@ -71,7 +71,7 @@ def test_an_event_of_an_instance_names_its_device(host: Host, library: NvmlClien
     assert told(collector) == [(ADDRESS, "xid-94", devices) for devices in expected]
 
 
-def test_what_follows_is_one_taint_or_one_for_each(host: Host, library: NvmlClient, collector: Collector) -> None:
+def test_an_event_is_one_taint_or_one_for_each_instance(host: Host, library: NvmlClient, collector: Collector) -> None:
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     first, second = make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1)
     assert first != second
@@ -146,9 +146,7 @@ def own(host: Host, *instances: OwnedInstance) -> None:
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_note(host, ADDRESS), instances=instances)))
 
 
-def test_what_is_given_up_with_a_lost_gpu_is_no_stranger_meanwhile(
-    host: Host, library: NvmlClient, tmp_path: Path
-) -> None:
+def test_an_instance_of_a_lost_gpu_stays_owned(host: Host, library: NvmlClient, tmp_path: Path) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")
     collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
@@ -166,7 +164,7 @@ def test_what_is_given_up_with_a_lost_gpu_is_no_stranger_meanwhile(
     collector.close()
 
 
-def test_an_instance_that_goes_during_a_look_is_no_stranger(
+def test_an_instance_that_is_removed_during_a_scan_stays_owned(
     host: Host, library: NvmlClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")

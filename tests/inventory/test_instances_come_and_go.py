@@ -107,7 +107,7 @@ def published(inventory: Inventory) -> list[Any]:
     return [(device.health, device.health_reason, device.to_api()) for device in inventory.family("gpu")]
 
 
-def test_what_is_unprepared_or_prepared_during_a_look_changes_nothing_that_is_published(
+def test_claims_during_a_scan_do_not_change_the_published_devices(
     host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     """Every partition is there, and watched, whenever a claim's instance comes or goes."""
@@ -141,7 +141,7 @@ def noted(start: int) -> OwnedInstance:
     return OwnedInstance(f"{NAME}-mig-1g-10gb-{start}", ONE_G, start, 1, ("uid/b",))
 
 
-def test_mig_mode_that_is_switched_during_a_look_changes_nothing_that_is_published(
+def test_a_mig_mode_change_during_a_scan_does_not_change_the_published_devices(
     host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     collector, topology = collectors(*RULES), scan(host)
@@ -159,7 +159,7 @@ def test_mig_mode_that_is_switched_during_a_look_changes_nothing_that_is_publish
             assert published(found) == expected, f"mode {mode} before the last of {moments.last}"
 
 
-def test_instances_of_an_administrator_are_told_as_before_or_as_after(
+def test_instances_of_an_administrator_are_reported_as_before_or_after(
     host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     """Those behind the one that is destroyed get another index, and none of them is missed for it."""

@@ -28,7 +28,7 @@ def memory_of(device: Device) -> str | None:
     return device.capacity["memory"].value if "memory" in device.capacity else None
 
 
-def test_memory_is_what_the_driver_reports_and_never_guessed(
+def test_memory_is_reported_by_the_driver_and_never_guessed(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
     # Intel's own builds of the drivers have files that mainline's have not.
@@ -156,7 +156,7 @@ SHARED = InventorySettings(
 WHOLE = "gpu-0000-05-00-0"
 
 
-def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
+def test_a_recent_kernel_reports_the_quota_of_a_virtual_function(b60: Host) -> None:
     inventory = collect(b60, scan(b60))
     assert [device.name for device in inventory.family("gpu")] == [
         "gpu-0000-03-00-0",

@@ -79,7 +79,7 @@ def test_inventory_and_set_up_have_one_process(vm: Host, nvml: NvmlClient, colle
     assert nvml.pid == pid, "others use it"
 
 
-def test_a_crash_costs_a_look_at_most_and_events_come_again(
+def test_a_crash_costs_at_most_one_scan_and_events_resume(
     vm: Host, root: Path, nvml: NvmlClient, collector: Collector
 ) -> None:
     before = gpu(collector, vm)
@@ -93,7 +93,7 @@ def test_a_crash_costs_a_look_at_most_and_events_come_again(
     assert [fault.cause for fault in collector.faults()] == ["xid-94"]
 
 
-def test_a_crash_in_the_middle_of_a_look_keeps_what_is_known(
+def test_a_crash_during_a_scan_keeps_the_last_values(
     vm: Host, root: Path, nvml: NvmlClient, collector: Collector
 ) -> None:
     before = gpu(collector, vm)

@@ -36,7 +36,7 @@ def create(library: NvmlClient, place: Place) -> object | None:
 
 
 @pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
-def test_what_fits_together_is_what_the_driver_creates_together(tmp_path: Path, model: GpuModel) -> None:
+def test_pairs_that_fit_are_pairs_that_the_driver_creates(tmp_path: Path, model: GpuModel) -> None:
     machine = machine_of(model)
     host = build_machine(machine, tmp_path / "host")
     switch_on(tmp_path / "host", machine)

@@ -91,7 +91,7 @@ def test_once_it_is_back_it_is_described_as_it_is(machine: Machine) -> None:
     assert device.attributes["mtu"].integer == 4000
 
 
-def test_an_mtu_that_a_claim_has_asked_for_is_not_what_is_published(machine: Machine) -> None:
+def test_an_mtu_of_a_claim_is_not_published(machine: Machine) -> None:
     before = machine.look()
     machine.prepare(mtu=9000)
     for folder in (machine.folder / "ens1", machine.host.sysfs / "class/net/ens1"):

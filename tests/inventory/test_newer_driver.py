@@ -73,7 +73,7 @@ def test_an_unknown_value_is_named_once_and_the_gpu_is_published(
 
 
 @pytest.mark.parametrize("value", [0, 0xFFFF_FFFF])
-def test_what_nvml_itself_calls_unknown_is_no_news(host: Host, root: Path, value: int) -> None:
+def test_values_that_nvml_calls_unknown_are_ignored(host: Host, root: Path, value: int) -> None:
     with_values(root, brand=0, architecture=value)
     inventory = collect(host, scan(host), SETTINGS)
     assert inventory.problems == ()

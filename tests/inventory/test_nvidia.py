@@ -106,7 +106,7 @@ def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(
     eventually(lambda: health(take(collector, dgx)) == {})
 
 
-def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(
+def test_a_library_that_hangs_from_the_start_leaves_the_kernels_attributes(
     dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = dgx.sysfs.parent
@@ -180,7 +180,7 @@ def test_one_failing_call_costs_one_fact(dgx: Host, collector: Collector) -> Non
     assert "nvmlDeviceGetBrand" in inventory.problems[0].message
 
 
-def test_missing_permission_says_what_to_do(dgx: Host, collector: Collector) -> None:
+def test_a_missing_permission_has_a_hint(dgx: Host, collector: Collector) -> None:
     inject.fail(dgx.sysfs.parent, "nvmlInit", NO_PERMISSION)
     inventory = take(collector, dgx)
     assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
@@ -189,7 +189,7 @@ def test_missing_permission_says_what_to_do(dgx: Host, collector: Collector) -> 
     assert "as root" in str(problem)
 
 
-def test_a_driver_that_is_not_loaded_says_so_and_recovers(dgx: Host, collector: Collector) -> None:
+def test_a_driver_that_is_not_loaded_is_reported_and_recovers(dgx: Host, collector: Collector) -> None:
     folder = dgx.sysfs.parent / "lib"
     state = nvml.read(folder)
     nvml.write(folder, msgspec.structs.replace(state, driver=None))

@@ -49,7 +49,7 @@ def test_a_share_has_a_minimum_whole_steps_and_a_default() -> None:
     assert offered_enforcement(shared) == "none"
 
 
-def test_who_names_no_amount_gets_all_and_what_is_not_offered_is_consumed_by_nobody() -> None:
+def test_a_request_without_an_amount_gets_all_and_unoffered_capacity_is_not_consumed() -> None:
     shared, _ = offered(gpu("81559Mi"), ShareRule("true", "none"))
     capacity = shared.to_api()["capacity"]
     assert capacity["memory"]["requestPolicy"]["default"] == "79Gi"
@@ -68,7 +68,7 @@ def test_multiprocessors_are_offered_where_mps_limits_them(reason: str) -> None:
     )
 
 
-def test_mps_on_a_mig_device_limits_who_goes_through_it_and_is_not_called_enforcement() -> None:
+def test_mps_on_a_mig_device_is_not_published_as_enforcement() -> None:
     mig = msgspec.structs.replace(gpu("40Gi", mps=""), identity={"parent": "gpu-whole"})
     shared, (problem,) = offered(mig, ShareRule("true", "mps", multiprocessors=True))
     assert (offered_enforcement(shared), limit_mechanism(shared)) == ("none", "mps")
@@ -108,13 +108,13 @@ def test_the_first_rule_that_matches_counts() -> None:
     ],
     ids=["unknown", "small", "nic", "full"],
 )
-def test_what_cannot_be_shared_stays_whole_and_is_told(device: Device, why: str) -> None:
+def test_devices_that_cannot_be_shared_stay_whole_and_are_reported(device: Device, why: str) -> None:
     shared, (problem,) = offered(device, ShareRule("true", "none"))
     assert shared == device
     assert why in problem.message
 
 
-def test_a_rule_that_matches_nothing_for_want_of_a_value_is_told() -> None:
+def test_a_rule_that_matches_nothing_for_lack_of_a_value_is_reported() -> None:
     _, (problem,) = offered(gpu(), ShareRule("device.attributes['dra-agent.internal'].nonesuch == 1", "none"))
     assert problem.where == "inventory.share[0].when"
 
@@ -139,7 +139,7 @@ def test_a_rule_that_can_never_work_is_refused_with_its_field(rule: ShareRule, f
     assert caught.value.where == f"configuration, inventory.share[0].{field}"
 
 
-def test_a_simulated_host_offers_what_the_api_takes(tmp_path: Path) -> None:
+def test_shares_of_a_simulated_host_are_valid_in_the_api(tmp_path: Path) -> None:
     host = simulate.build("dgx-h100", tmp_path / "host")
     when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"'
     rule = ShareRule(when, "none", minimum="1Gi", default="8Gi")

@@ -45,7 +45,7 @@ def test_an_ipv6_only_host_has_an_uplink_too(host: Host, write: Write) -> None:
     assert Uplinks(host).interfaces([]) == {"eth1"}
 
 
-def test_an_agent_with_a_network_of_its_own_reads_the_hosts_routes_where_it_is_told(host: Host, write: Write) -> None:
+def test_an_agent_in_another_network_namespace_reads_the_configured_routes(host: Host, write: Write) -> None:
     write("proc/net/route", f"{HEADER}\neth9\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
     write("net/route", f"{HEADER}\neno1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
     assert Uplinks(host).interfaces([]) == {"eth9"}
@@ -53,7 +53,7 @@ def test_an_agent_with_a_network_of_its_own_reads_the_hosts_routes_where_it_is_t
     assert Uplinks(there).interfaces([]) == {"eno1"}
 
 
-def test_routes_that_are_not_where_they_were_said_to_be_let_no_interface_be_claimed(host: Host, write: Write) -> None:
+def test_without_the_configured_routes_no_interface_can_be_claimed(host: Host, write: Write) -> None:
     write("sys/class/net/eno1/address", "02:00:00:00:00:01")
     there = Host(sysfs=host.sysfs, dev=host.dev, proc=host.proc, net=host.proc.parent / "nowhere")
     problems: list[Diagnostic] = []

@@ -35,7 +35,7 @@ def test_importing_loads_no_heavy_modules(module: str) -> None:
 OPTIONAL = HEAVY - {"grpc", "asyncio"} | {"lightkube", "httpx2", "email", "hashlib", "difflib", "tomllib"}
 
 
-def test_kubernetes_mode_loads_only_what_every_node_needs() -> None:
+def test_kubernetes_mode_loads_only_modules_that_every_node_needs() -> None:
     code = "import sys, dra_agent.agent.kubernetes_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert OPTIONAL.isdisjoint(loaded), f"it pulls in {sorted(OPTIONAL & set(loaded))}"

@@ -53,6 +53,13 @@ INSTEAD = {
     r"for good": "permanently",
     r"beside": "alongside, next to, compared with",
     r"lets? (?:it|them|this|that|the [a-z]+) go|let go of|lets go of": "release, remove",
+    r"go(?:es)? on|going on": "continue",
+    r"all the same": "still, anyway",
+    r"once more": "again",
+    r"lies? (?:in|below|on)|lay (?:in|below|on)": "is in, is below",
+    r"gives? (?:it |them )?back|given back": "release, restore",
+    r"whom|everybody|no one|strangers?": "the component by its name, or a passive",
+    r"puts? together|for want of|none of its own|looks? after": "compose, build; for lack of; not have; supervise",
 }
 """Patterns of whole words, and what to write."""
 

@@ -95,9 +95,7 @@ def test_a_slow_gpu_delays_no_other(process: NvmlWorker, root: Path) -> None:
     slow.join()
 
 
-def test_who_waits_for_a_slow_call_of_its_lane_waits_no_longer_than_its_deadline(
-    process: NvmlWorker, root: Path
-) -> None:
+def test_a_call_waits_for_its_lane_until_its_deadline(process: NvmlWorker, root: Path) -> None:
     gpu = handle(process)
     inject.hang(root, "nvmlDeviceGetUUID")
     slow = threading.Thread(target=process.call, args=(ONE, 600, "nvmlDeviceGetUUID", gpu))
@@ -174,7 +172,7 @@ def test_closing_ends_it_although_a_call_hangs(process: NvmlWorker, root: Path) 
         os.kill(process.pid, 0)
 
 
-def test_a_library_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
+def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     damaged = tmp_path / "libnvidia-ml.so.1"
     damaged.write_bytes(b"no library")
     process = NvmlWorker(pynvml, damaged, 1)

@@ -75,7 +75,7 @@ def test_a_handle_of_an_earlier_process_is_refused(agent: Codec) -> None:
         successor.decode(agent.encode(old))
 
 
-def test_what_a_call_fills_in_arrives(agent: Codec) -> None:
+def test_output_arguments_arrive(agent: Codec) -> None:
     library = child()
     placements = (pynvml.c_nvmlGpuInstancePlacement_t * 2)()
     count = ctypes.c_uint(2)
@@ -102,12 +102,12 @@ def test_what_a_call_fills_in_arrives(agent: Codec) -> None:
         {"x": 1},
     ],
 )
-def test_what_no_side_writes_is_refused(agent: Codec, broken: Any) -> None:
+def test_malformed_values_are_refused(agent: Codec, broken: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         agent.decode(broken)
 
 
-def test_what_has_no_name_on_the_other_side_does_not_leave(agent: Codec) -> None:
+def test_values_that_cannot_be_encoded_are_refused(agent: Codec) -> None:
     class Foreign(ctypes.Structure):
         _fields_ = (("number", ctypes.c_int),)
 

@@ -295,7 +295,7 @@ ENTRIES = st.fixed_dictionaries(
 
 
 @given(st.lists(ENTRIES, max_size=8))
-def test_what_a_tree_holds_stays_inside(entries: list[dict[str, Any]]) -> None:
+def test_entries_of_a_tree_stay_below_its_root(entries: list[dict[str, Any]]) -> None:
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
     try:
         found = recording.parse_tree(content, "tree")

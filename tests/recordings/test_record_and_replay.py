@@ -65,7 +65,7 @@ def t4(tmp_path: Path) -> Iterator[Host]:
     inject.clear(tmp_path / "host")
 
 
-def test_what_differs_is_named_call_by_call(t4: Host, tmp_path: Path) -> None:
+def test_differences_are_named_by_call(t4: Host, tmp_path: Path) -> None:
     record(t4, tmp_path / "recording")
     again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     state = tmp_path / "again/lib/nvml.json"
@@ -118,14 +118,14 @@ def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -
     assert [function.pci_address for function in scan(again).devices]
 
 
-def test_a_manifest_has_versions_and_what_is_missing(t4: Host, tmp_path: Path) -> None:
+def test_a_manifest_has_versions_and_missing_parts(t4: Host, tmp_path: Path) -> None:
     manifest = record(t4, tmp_path / "recording")
     assert manifest.drivers["nvidia"] == "535.216.03" and not manifest.identity
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", manifest.agent)
     assert "lspci" in {omission.where for omission in manifest.omitted}
 
 
-def test_only_what_the_agent_reads_is_recorded(t4: Host, tmp_path: Path) -> None:
+def test_only_files_that_the_agent_reads_are_recorded(t4: Host, tmp_path: Path) -> None:
     for module in ("vxlan", "nvidia_drm"):
         (t4.sysfs / "module" / module).mkdir()
         (t4.sysfs / "module" / module / "version").write_text("1\n")
@@ -167,7 +167,7 @@ def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
     assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
 
 
-def test_what_only_a_driver_reports_of_a_node_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_only_the_driver_reports_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = simulate.build("trn1", tmp_path / "host")
     addresses = {}
     for folder in (host.sysfs / "class/neuron_device").iterdir():

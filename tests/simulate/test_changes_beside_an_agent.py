@@ -61,7 +61,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_an_agent_binds_meanwhile_stays_bound(
+def test_a_binding_by_a_running_agent_is_kept(
     host: Path, just_before: Callable[[Callable[[], object]], None], what: str
 ) -> None:
     inject.unplug(host, "7")
@@ -74,7 +74,9 @@ def test_what_an_agent_binds_meanwhile_stays_bound(
     assert driver(host, GPU) == "vfio-pci"
 
 
-def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[Callable[[], object]], None]) -> None:
+def test_two_concurrent_unplugs_both_take_effect(
+    host: Path, just_before: Callable[[Callable[[], object]], None]
+) -> None:
     just_before(lambda: inject.unplug(host, "1"))
     inject.unplug(host, "0")
     assert not (host / "sys/bus/pci/devices" / GPU).exists()

@@ -64,7 +64,7 @@ def host(tmp_path: Path) -> Path:
     return tmp_path / "pair"
 
 
-def test_the_mode_of_a_gpu_since_hopper_changes_at_once_where_nobody_uses_it(host: Path, program: Program) -> None:
+def test_the_mode_of_an_idle_gpu_since_hopper_changes_at_once(host: Path, program: Program) -> None:
     source = """
 h, busy = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 refused = [outcome(nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, h, 19),
@@ -111,7 +111,7 @@ tell([nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h),
         pytest.param("[(ONE_DOUBLE, 6), (ONE, 6), (ONE, 5)]", [True, False, True], id="double memory reaches further"),
     ],
 )
-def test_what_fits_beside_what(host: Path, program: Program, sequence: str, fits: list[bool]) -> None:
+def test_which_instances_fit_together(host: Path, program: Program, sequence: str, fits: list[bool]) -> None:
     told = program(host, MIG + f"tell([outcome(place, *wanted) != '{NO_ROOM}' for wanted in {sequence}])")
     assert told == fits
 
@@ -122,7 +122,7 @@ tell([outcome(place, THREE, 2), outcome(place, ONE, 7), outcome(place, THREE, 0,
     assert program(host, MIG + source) == [INVALID] * 4
 
 
-def test_remaining_room_counts_what_still_fits(host: Path, program: Program) -> None:
+def test_remaining_capacity_counts_further_instances(host: Path, program: Program) -> None:
     source = """
 def left():
     every = (ONE, ONE_MEDIA, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN)
@@ -189,7 +189,7 @@ tell([sorted(ones), numbers.index(number(again)), outcome(nvml.nvmlDeviceGetGpuI
     assert program(host, MIG + source) == [[0, 1], 0, NOT_FOUND, NOT_FOUND, 2, 0, [1, 0, 1, 1, 2], NOT_FOUND]
 
 
-def test_compute_instances_share_what_their_gpu_instance_has(host: Path, program: Program) -> None:
+def test_compute_instances_share_the_resources_of_their_gpu_instance(host: Path, program: Program) -> None:
     source = """
 three = place(THREE, 0)
 def profile(number, version):
@@ -274,7 +274,7 @@ tell([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIs
     ]
 
 
-def test_what_is_used_is_not_destroyed(host: Path, program: Program) -> None:
+def test_an_instance_in_use_is_not_destroyed(host: Path, program: Program) -> None:
     one = program(host, MIG + "made = place(ONE, 0); device(made); tell(number(made))")
     state = nvml.read(host / "lib")
     busy = (nvml.Process(state.devices[0].uuid, 1, 1 << 30, one, 0),)

@@ -74,7 +74,7 @@ def test_each_call_needs_its_permission(
     assert refused == (permitted if access["admin"] or access["config"] else told.keys() - permitted)
 
 
-def test_the_tree_shows_what_the_processes_may_open(tmp_path: Path) -> None:
+def test_the_tree_shows_the_capabilities_of_the_processes(tmp_path: Path) -> None:
     root = tmp_path / "pair"
     build_machine(PAIR, root)
     config = root / "proc/driver/nvidia/capabilities/mig/config"
@@ -104,7 +104,7 @@ def test_instances_of_a_covered_procfs_have_nodes_and_no_folders(tmp_path: Path,
     assert {path.name for path in (root / "dev/nvidia-caps").iterdir()} == {"nvidia-cap1", "nvidia-cap2"}
 
 
-def test_what_a_container_gets_depends_on_the_runtime() -> None:
+def test_permissions_of_a_container_depend_on_the_runtime() -> None:
     assert Container("legacy", mig_monitor=True).access() is None, "the runtime refuses to start it"
     assert Container("cdi", mig_config=True).access() is None
     assert Container("cdi-before-1.20.1", mig_config=True).access() == Access(

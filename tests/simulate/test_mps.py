@@ -91,7 +91,7 @@ def mps(host: Host, uuid: str, tmp_path: Path) -> Iterator[Callable[[str], Mps]]
                 os.kill(one.pid, signal.SIGKILL)
 
 
-def test_a_daemon_keeps_what_it_is_told(mps: Callable[[str], Mps], uuid: str) -> None:
+def test_a_daemon_keeps_its_settings(mps: Callable[[str], Mps], uuid: str) -> None:
     one = mps("a" * 120)  # longer than the name of a socket may be
     assert one.say("get_server_list")[0] == 1, "nobody is there"
     assert one.start() == 0
@@ -146,7 +146,7 @@ def test_a_killed_daemon_leaves_its_files_and_another_can_start(mps: Callable[[s
     assert one.say("get_default_active_thread_percentage") == (0, "100.0")
 
 
-def test_what_is_ordered_goes_wrong(mps: Callable[[str], Mps], host: Host) -> None:
+def test_injected_faults_occur(mps: Callable[[str], Mps], host: Host) -> None:
     root, one = host.sysfs.parent, mps("one")
     mps_tool.inject_fault(root, "start", "fail")
     assert (one.start(), one.start()) == (1, 0)

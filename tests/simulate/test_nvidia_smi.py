@@ -49,7 +49,7 @@ def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> N
     assert time_slices(root) == {} and nvml.read(root / "lib").conditions[uuid].compute_mode == 3
 
 
-def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, tmp_path: Path) -> None:
+def test_faults_of_the_library_are_faults_of_the_tool(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "host"
     gpus = [device for device in collect(host, scan(host)).devices if device.vendor == "nvidia"]
     uuid, other = (gpu.identity["uuid"] for gpu in gpus[:2])

@@ -62,7 +62,7 @@ tell([nvml.nvmlDeviceGetCount(), outcome(nvml.nvmlDeviceGetName, held),
     assert program(dgx, "tell(nvml.nvmlDeviceGetCount())") == 8
 
 
-def test_an_xid_reaches_who_waits_for_it_and_nobody_else(dgx: Path, program: Program) -> None:
+def test_an_xid_reaches_only_registered_event_sets(dgx: Path, program: Program) -> None:
     inject.xid(dgx, "0", 13)
     source = """
 handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]

@@ -240,7 +240,7 @@ def test_unplugging_a_physical_function_takes_its_virtual_ones(tmp_path: Path) -
     assert scan(host) == whole
 
 
-def test_a_rebuild_mends_and_keeps_what_was_written(tmp_path: Path) -> None:
+def test_a_rebuild_repairs_and_keeps_written_values(tmp_path: Path) -> None:
     root = tmp_path / "host"
     host = build("mi300x", root)
     gpu = host.sysfs / "bus/pci/devices/0000:0c:00.0"
@@ -257,7 +257,7 @@ def test_a_rebuild_mends_and_keeps_what_was_written(tmp_path: Path) -> None:
     assert scan(host).problems == ()
 
 
-def test_what_is_no_simulated_host_is_left_alone(tmp_path: Path) -> None:
+def test_other_directories_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(PermanentError, match="not empty, and not a simulated host"):
         build("cpu-only", tmp_path)

@@ -83,7 +83,7 @@ class ConflictFilter:
 
 def _note(manager: str, names: list[str], *, published: bool) -> str:
     count = f"{len(names)} device{'' if len(names) == 1 else 's'} of this node"
-    follows = "is published by dra-agent all the same" if published else "is not published by dra-agent"
+    follows = "is still published by dra-agent" if published else "is not published by dra-agent"
     message = follows if len(names) == 1 else follows.replace("is ", "are ", 1)
     listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
     return f"{manager} advertises {count} too, which {message}: {listed}"

@@ -174,7 +174,7 @@ class KubernetesMode:
         try:
             await listening.start()
         except AgentError as error:
-            # On a read-only state directory prepared claims are served all the same.
+            # On a read-only state directory prepared claims are still served.
             log.error("operators cannot reach the agent about claims", extra={"reason": str(error)})
         else:
             self._release_socket = listening

@@ -260,7 +260,7 @@ class StateLock:
             os.ftruncate(self._handle, 0)
             os.write(self._handle, f"{os.getpid()}\n".encode())
         except OSError:
-            pass  # a full or read-only disk: the lock holds all the same, a second agent just cannot name this one
+            pass  # a full or read-only disk: the lock is still held, but a second agent cannot name this one
 
     def close(self) -> None:
         """Let the next agent have it."""

@@ -24,7 +24,7 @@ Item = dict[str, Any]
 RELEASE = """\
 Unprepare a claim on this node, and free its devices. Refused while the claim exists in the API
 server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
-releases it all the same. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
+releases it anyway. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
 RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
 EPILOG = """
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is

@@ -103,12 +103,12 @@ def _print_nodes(nodes: list[dict[str, Any]]) -> None:
     if len(nodes) <= MAX_SHOWN_NODES:
         rows = [(entry["node"], entry["devices"], "\n".join(entry["obstacles"])) for entry in nodes]
     else:
-        alike: dict[tuple[str, str], list[str]] = {}
+        same_reasons: dict[tuple[str, str], list[str]] = {}
         for entry in nodes:
-            alike.setdefault((entry["devices"], "\n".join(entry["obstacles"])), []).append(entry["node"])
+            same_reasons.setdefault((entry["devices"], "\n".join(entry["obstacles"])), []).append(entry["node"])
         rows = [
             (names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *reasons)
-            for reasons, names in sorted(alike.items(), key=lambda item: -len(item[1]))
+            for reasons, names in sorted(same_reasons.items(), key=lambda item: -len(item[1]))
         ]
     table(("node", "devices", "not about devices"), rows, prose=("devices", "not about devices"))
 

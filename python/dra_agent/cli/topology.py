@@ -73,7 +73,7 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
     try:
         devices = published(shown, host, topology).devices
     except AgentError:
-        return holders, None  # the tree is there all the same
+        return holders, None  # the tree does not need the inventory
     names: dict[str, str] = {}
     for device in devices:
         product = device.attributes.get("productName")

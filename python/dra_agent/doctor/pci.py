@@ -70,7 +70,7 @@ def _left_behind(context: CheckContext) -> Iterator[Finding]:
             yield problem(
                 f"is bound to vfio-pci for claim {handover.uid}, which holds no device",
                 address,
-                f"the next claim that has it gives it back; by hand: unbind it, empty its driver_override, bind it to "
+                f"the next claim of it restores the driver; by hand: unbind it, empty its driver_override, bind it to "
                 f"{handover.driver or 'no driver'}, and remove vfio/{address}.json from the state directory",
             )
 

@@ -116,7 +116,7 @@ class ApiClient:
             except GoneError:
                 if "continue" not in params:
                     raise
-                # The pages' version is too old by now: once more, in one piece.
+                # The pages' version is too old by now: list again, without pages.
                 items.clear()
                 params = _selectors(fields, labels)
                 continue

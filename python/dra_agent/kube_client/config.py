@@ -50,7 +50,7 @@ class ClientConfig(msgspec.Struct, frozen=True):
     source: str
     """The file that it was read from, for error messages."""
     authority: Pem | None = None
-    """Whom to trust; the host's certificate authorities where none."""
+    """The trusted CA certificates; None: those of the host."""
     insecure: bool = False
     server_name: str | None = None
     token: str | None = None

@@ -210,7 +210,7 @@ def _health(summary: Summary) -> Iterator[Metric]:
 
 
 class CallMonitor(Protocol):
-    """Monitors running calls. A protocol, as `LivenessMonitor` of the agent lies in a layer above."""
+    """Monitors running calls. A protocol, because `LivenessMonitor` of the agent is in a layer above."""
 
     def working(self, operation: str, limit_s: float) -> AbstractContextManager[None]:
         """Run a call that takes less than `limit_s` seconds."""

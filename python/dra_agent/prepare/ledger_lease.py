@@ -109,7 +109,7 @@ class LedgerLease:
     def _release(self) -> None:
         try:
             self._lock.release()
-        except AgentError as error:  # released all the same: the next process reads the disk, as after a crash
+        except AgentError as error:  # still released: the next process reads the disk, as after a crash
             log.warning("the lease ended with unwritten records", extra={"reason": str(error)})
 
     def _set_state(self, state: Literal["outside", "inside"]) -> None:

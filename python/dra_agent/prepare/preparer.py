@@ -251,7 +251,7 @@ class Preparer:
         """Remove the files of a claim without ledger entry; within a lease, so that no other agent starts it."""
         with self._ledger.lease(deadline):
             if self._ledger.get(uid) is not None:
-                raise RetryableError("was prepared by another agent meanwhile", where=f"claim {uid}")
+                raise RetryableError("was prepared by another agent in the meantime", where=f"claim {uid}")
             return remove_files(uid, self._specs, self._metadata)
 
     def _remove_orphaned_files(self) -> tuple[str, ...]:
@@ -515,7 +515,7 @@ class _AlreadyStartedError(RetryableError):
     """Another agent started the claim after this process read the ledger."""
 
     def __init__(self, claim: ClaimRef) -> None:
-        super().__init__("was started by another agent meanwhile", where=str(claim))
+        super().__init__("was started by another agent in the meantime", where=str(claim))
 
 
 def _with_ids(record: ClaimRecord, spec: ClaimSpec) -> ClaimRecord:

@@ -83,7 +83,7 @@ CHECK_INTERVAL_S = 0.5
 class Peers(Protocol):
     """The agents of this node that share one state directory; agent.leadership has the one implementation.
 
-    It is a protocol because the publisher lies below the agent that composes it.
+    It is a protocol because the publisher is in a layer below the agent that composes it.
     """
 
     def is_leader(self) -> bool:
@@ -204,7 +204,7 @@ class WriteAccess:
             else:
                 await self._api.replace(RESOURCE_SLICES, known.decoded(), dry_run=True)
         except (ConflictError, NotFoundError):
-            pass  # permitted, and changed by the leader meanwhile
+            pass  # permitted, and changed by the leader since
 
     def _empty_slice(self) -> Slice:
         pool = {"name": pool_name(self._node, "gpu"), "generation": 1, "resourceSliceCount": 1}

@@ -269,7 +269,7 @@ class ReclaimService:
         try:
             saving.result()
         except AgentError as error:
-            log.error("the notice is not on disk, and is acted on all the same", extra={"reason": str(error)})
+            log.error("cannot save the notice; the reclaim continues", extra={"reason": str(error)})
 
     def _log_change(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase != before.phase:

@@ -39,7 +39,7 @@ class ClaimReleaseStatus(msgspec.Struct):
 
     @property
     def state(self) -> str:
-        """prepared, unprepared (given back), refused (both still allocated here), or released."""
+        """prepared, unprepared, refused (both still allocated here), or released."""
         if self.released is not None:
             return "released"
         if self.refused is not None:
@@ -95,7 +95,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
     name: str
     uid: str
     state: str
-    """prepared, unprepared (given back), refused (never prepared; both still allocated here), or released."""
+    """prepared, unprepared, refused (never prepared; both still allocated here), or released."""
     seconds: float | None
     """From the notice to the release."""
     tainted: float | None

@@ -19,7 +19,7 @@ from dra_agent.standalone.index import ClaimIndex
 log = logging.getLogger(__name__)
 
 FILE = "evaluating"
-INTERRUPTED = "the agent ended while it evaluated this claim; apply it again to have it evaluated once more"
+INTERRUPTED = "the agent ended while it evaluated this claim; apply it again to evaluate it again"
 
 
 class Evaluation:

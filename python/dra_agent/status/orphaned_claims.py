@@ -223,7 +223,7 @@ class OrphanedClaims:
             self._deleted_since[entry.uid] = self._now()
             self._due[entry.uid] = self._now() + self._confirm_after_s
             log.warning(
-                "prepared claim does not exist in the API server; it is checked once more",
+                "prepared claim does not exist in the API server; it is checked again",
                 extra={"claim": entry.uid, "claim_name": f"{entry.namespace}/{entry.name}"},
             )
             return

@@ -29,7 +29,7 @@ pub struct CompileError {
 /// The error of an evaluation on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvalError {
-    /// The device lacks what the expression reads, or a function does not accept it.
+    /// The device lacks an attribute or capacity of the expression, or a function does not accept it.
     #[error("{}{message}", place(at))]
     Failed {
         /// The message.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const REGION: &str = "drm/0000:03:00.0/vram0";
 const STATE: &str =
     r#"{"ociVersion":"1.2.0","id":"c","status":"created","pid":4711,"bundle":"/b"}"#;
-/// Far above what a hook needs on a slow machine.
+/// Far above the duration of a hook on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]

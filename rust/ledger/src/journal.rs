@@ -83,7 +83,7 @@ impl Journal {
         })
     }
 
-    /// Appends and syncs. After an error the journal must be dropped: what is on disk is unknown.
+    /// Appends and syncs. After an error the journal must be dropped: the state on disk is unknown.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file
             .write_at(bytes, self.end)

@@ -1,7 +1,7 @@
 //! The lease on a shared ledger: one process at a time holds it, and reads how the previous holder left the files.
 //!
 //! A [`QueueLock`] excludes other processes. A note in its file names the last holder and records whether that holder
-//! released the lease. [`crate::Ledger`] decides what a process does while it holds the lease.
+//! released the lease. [`crate::Ledger`] defines the operations of a process that holds the lease.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const MAX_LABEL_BYTES: usize = 64;
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What happened to a shared ledger since this process last held its lease.
+/// Changes to a shared ledger since this process last held its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseHistory {
     /// No other process held the lease.

@@ -40,9 +40,9 @@ pub struct Ledger {
 
 #[derive(Debug)]
 struct Inner {
-    /// What is on disk. Only this is ever reported as done.
+    /// The state on disk. Only this is ever reported as done.
     durable: State,
-    /// What is on disk after `pending` is written. New claims are checked against it.
+    /// The state on disk after `pending` is written. New claims are checked against it.
     staged: State,
     pending: Vec<Record>,
     buffer: Vec<u8>,
@@ -68,7 +68,7 @@ enum JournalState {
     Ready(Journal),
     /// A caller is writing all pending records to it.
     Flushing,
-    /// A write failed. What is on disk is unknown, so this journal is never written again.
+    /// A write failed. The state on disk is unknown, so this journal is never written again.
     Broken(Error),
 }
 
@@ -183,7 +183,7 @@ impl Ledger {
         let _ = self.replace_files(self.inner());
     }
 
-    /// Returns what was found at opening, and whether the ledger can be written now.
+    /// Returns the state of the files at opening, and whether the ledger can be written now.
     pub fn report(&self) -> Report {
         self.inner().report.clone()
     }

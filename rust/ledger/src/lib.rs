@@ -1,7 +1,7 @@
 //! A durable record of prepared claims and their devices: an append-only journal and a compacted snapshot.
 //!
 //! The ledger refuses a device that another claim holds, regardless of the API server, and returns only when its result
-//! survives a power cut. It does not know what a device is, how it is prepared, or what `payload` means.
+//! survives a power cut. It does not interpret devices or `payload`, and does not prepare devices.
 //! The format on disk is documented in docs/explanation/ledger.md.
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,7 @@ use crate::ledger::LOCK_FILE;
 use crate::record::{Body, Mark, Record, looks_like_records, scan, uid_hint};
 use crate::state::State;
 
-/// What was found when the ledger was opened.
+/// The state of the files when the ledger was opened.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     pub claims: usize,

@@ -333,7 +333,7 @@ fn prepare(ledger: &Ledger, number: usize) {
         .unwrap();
 }
 
-/// Journals as a compaction leaves them that was killed before its snapshot: the second goes on where the first ends.
+/// Journals as a compaction leaves them that was killed before its snapshot: the second continues where the first ends.
 fn two_journals(first: &[u8], disk: &FaultyDisk) {
     let sound = journalled();
     let ledger = open(&sound);

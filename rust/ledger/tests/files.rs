@@ -108,7 +108,7 @@ fn a_record_has_a_mebibyte_at_most() {
     let end = |bytes: &[u8]| bytes.iter().rposition(|byte| *byte == b'\n').unwrap();
     let before = end(&journal());
     ledger.complete("a", json!("")).unwrap();
-    // The claim's next record is as long, but for its payload.
+    // The claim's next record has the same size except its payload.
     let empty = end(&journal()) - before;
     let refused = ledger.complete("a", json!("x".repeat(KIB * KIB - empty + 1)));
     assert!(matches!(refused, Err(Error::Usage(_))), "{refused:?}");
@@ -118,7 +118,7 @@ fn a_record_has_a_mebibyte_at_most() {
         .unwrap();
 }
 
-/// A newer version may allow larger records; they are read all the same.
+/// A newer version may allow larger records; they can still be read.
 #[test]
 fn a_larger_record_of_another_version_is_kept() {
     let disk = FaultyDisk::default();

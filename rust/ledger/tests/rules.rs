@@ -1,4 +1,4 @@
-//! Which claims may hold a device, what is stored, and what each call refuses.
+//! Rules for holders of a device, stored fields, and the errors of each call.
 
 #![allow(clippy::unwrap_used)]
 

@@ -96,7 +96,7 @@ impl Operation {
     }
 }
 
-/// What the kubelet knows of a claim.
+/// The kubelet's state of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kubelet {
     /// Not requested, or released; the same uid may be allocated again.
@@ -114,7 +114,7 @@ struct World {
     alive: [bool; AGENTS],
     operations: [[Option<Operation>; CLAIMS]; AGENTS],
     ledger: [Option<Phase>; CLAIMS],
-    /// What each agent read in its last lease.
+    /// The state that each agent read in its last lease.
     known: [[Option<Phase>; CLAIMS]; AGENTS],
     specs: [bool; CLAIMS],
     /// For which claim the device is set up.

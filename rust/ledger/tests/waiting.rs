@@ -1,4 +1,4 @@
-//! What other callers read while a record is being written: nothing that a power cut could undo.
+//! While a record is being written, other callers read only data that survives a power cut.
 
 #![allow(clippy::unwrap_used)]
 

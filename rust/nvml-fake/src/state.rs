@@ -30,7 +30,7 @@ pub(crate) struct State {
     pub(crate) access: Access,
 }
 
-/// What the driver permits the calling process.
+/// Permissions of the calling process with the driver.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct Access {

@@ -1,6 +1,6 @@
 //! Distribution of names over slices: as few slices as the limit allows, evenly filled at first and stable afterwards.
 //!
-//! It works for devices and counter sets alike, because it uses only names and their order.
+//! It works for devices and for counter sets, because it uses only names and their order.
 
 use std::collections::{HashMap, HashSet};
 

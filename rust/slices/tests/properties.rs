@@ -1,6 +1,6 @@
 //! Properties of all inventories and all changes of them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue should stop")]
 
 mod host;
 
@@ -116,7 +116,7 @@ proptest! {
         source.pools[0].counter_sets.clear();
         let desired = dra_slices::desired_slices(source.clone()).unwrap();
         let mut slices = Vec::new();
-        // The API server of these tests refuses what breaks a limit.
+        // The API server of these tests refuses slices over a limit.
         host::apply(&dra_slices::diff(&desired.slices, &[]), &mut slices);
         prop_assert_eq!(layout(&slices).concat().into_iter().collect::<BTreeSet<_>>(), good);
         prop_assert!(desired.problems.iter().all(|problem| problem.pool == POOL && !problem.message.is_empty()));

@@ -8,7 +8,7 @@ use crate::path::PathSegment;
 /// The distance of two functions, from nearest to farthest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Distance {
-    /// One switch (or a bridge, or two functions of one card) lies between them.
+    /// The path has one switch (or a bridge, or both are functions of one card).
     #[serde(rename = "PIX")]
     Pix,
     /// Several switches, but no host bridge.

@@ -128,7 +128,7 @@ fn only_node(list: &str, nodes: &[NumaNode]) -> Option<u32> {
     }
 }
 
-/// Finds the node of functions that do not report one. Caches what it read of root buses and unlisted bridges.
+/// Finds the node of functions that do not report one. Caches the nodes of root buses and unlisted bridges.
 #[derive(Debug)]
 pub(crate) struct NumaFinder<'a> {
     devices: &'a Dir,

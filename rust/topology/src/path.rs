@@ -25,7 +25,7 @@ impl DevicePath {
     /// Parses the target of the symlink of `address`.
     ///
     /// # Errors
-    /// A description of what is invalid in the target.
+    /// The error of the target.
     pub(crate) fn parse(target: &[u8], address: PciAddress) -> Result<Self, &'static str> {
         let mut components = target.split(|&byte| byte == b'/');
         // The components before the host bridge differ by platform (ACPI, device tree, VMBus) and are ignored.

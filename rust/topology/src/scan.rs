@@ -49,7 +49,7 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Scans again and returns what changed without an event.
+    /// Scans again and returns the changes that had no event.
     ///
     /// # Errors
     /// As [`Topology::scan`]; the topology is then as before.

@@ -137,7 +137,7 @@ def test_any_program_of_rocm_may_keep_an_older_driver_from_it(bench: Bench) -> N
     ("errno", "error", "message"),
     [(22, PermanentError, "in its current memory mode"), (5, RetryableError, "Input/output error")],
 )
-def test_what_the_driver_refuses_is_said(bench: Bench, errno: int, error: type[Exception], message: str) -> None:
+def test_errors_of_the_driver_are_reported(bench: Bench, errno: int, error: type[Exception], message: str) -> None:
     inject.answer_write(bench.root, FIRST, "current_compute_partition", errno=errno, machine=bench.machine)
     with pytest.raises(error, match=message):
         given(bench.setup(), "uid-1", bench.item("-cpx-0"))
@@ -156,7 +156,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> 
     assert bench.mode() == "CPX"
 
 
-def test_a_look_in_the_midst_of_the_change_sees_what_was_there_before_it(bench: Bench) -> None:
+def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> None:
     changes = ModeChanges()
     collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
     looks = []
@@ -181,7 +181,7 @@ def test_a_look_in_the_midst_of_the_change_sees_what_was_there_before_it(bench: 
     collector.close()
 
 
-def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(bench: Bench) -> None:
+def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     changes = ModeChanges()
     collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
     before = collector.collect(scan(bench.host))

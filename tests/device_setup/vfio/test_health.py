@@ -44,7 +44,7 @@ def inventory_of(bench: Bench, topology: Topology, handovers: VfioBindingStore) 
         collector.close()
 
 
-def test_a_gpu_that_goes_to_vfio_during_a_look_is_not_lost(bench: Bench) -> None:
+def test_a_gpu_that_is_bound_to_vfio_during_a_scan_is_not_lost(bench: Bench) -> None:
     item = bench.device(GPU)
     before, topology = bench.inventory(), scan(bench.host)
     seen = inventory_of(bench, topology, BoundMeanwhile(bench, item))
@@ -55,7 +55,7 @@ def test_a_gpu_that_goes_to_vfio_during_a_look_is_not_lost(bench: Bench) -> None
     assert [problem for problem in seen.problems if problem.where == item.device.name] == []
 
 
-def test_a_gpu_whose_driver_is_taken_away_by_hand_during_a_look_is_not_lost(bench: Bench) -> None:
+def test_a_gpu_that_is_unbound_manually_during_a_scan_is_not_lost(bench: Bench) -> None:
     name, topology = bench.device(GPU).device.name, scan(bench.host)
     bench.kernel.write(f"bus/pci/devices/{GPU}/driver/unbind", GPU)
     found = inventory_of(bench, topology, bench.handovers).device(name)
@@ -63,7 +63,7 @@ def test_a_gpu_whose_driver_is_taken_away_by_hand_during_a_look_is_not_lost(benc
     assert found.health_reason == "its driver was just taken away"
 
 
-def test_one_bad_look_before_a_claim_gets_a_gpu_evicts_nobody_and_ends_once_the_gpu_is_back(bench: Bench) -> None:
+def test_one_failed_scan_before_a_claim_evicts_no_pod_and_ends_with_the_gpus_return(bench: Bench) -> None:
     now = [1_000_000.0]
     monitor = Monitor(HealthSettings(), DRIVER, clock=lambda: now[0])
     root = bench.folder / "host"

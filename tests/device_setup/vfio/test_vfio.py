@@ -50,7 +50,7 @@ def test_a_device_goes_to_vfio_and_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("address", [FPGA, GPU, NIC])
-def test_what_is_published_does_not_change_while_a_claim_has_the_device(bench: Bench, address: str) -> None:
+def test_the_published_device_does_not_change_while_a_claim_holds_it(bench: Bench, address: str) -> None:
     item, vfio = bench.device(address), bench.vfio()
     before = {one.name: published(one) for one in bench.inventory().devices}
     assert item.device.attributes["type"].value == "vfio"
@@ -268,7 +268,7 @@ def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Ben
 
 
 @pytest.mark.parametrize("attribute", ["driver_override", "unbind", "drivers_probe"])
-def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str) -> None:
+def test_errors_of_the_kernel_are_reported_and_undone(bench: Bench, attribute: str) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     inject.answer_write(bench.folder / "host", FPGA, attribute, errno=16, machine=bench.machine)
     with pytest.raises(RetryableError, match=f"the kernel refused a write to {attribute}: Device or resource busy"):
@@ -296,7 +296,7 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
-def test_what_waits_for_a_hung_driver_is_not_even_read(
+def test_attributes_of_a_hung_driver_are_not_read(
     bench: Bench, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel shows some attributes only under the device's lock, which a driver that hangs has."""
@@ -328,7 +328,7 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
-def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[..., Bench]) -> None:
+def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..., Bench]) -> None:
     """Each would see the other's function unused, and both would take of the group."""
     bench = bench_of(together=((FPGA, NIC),))
     fpga, nic = bench.device(FPGA), bench.device(NIC)
@@ -381,7 +381,7 @@ def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:
     assert bench.inventory().device(item.device.name) is not None
 
 
-def test_what_was_bound_elsewhere_is_bound_again_on_a_repeat(bench: Bench) -> None:
+def test_a_repeat_binds_a_function_again(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     # As after a reboot: every driver has its own device again.
@@ -402,7 +402,7 @@ def test_a_device_of_a_claim_that_is_gone_goes_to_the_next_and_then_home(bench: 
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"address": "0000:11:00.1"}'])
-def test_a_damaged_file_costs_nobody_the_way_back(bench: Bench, damage: bytes) -> None:
+def test_a_damaged_file_does_not_prevent_the_restore(bench: Bench, damage: bytes) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     (bench.handovers.folder / f"{FPGA}.json").write_bytes(damage)
@@ -488,7 +488,7 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     assert not [one for one in bench.inventory().problems if "hostPID" in str(one)], "a user's command is not the agent"
 
 
-def test_an_agent_that_went_blind_gives_back_what_a_claim_has(bench: Bench) -> None:
+def test_an_agent_with_hidden_processes_restores_the_driver_of_a_claim(bench: Bench) -> None:
     vfio = bench.vfio()
     item = bench.device(FPGA)
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())

@@ -192,7 +192,7 @@ class PartitionableGpus:
     def describe(
         self, function: Function, driver_version: str | None, problems: list[Diagnostic]
     ) -> list[Device] | None:
-        """Describe a GPU that claims may divide, alike whatever mode it is in now; None for any other.
+        """Describe a GPU that claims may divide, independent of its current mode; None for any other.
 
         A GPU that stays incomplete is not offered at all: counters of its remaining nodes would not be those by which
         its claims were allocated.

@@ -1,4 +1,4 @@
-//! Changes to a shared ledger: each process reads what the others recorded when it acquires the lease.
+//! Changes to a shared ledger: each process reads the records of the others when it acquires the lease.
 
 use std::fmt::Debug;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) enum LeaseState {
 }
 
 impl Ledger {
-    /// Waits at most `timeout` for the lease and reads what other processes recorded since the last one.
+    /// Waits at most `timeout` for the lease and reads the records of other processes since the last one.
     /// Until [`Ledger::release_lease`], any thread of this process can change the ledger.
     ///
     /// On a read-only file system the lease is acquired, and changes fail with `Io` until the file system is writable.
@@ -144,7 +144,7 @@ impl Ledger {
         let (claims, before) = (found.report.claims, inner.report.clone());
         *inner = Inner::new(found, journal);
         if intact {
-            // The report keeps what was found at opening and after abandoned leases.
+            // The report keeps the findings at opening and after abandoned leases.
             inner.report = before;
             inner.report.claims = claims;
             inner.report.not_writable = None;

@@ -1,4 +1,4 @@
-//! Claims for tests, and what a ledger that cannot write does with them.
+//! Claims for tests, and the errors of a ledger that cannot write.
 
 use dra_ledger::{Entry, Error, Ledger, Phase};
 use serde_json::json;

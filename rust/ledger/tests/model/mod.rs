@@ -1,4 +1,4 @@
-//! What a ledger has returned, and therefore must still contain after any failure.
+//! The results that a ledger has returned, and therefore must contain after any failure.
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 

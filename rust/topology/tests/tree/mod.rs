@@ -134,7 +134,7 @@ impl Tree {
         self.write(&at("numa_node"), &numa.to_string());
     }
 
-    /// Removes what an unplugged device removes: its directory and all links to it.
+    /// Removes the directory of an unplugged device and all links to it.
     pub(crate) fn remove(&self, place: &str) {
         fs::remove_dir_all(self.path(&format!("devices/{place}"))).expect("removed");
         for entry in fs::read_dir(self.path("bus/pci/devices")).expect("listed") {

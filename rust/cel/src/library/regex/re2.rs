@@ -1,7 +1,7 @@
 //! Translates the syntax of RE2, as in Go, to the syntax of the `regex` crate.
 //!
 //! The crate accepts more (set operations in classes, Unicode digits, flags) and interprets some syntax differently. The
-//! translation rejects what RE2 rejects. Known difference: `\B` considers all letters, RE2 only those of ASCII.
+//! translation rejects the expressions that RE2 rejects. Known difference: `\B` considers all letters, RE2 only those of ASCII.
 
 use std::fmt::Write;
 use std::iter::Peekable;
