@@ -207,8 +207,8 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
         if compiled:
             run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
         texts = {
-            layout.command: launcher(layout, python, "dra_agent.cli.main"),
-            layout.kubectl_plugin: launcher(layout, python, "dra_agent.cli.kubectl_plugin"),
+            layout.command: launcher(layout.library, python, "dra_agent.cli.main"),
+            layout.kubectl_plugin: launcher(layout.library, python, "dra_agent.cli.kubectl_plugin"),
             layout.unit: unit_text(layout),
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
@@ -239,9 +239,9 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
         print("          To run the agent as a service: make install PYTHON=/usr/bin/python3")
 
 
-def launcher(layout: Layout, python: Path, module: str) -> str:
-    """Return the program that runs `main` of a module of the installed libraries."""
-    return LAUNCHER.format(python=python, library=str(layout.library), module=module)
+def launcher(library: Path, python: Path, module: str) -> str:
+    """Return the program that runs `main` of a module in the directory `library`."""
+    return LAUNCHER.format(python=python, library=str(library), module=module)
 
 
 def unit_text(layout: Layout) -> str:

@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from deploy.install import LAUNCHER
+from deploy.install import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path("/usr/local/lib/dra-agent")
@@ -112,7 +112,7 @@ def copy_agent(root: Path, debug: Path, libraries: Path, python: Path) -> None:
     fake.parent.mkdir(parents=True)
     shutil.move(target / FAKE_NVML, fake)
     command = root / COMMAND.relative_to("/")
-    command.write_text(LAUNCHER.format(python=python, library=str(LIBRARY)))
+    command.write_text(launcher(LIBRARY, python, "dra_agent.cli.main"))
     command.chmod(0o755)
 
 
