@@ -1,7 +1,8 @@
 """Stands for nvidia-cuda-mps-control: a daemon with a socket among its pipes, and commands on standard input.
 
 It knows the commands that are used, answers and exits as nvidia-cuda-mps-control(1) says, and keeps in `told` beside
-its logs what it was told. While a file `hangs` is there commands hang; `refuses` keeps the daemon from starting.
+its logs what it was told. While a file `hangs` is there commands hang; `refuses` keeps the daemon from starting,
+`denies` lets it refuse limits, and `ends-late` lets it end some time after it was asked to.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ def serve(listening: socket.socket) -> None:
             if command == "quit":
                 (PIPES / "nvidia-cuda-mps-control.pid").unlink()
                 client.sendall(b"\n")
+                if (LOGS / "ends-late").exists():
+                    time.sleep(0.1)
+                    with (LOGS / "told").open("a") as file:
+                        file.write("ended\n")
                 return
-            known = command == "get_server_list" or command.split()[0] in TAKEN
+            known = command == "get_server_list" or (command.split()[0] in TAKEN and not (LOGS / "denies").exists())
             client.sendall((servers if command == "get_server_list" else "").encode() or b"\n" if known else b"!")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
+from dra_agent.device_setup.mps import paths
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.device_setup.mps.sharing import ComputeMode, MpsSharing
 from dra_agent.device_setup.shares import ShareConfig, ShareSetup
@@ -130,7 +131,12 @@ def test_a_container_gets_its_limits_and_the_path_of_its_daemon(world: World) ->
         (str(place.pipe), "/tmp/nvidia-mps"),
         (str(place.shm), "/dev/shm"),
     ]
+    assert [mount.options for mount in edits.mounts] == [
+        ("rw", "nosuid", "nodev", "rbind", "rprivate"),
+        ("rw", "nosuid", "nodev", "rbind", "rprivate", "noexec"),
+    ]
     assert stat.S_IMODE(place.shm.stat().st_mode) == 0o1777
+    assert world.setup.noted("uid-1") == [item.key] and world.setup.noted("uid-2") == []
     assert world.modes.now == {"GPU-gpu-a": 3}
     assert world.told()[0] == "started GPU-gpu-a"
     assert "set_default_device_pinned_mem_limit 0 4096M" in world.told()
@@ -249,6 +255,42 @@ def test_a_daemon_without_shares_after_a_crash_is_ended(world: World) -> None:
     assert world.mps.supervise() == {}
     assert world.pid() is None
     assert world.modes.now == {"GPU-gpu-a": 0}
+
+
+def test_a_daemon_has_time_to_end_and_is_waited_for(world: World) -> None:
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
+    (world.place().log / "ends-late").touch()
+    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
+    assert world.told()[-1] == "ended"
+
+
+def test_nothing_but_logs_is_left_of_a_daemon(world: World) -> None:
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
+    (world.place().pipe / "of-a-container").mkdir()
+    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
+    assert [path.name for path in world.place().folder.iterdir()] == ["log"]
+
+
+def test_a_limit_that_the_daemon_refuses_is_an_error(world: World) -> None:
+    world.place().make()
+    (world.place().log / "denies").touch()
+    with pytest.raises(RetryableError, match="set_default_device_pinned_mem_limit.*Unknown command"):
+        world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
+
+
+def test_a_removal_does_not_wait_for_earlier_ones(tmp_path: Path) -> None:
+    (tmp_path / ".pipe.gone-0/of-a-container").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    assert paths.remove(tmp_path, "pipe") == tmp_path / ".pipe.gone-1"
+    assert paths.remove(tmp_path, "pipe") is None
+    assert paths.set_aside(tmp_path, "pipe") == [tmp_path / ".pipe.gone-0", tmp_path / ".pipe.gone-1"]
+
+
+def test_a_program_that_cannot_be_run_ends_the_launch_with_its_reason(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-cuda-mps-control"
+    launch = [sys.executable, "-m", "dra_agent.device_setup.mps.launch", "-", str(tmp_path / "log"), str(program)]
+    done = subprocess.run(launch, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (127, f"{program}: No such file or directory\n")
 
 
 def test_a_reused_pid_in_an_old_file_is_not_killed(world: World) -> None:

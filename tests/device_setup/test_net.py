@@ -117,6 +117,26 @@ def test_an_mtu_that_the_adapter_does_not_take(tree: Tree, monkeypatch: pytest.M
     assert tree.shown("ens1") == (1500, True)
 
 
+def test_an_interface_that_cannot_be_read_or_restored_is_an_error(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, mtu = tree.agent(), tree.host.sysfs / "class/net/ens1/mtu"
+    mtu.rename(mtu.with_name("hidden"))
+    with pytest.raises(RetryableError, match="ens1 cannot be read") as unread:
+        agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    assert unread.value.where == "device nic-0"
+    mtu.with_name("hidden").rename(mtu)
+    agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+
+    def refuse(name: str, mtu: int) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent._interfaces, "set_mtu", refuse)
+        with pytest.raises(RetryableError, match="ens1 cannot be restored: Device or resource busy"):
+            agent.tear_down("a", ["nic-0"], None, a_minute())
+    agent.tear_down("a", ["nic-0"], None, a_minute())
+    assert tree.shown("ens1") == (1500, True)
+
+
 def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
     agent = tree.agent()
     agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())

@@ -153,6 +153,18 @@ def test_two_agents_of_a_rolling_update_set_and_reset_in_turn(
     assert smi.slice(UUID) == "3", "what it set before is not what it is now"
 
 
+def test_an_interval_that_another_agent_could_not_set_is_set(slicing: TimeSliceSetup, smi: Smi, tmp_path: Path) -> None:
+    newer = TimeSliceSetup(smi.path, tmp_path / "state")
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    slicing.tear_down("a", ["gpu-0"], None, a_minute())
+    smi.fail("set-timeslice")
+    with pytest.raises(RetryableError):
+        newer.set_up("b", whole(gpu()), want("Long"), None, a_minute())
+    smi.fail(None)
+    slicing.set_up("b", whole(gpu()), want("Long"), None, a_minute())
+    assert smi.slice(UUID) == "3"
+
+
 def test_a_reset_that_fails_keeps_the_claim(slicing: TimeSliceSetup, smi: Smi) -> None:
     slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     smi.fail("set-timeslice 0", 4, "Insufficient Permissions")
@@ -255,6 +267,8 @@ def test_impossible_configurations_are_refused(slicing: TimeSliceSetup) -> None:
         "gpu-0", "gpu", "nvidia", "x", {"cudaComputeCapability": Attribute(version="6.1.0")}, identity={"uuid": UUID}
     )
     slicing.check(old, want("Default"))
+    volta = msgspec.structs.replace(old, attributes={"cudaComputeCapability": Attribute(version="7.0.0")})
+    slicing.check(volta, want("Long"))
     with pytest.raises(PermanentError, match=r"^timeSlicing.interval: a GPU of compute capability 6.1.0"):
         slicing.check(old, want("Short"))
 

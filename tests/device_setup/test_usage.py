@@ -103,6 +103,7 @@ def test_the_kernel_counts_by_the_cgroups_of_a_claims_pods(tree: Path, meter: Me
         charged(tree, slice_of(pod, container), amount)
         process(tree, pid, slice_of(pod, container))
     process(tree, 8, slice_of(POD) + "/of-the-containers-own")
+    (tree / "proc/net").mkdir()
     process(tree, 9, "system.slice/monitor.service")
     assert meter(tree).read(held(), amd()) == Usage(4 << 30, 120, "kernel, per cgroup", limit_for="container")
 

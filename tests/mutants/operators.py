@@ -3,8 +3,8 @@
 Not mutated, because a test would then assert the wording and not the behavior: docstrings, the arguments of log calls,
 the arguments of created exceptions (the type of an exception and `raise` itself are mutated), hints, f-strings. Also
 not mutated: annotations and type names, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and the named
-numbers of a module or class other than 0 and 1 (timeouts, sizes), because a test would only repeat them. The names of
-tasks and threads are for people too, and `strict=` of `zip` is an assertion.
+numbers of a module or class other than 0 and 1 (timeouts, sizes, `1 << 20`), because a test would only repeat them. The
+names of tasks and threads are for people too, and `strict=` of `zip` is an assertion.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Module:
     def _expression(self, node: ast.expr, location: _Location) -> None:
         if isinstance(node, ast.JoinedStr):
             return
-        if not location.functions and _is_tunable(node):
+        if (not location.functions and _is_tunable(node)) or _is_size(node):
             return
         for new, operator in _changed_expressions(node):
             self._add(location, operator, node, new)
@@ -330,6 +330,11 @@ def _is_plain_condition(test: ast.expr) -> bool:
 def _is_tunable(node: ast.expr) -> bool:
     """Whether it is a tunable number, such as a duration or size, of a module or class."""
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1)
+
+
+def _is_size(node: ast.expr) -> bool:
+    """Whether it is a size or a bit, written as `1 << 20`."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift) and isinstance(node.right, ast.Constant)
 
 
 def _is_text(node: ast.expr | None) -> bool:

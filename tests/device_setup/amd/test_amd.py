@@ -119,11 +119,12 @@ def test_a_gpu_that_a_program_uses_is_not_divided(bench: Bench) -> None:
     (process / "fd").mkdir(parents=True)
     (process / "comm").write_text("train\n")
     (process / "fd/9").symlink_to(bench.host.dev_path("/dev/dri/renderD128"))
-    with pytest.raises(RetryableError, match=r"in mode SPX and cannot.*train \(process 4711\)"):
+    with pytest.raises(RetryableError, match=r"in mode SPX and cannot.*train \(process 4711\)") as refused:
         given(bench.setup(), "uid-1", bench.item("-cpx-0"))
-    assert bench.mode() == "SPX"
+    assert bench.mode() == "SPX" and refused.value.where == f"GPU {FIRST}"
     (process / "fd/9").unlink()
-    given(bench.setup(), "uid-1", bench.item("-cpx-0"))
+    given(bench.setup(), "uid-1", item := bench.item("-cpx-0"))
+    assert bench.setup().noted("uid-1") == [item.key] and bench.setup().noted("uid-2") == []
 
 
 def test_any_program_of_rocm_may_keep_an_older_driver_from_it(bench: Bench) -> None:

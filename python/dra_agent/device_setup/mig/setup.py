@@ -102,7 +102,6 @@ class MigSetup:
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Destroy partitions that no other claim uses; the records list them."""
-        del record
 
         def release(address: str) -> None:
             # The name of a partition starts with that of its GPU. Other GPUs, which may be slow, hang or have a corrupt
@@ -119,7 +118,6 @@ class MigSetup:
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig, deadline: Deadline) -> None:
         """Do the same: started steps are recorded."""
-        del parameters
         self.tear_down(uid, keys, None, deadline)
 
     def prune(self, is_held: Callable[[str], bool]) -> None:

@@ -28,7 +28,7 @@ def main(shm: str, log: str, program: str, *arguments: str) -> int:
     """Run the program and report its daemon; return its exit status. Raises OSError if it cannot be run."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Processes that the program leaves running become children of this process, and are found as such.
-    _check(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopting the daemon")
+    _check(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1), "adopting the daemon")
     if shm != "-":
         _mount(libc, shm)
     # Readable by root only: MPS logs command lines and users.

@@ -244,4 +244,4 @@ def _conflict_error(name: str, desired: Interval, held: Interval, others: list[s
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    return tuple(int(part) for part in version.split(".")[:2])
