@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dra_agent.inventory import Inventory
+from dra_agent.inventory.api import Taint
 from dra_agent.publish import feature_gates
 from dra_agent.publish.feature_gates import (
     COUNTERS,
@@ -133,6 +134,17 @@ def test_a_dropped_taint_of_effect_none_keeps_its_device() -> None:
     assert [device_.name for device_ in gates.reduce(Inventory(devices=(sick, harmless))).devices] == ["harmless"]
 
 
+def test_a_dropped_field_changes_no_other_field() -> None:
+    gates, unmonitored = Gates(), msgspec.structs.replace(device(1), taints=(Taint("x/unmonitored", "None"),))
+    shared = msgspec.structs.replace(device(2), allow_multiple_allocations=True)
+    inventory = Inventory(devices=(unmonitored, shared))
+    gates.record_dropped({COUNTERS})
+    assert gates.reduce(inventory) == inventory
+    gates.record_dropped({SHARING})
+    assert [one.allow_multiple_allocations for one in gates.reduce(inventory).devices] == [False, False]
+    assert gates.reduce(inventory).devices[0] == unmonitored
+
+
 def test_only_dropped_taints_of_effect_none_are_listed() -> None:
     sent = slice_of({"name": "a", "taints": [taint("k", "NoExecute"), taint("l", "None")]})
     stored = slice_of({"name": "a", "taints": [taint("k", "NoExecute")]})
@@ -151,4 +163,6 @@ def test_the_server_error_identifies_the_taint() -> None:
         "devices[1].taints[0].effect",
     ):
         assert refused_effects(sent, other) == []
+    both = "spec.devices[7].taints[0].effect: x, spec.devices[0].taints[1].effect: x"
+    assert refused_effects(sent, both) == ["devices[a].taints[1].effect"]
     assert feature_gates.refused_effects(sent, "no") == []

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import Backoff
-from dra_agent.publish import Publisher
+from dra_agent.kube_client import Backoff, connect
+from dra_agent.publish import Publisher, reflector
 from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
+from logged import logged_by
 from publish.node import DRIVER, NODE, Node, device, devices, tainted, wait_until_published
 
 
@@ -38,9 +41,8 @@ def test_slices_are_owned_by_the_node_and_named_by_index(node: Node) -> None:
     assert gpus["spec"]["pool"] == {"name": f"{NODE}/gpu", "generation": 1, "resourceSliceCount": 1}
     assert node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"]
     assert nics["spec"]["devices"][0]["name"] == "nic-0000-03-00-0"
-    listed = next(
-        request for request in node.api.requests if request.path.endswith("resourceslices") and not request.write
-    )
+    reads = [request for request in node.api.requests if request.path.endswith("resourceslices") and not request.write]
+    (listed,) = [request for request in reads if not request.watch]
     assert listed.query["fieldSelector"] == f"spec.driver={DRIVER},spec.nodeName={NODE}"
 
 
@@ -220,6 +222,96 @@ def test_repeated_deletions_are_answered_with_growing_delays(
     assert sum("repeatedly changes" in record.message for record in caplog.records) == 1
 
 
+def test_a_slice_that_was_deleted_unseen_is_created_again(node: Node) -> None:
+    node.set_devices(device(1))
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.slices()) == 1)
+        await wait_until_published(publisher)
+        node.api.fail(503, times=None, methods="GET", path="watch=true")
+        node.api.end_watches()
+        await eventually_async(lambda: publisher.reading().lag_s > 0)
+        node.api.wipe()
+        node.clear_requests()
+        node.set_devices(device(1), device(2))
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == 2)
+        assert node.writes() == ["PUT", "POST"]
+        assert publisher.device_names() == set(node.names())
+        await eventually_async(lambda: not publisher.reading().pending)
+        assert not any("gpu" in problem for problem in publisher.reading().problems)
+
+    node.run(scenario)
+
+
+def test_other_owners_of_a_slice_are_kept(node: Node) -> None:
+    node.set_devices(device(1))
+    added = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "u"}
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.slices()) == 1)
+        await wait_until_published(publisher)
+        (found,) = node.slices()
+        found["metadata"]["ownerReferences"].append(added)
+        found["metadata"]["labels"] = {"of": "another"}
+        node.api.put("resourceslices", found)
+        node.set_devices(device(1), device(2))
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == 2)
+        await wait_until_published(publisher)
+
+    node.run(scenario)
+    (slice_,) = node.slices()
+    assert sorted(owner["kind"] for owner in slice_["metadata"]["ownerReferences"]) == ["ConfigMap", "Node"]
+    assert slice_["metadata"]["labels"] == {"of": "another"}
+
+
+def test_a_repeated_failure_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.set_devices(device(1))
+    node.api.fail(500, times=2, methods="POST")
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.slices()) == 1)
+        await wait_until_published(publisher)
+        node.set_devices(device(1), device(2))
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == 2)
+        await wait_until_published(publisher)
+
+    with caplog.at_level("INFO"):
+        node.run(scenario)
+    messages = [record.getMessage() for record in logged_by(caplog, "dra_agent.publish")]
+    assert messages.count("slices cannot be published, trying again") == 1
+    assert messages.count("slices are published again") == 1
+
+
+def test_one_urgent_change_ends_one_pause(fake_api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the list would be retried without a pause for as long as the server fails."""
+    monkeypatch.setattr(reflector, "URGENT_RETRY_S", 0.2)
+    urgent, times = False, []
+
+    def lists() -> list[float]:
+        return [seen.time for seen in fake_api.requests if seen.path.endswith("/resourceslices") and not seen.watch]
+
+    async def main() -> None:
+        nonlocal urgent, times
+        async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
+            publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=Inventory, urgent=lambda: urgent)
+            await publisher.start()
+            await eventually_async(lambda: any(seen.watch for seen in fake_api.requests))
+            urgent = True
+            publisher.devices_changed()
+            fake_api.fail(410, times=None, methods="GET", path="watch=true")
+            fake_api.fail(503, times=None, methods="GET", path="/resourceslices")
+            fake_api.end_watches()
+            await eventually_async(lambda: len(lists()) >= 4)
+            times = lists()
+            await publisher.stop()
+
+    asyncio.run(main())
+    assert times[3] - times[1] > 2 * 0.5 * 0.2, "two pauses of at least half of it"
+
+
 def test_foreign_changes_of_a_slice_are_reverted(node: Node) -> None:
     node.set_devices(device(1))
 
@@ -290,6 +382,7 @@ def test_nothing_is_written_before_the_node_object_exists(node: Node) -> None:
             lambda: any("there is no Node 'n1'" in problem for problem in publisher.reading().problems)
         )
         assert node.writes() == [] and publisher.reading().pending == (f"{NODE}/gpu",)
+        assert publisher.reading().writes == {"create": 0, "update": 0, "delete": 0}
         uid = node.register()
         await eventually_async(lambda: bool(node.slices()))
         assert node.slices()[0]["metadata"]["ownerReferences"][0]["uid"] == uid

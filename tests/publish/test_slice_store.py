@@ -62,6 +62,28 @@ def test_a_response_after_the_deletion_is_ignored() -> None:
         assert versions(store) == {}, "no later event reports the deletion"
 
 
+def test_every_change_of_the_slices_is_reported() -> None:
+    changes: list[int] = []
+    store = SliceStore(lambda: changes.append(len(store)))
+    store.listed(object_list(10, slice_object("a", 9), slice_object("b", 8)))
+    store.listed(object_list(11, slice_object("a", 9)))
+    assert changes == [1, 2, 1]
+    store.changed(WatchEvent("MODIFIED", slice_object("a", 12)))
+    store.changed(WatchEvent("MODIFIED", slice_object("a", 12)))
+    store.deleted(slice_object("a", 12))
+    assert changes == [1, 2, 1, 1, 0]
+
+
+def test_managed_fields_are_not_kept() -> None:
+    """They can be larger than the slice."""
+    listed = slice_object("a", 9)
+    listed["metadata"] |= {"managedFields": [{"manager": "m"}], "labels": {"l": "v"}}
+    store = SliceStore()
+    store.listed(object_list(10, listed))
+    (kept,) = store.slices("p")
+    assert kept == {**slice_object("a", 9), "metadata": {**slice_object("a", 9)["metadata"], "labels": {"l": "v"}}}
+
+
 def test_the_deletion_of_another_slice_of_that_name_is_ignored() -> None:
     store = SliceStore()
     store.listed(object_list(10, slice_object("a", 9, uid="new")))

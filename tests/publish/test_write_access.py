@@ -138,6 +138,23 @@ def test_a_successful_write_ends_the_outage(monkeypatch: pytest.MonkeyPatch) -> 
     run(host, scenario, monkeypatch)
 
 
+def test_an_accepted_write_replaces_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+
+    async def scenario(report: WriteAccess) -> None:
+        await eventually_async(lambda: host.reports == [True])
+        report.failed(ForbiddenError("no"))
+        assert host.reports == [True, False]
+        report.succeeded()
+        host.lag_s = LOST_AFTER_S + 0.5
+        await eventually_async(lambda: host.reports == [True, False, True, False])
+        host.lag_s, host.now = 0.0, 1000.0
+        await eventually_async(lambda: host.reports[4:] == [True])
+        assert host.sent == []
+
+    run(host, scenario, monkeypatch)
+
+
 def test_a_lagging_watch_gives_up_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
 

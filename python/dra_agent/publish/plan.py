@@ -113,7 +113,7 @@ class Planner:
 
     def _complete(self, write: Write, by_name: dict[str, CachedSlice], owner: dict[str, Any]) -> Write:
         """Return an update with all metadata of the published slice, including labels of other clients."""
-        found = by_name.get(write.slice["metadata"].get("name", ""))
+        found = by_name.get(write.slice["metadata"].get("name"))
         if write.op != "update" or found is None:
             return write
         others = [
