@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator import oracle
+from allocator import oracle, through_cluster
 from allocator.scenarios import scenario
 from dra_agent import _native
 from dra_agent.allocator import allocate, encode_query
@@ -28,6 +28,11 @@ def test_random_queries_match_the_scheduler(first: int, go_allocator: Path) -> N
         assert oracle.comparable(dict(result)) == oracle.comparable(expected), (
             f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
         )
+        if through_cluster.has_names(query):
+            kept = through_cluster.allocate(query)
+            assert oracle.comparable(kept) == oracle.comparable(expected), (
+                f"seed {seed}: the cluster {kept['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
+            )
 
 
 def test_a_search_with_early_pruning_matches_the_scheduler(go_allocator: Path) -> None:

@@ -20,7 +20,8 @@ use crate::error::Error;
 use crate::in_use::InUse;
 use crate::plan::{Classes, Match, Task, new_task};
 use crate::pools::{self, PoolState};
-use crate::query::{Query, allocation_of, classes_by_name, try_allocate};
+use crate::programs::Programs;
+use crate::query::{Query, Question, allocation_of, classes_by_name};
 use crate::request::{Request, claim_name};
 
 pub use report::{
@@ -30,38 +31,45 @@ pub use report::{
 
 /// Explains the result of a query. Errors are in [`Explanation::error`].
 pub fn explain(query: &Query) -> Explanation {
-    let result = try_allocate(query);
-    let mut explanation = Explanation {
-        node: query.node.0.metadata.name.clone(),
-        fits: matches!(result, Ok(Some(_))),
-        ..Explanation::default()
-    };
-    match evaluate_claims(query, &mut explanation) {
-        Ok(()) => {}
-        Err(error) => explanation.error = Some(error.to_string()),
-    }
-    match result {
-        Ok(Some(results)) => {
-            mark_allocated(&mut explanation, query, &results);
-            explanation.results = results;
+    let programs = Programs::default();
+    let classes = classes_by_name(&query.classes);
+    query.question(&classes, &programs).explain()
+}
+
+impl Question<'_> {
+    /// Explains the result of [`Question::allocate`].
+    pub(crate) fn explain(&self) -> Explanation {
+        let result = self.allocate();
+        let mut explanation = Explanation {
+            node: self.node.metadata.name.clone(),
+            fits: matches!(result, Ok(Some(_))),
+            ..Explanation::default()
+        };
+        match evaluate_claims(self, &mut explanation) {
+            Ok(()) => {}
+            Err(error) => explanation.error = Some(error.to_string()),
         }
-        Ok(None) => joint_conflicts::find(query, &mut explanation),
-        Err(error) => explanation.error = Some(error.to_string()),
+        match result {
+            Ok(Some(results)) => {
+                mark_allocated(&mut explanation, self.claims, &results);
+                explanation.results = results;
+            }
+            Ok(None) => joint_conflicts::find(self, &mut explanation),
+            Err(error) => explanation.error = Some(error.to_string()),
+        }
+        summary::write(&mut explanation);
+        explanation
     }
-    summary::write(&mut explanation);
-    explanation
 }
 
 /// Evaluates every device for every request.
-fn evaluate_claims(query: &Query, explanation: &mut Explanation) -> Result<(), Error> {
-    let node = &query.node.0;
-    let in_use = InUse::gather(query.allocated.iter().chain(&query.claims));
-    let classes = classes_by_name(&query.classes);
+fn evaluate_claims(question: &Question<'_>, explanation: &mut Explanation) -> Result<(), Error> {
+    let in_use = question.in_use();
     // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
-    let deadline = query.limits.deadline(Instant::now());
-    let mut matching = Match::new(node, pools::gather(&query.slices, node)?, deadline);
+    let deadline = question.limits.deadline(Instant::now());
+    let mut matching = question.matching(deadline)?;
     explanation.pools = matching.pools.iter().map(pool_report).collect();
-    for claim in &query.claims {
+    for claim in question.claims {
         let mut report = ClaimReport {
             claim: claim_name(claim),
             uid: claim.metadata.uid.clone(),
@@ -71,7 +79,8 @@ fn evaluate_claims(query: &Query, explanation: &mut Explanation) -> Result<(), E
         if !report.already_allocated {
             for request in &claim.spec.devices.requests {
                 for (part, alternative) in parts(request) {
-                    let evaluated = evaluate_request(claim, part, &classes, &mut matching, &in_use);
+                    let evaluated =
+                        evaluate_request(claim, part, question.classes, &mut matching, &in_use);
                     report.requests.push(RequestReport {
                         alternative,
                         ..evaluated
@@ -89,7 +98,7 @@ fn evaluate_claims(query: &Query, explanation: &mut Explanation) -> Result<(), E
 }
 
 /// The request or its alternatives, each with whether it is an alternative.
-fn parts(request: &DeviceRequest) -> Vec<(Request<'_>, bool)> {
+pub(crate) fn parts(request: &DeviceRequest) -> Vec<(Request<'_>, bool)> {
     if request.first_available.is_empty() {
         return request
             .exactly
@@ -182,13 +191,12 @@ fn problem(state: &PoolState) -> Option<String> {
 }
 
 /// Marks the devices of the allocation.
-fn mark_allocated(explanation: &mut Explanation, query: &Query, results: &[AllocationResult]) {
-    for ((report, claim), result) in explanation
-        .claims
-        .iter_mut()
-        .zip(&query.claims)
-        .zip(results)
-    {
+fn mark_allocated(
+    explanation: &mut Explanation,
+    claims: &[ResourceClaim],
+    results: &[AllocationResult],
+) {
+    for ((report, claim), result) in explanation.claims.iter_mut().zip(claims).zip(results) {
         debug_assert_eq!(report.claim, claim_name(claim));
         let chosen: HashSet<(&str, &str, &str, &str)> = result
             .devices

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use dra_api::{DeviceRequestAllocationResult, Quantity, ResourceClaim};
 
+use crate::held::Held;
 use crate::request::claim_name;
 
 /// Consumed capacity by its name.
@@ -15,6 +16,16 @@ pub(crate) struct DeviceId<'a> {
     pub(crate) driver: &'a str,
     pub(crate) pool: &'a str,
     pub(crate) device: &'a str,
+}
+
+impl<'a> DeviceId<'a> {
+    pub(crate) fn of(result: &'a DeviceRequestAllocationResult) -> Self {
+        Self {
+            driver: &result.driver,
+            pool: &result.pool,
+            device: &result.device,
+        }
+    }
 }
 
 impl std::fmt::Display for DeviceId<'_> {
@@ -41,8 +52,33 @@ pub struct Holder {
     pub consumed: BTreeMap<String, Quantity>,
 }
 
+impl Holder {
+    pub(crate) fn new(claim: &ResourceClaim, result: &DeviceRequestAllocationResult) -> Self {
+        Self {
+            claim: claim_name(claim),
+            uid: claim.metadata.uid.clone(),
+            request: result.request.clone(),
+            share_id: result.share_id.clone(),
+            admin_access: result.admin_access.unwrap_or(false),
+            consumed: result.consumed_capacity.clone(),
+        }
+    }
+
+    /// Whether the claim is the holder.
+    pub(crate) fn is_of(&self, (namespace, name): Identity<'_>) -> bool {
+        if !self.uid.is_empty() {
+            return namespace.is_empty() && self.uid == name;
+        }
+        if namespace.is_empty() {
+            return self.claim == name;
+        }
+        let rest = self.claim.strip_prefix(namespace);
+        rest.and_then(|rest| rest.strip_prefix('/')) == Some(name)
+    }
+}
+
 /// The use of one device by existing allocations.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Use {
     /// One claim uses the device exclusively.
     pub(crate) whole: bool,
@@ -54,22 +90,45 @@ pub(crate) struct Use {
 }
 
 impl Use {
+    pub(crate) fn add(&mut self, holder: Holder) {
+        if holder.admin_access {
+            // Admin access does not exclude other claims.
+        } else if holder.share_id.is_none() {
+            self.whole = true;
+        } else {
+            self.shared = true;
+            if !holder.consumed.is_empty() {
+                let total = self.capacity.get_or_insert_default();
+                add_capacities(total, &holder.consumed);
+            }
+        }
+        self.holders.push(holder);
+    }
+
     /// Whether the device consumes its counters.
     pub(crate) fn any(&self) -> bool {
         self.whole || self.shared
     }
 }
 
-/// The use of all devices.
+/// The use of all devices: by the claims that a cluster holds, and by those of a query.
 #[derive(Debug, Default)]
 pub(crate) struct InUse<'a> {
+    held: Option<&'a Held>,
+    /// The devices that claims of the query use, with their use by other claims.
     devices: HashMap<DeviceId<'a>, Use>,
 }
 
 impl<'a> InUse<'a> {
-    /// Collects the allocations of `claims`. A duplicate claim counts once.
-    pub(crate) fn gather(claims: impl Iterator<Item = &'a ResourceClaim>) -> Self {
-        let mut in_use = Self::default();
+    /// Collects the allocations of `claims`. A duplicate claim counts once, and not at all if it is held already.
+    pub(crate) fn gather(
+        held: Option<&'a Held>,
+        claims: impl Iterator<Item = &'a ResourceClaim>,
+    ) -> Self {
+        let mut in_use = Self {
+            held,
+            devices: HashMap::new(),
+        };
         let mut seen = HashSet::new();
         for claim in claims {
             let allocation = claim
@@ -79,7 +138,10 @@ impl<'a> InUse<'a> {
             let Some(allocation) = allocation else {
                 continue;
             };
-            if identity(claim).is_some_and(|identity| !seen.insert(identity)) {
+            let is_known = |identity: Identity<'a>| {
+                held.is_some_and(|held| held.contains(identity)) || !seen.insert(identity)
+            };
+            if identity(claim).is_some_and(is_known) {
                 continue;
             }
             for result in &allocation.devices.results {
@@ -91,37 +153,17 @@ impl<'a> InUse<'a> {
 
     pub(crate) fn of<'b>(&'b self, id: DeviceId<'b>) -> Option<&'b Use> {
         let devices: &'b HashMap<DeviceId<'b>, Use> = &self.devices;
-        devices.get(&id)
+        devices.get(&id).or_else(|| self.held?.of(id))
     }
 
     fn add(&mut self, claim: &'a ResourceClaim, result: &'a DeviceRequestAllocationResult) {
-        let id = DeviceId {
-            driver: &result.driver,
-            pool: &result.pool,
-            device: &result.device,
-        };
-        let used = self.devices.entry(id).or_default();
-        let admin_access = result.admin_access.unwrap_or(false);
-        used.holders.push(Holder {
-            claim: claim_name(claim),
-            uid: claim.metadata.uid.clone(),
-            request: result.request.clone(),
-            share_id: result.share_id.clone(),
-            admin_access,
-            consumed: result.consumed_capacity.clone(),
-        });
-        if admin_access {
-            return;
-        }
-        if result.share_id.is_none() {
-            used.whole = true;
-            return;
-        }
-        used.shared = true;
-        if !result.consumed_capacity.is_empty() {
-            let total = used.capacity.get_or_insert_default();
-            add_capacities(total, &result.consumed_capacity);
-        }
+        let id = DeviceId::of(result);
+        let held = self.held;
+        let known = || held.and_then(|held| held.of(id)).cloned();
+        self.devices
+            .entry(id)
+            .or_insert_with(|| known().unwrap_or_default())
+            .add(Holder::new(claim, result));
     }
 }
 
@@ -136,8 +178,11 @@ pub(crate) fn add_capacities(total: &mut Capacities, more: &Capacities) {
     }
 }
 
+/// Identifies a claim: `("", uid)`, or namespace and name of a claim without uid.
+pub(crate) type Identity<'a> = (&'a str, &'a str);
+
 /// The identity of a claim; `None` for a claim without a name.
-fn identity(claim: &ResourceClaim) -> Option<(&str, &str)> {
+pub(crate) fn identity(claim: &ResourceClaim) -> Option<Identity<'_>> {
     let meta = &claim.metadata;
     if !meta.uid.is_empty() {
         Some(("", &meta.uid))

@@ -1,31 +1,39 @@
 //! Kubernetes' structured allocator: allocates devices of a node to ResourceClaims, and explains why a claim does not fit.
 //!
 //! The results equal those of kube-scheduler v1.37 with its default feature gates, device for device. docs/reference/allocator.md
-//! describes the tests. The crate has no state: existing allocations are an input, new allocations are the output.
+//! describes the tests. Existing allocations are an input, new allocations are the output:
+//! [`allocate`] reads all objects for one query, a [`Cluster`] keeps them for many.
 
 mod capacity;
+mod cluster;
 mod config;
 mod constraints;
 mod counters;
 mod error;
 mod explain;
+mod held;
 mod in_use;
 mod node;
 mod node_selector;
 mod plan;
 mod pools;
+mod programs;
+mod published;
 mod query;
 mod request;
 mod result;
 mod search;
 mod selectors;
 mod share_id;
+mod slices;
 mod taints;
 
+pub use cluster::{Cluster, Counts, InvalidObject, Options, Sweep};
 pub use error::Error;
 pub use explain::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
     RequestReport, ValueReport, explain,
 };
 pub use in_use::Holder;
+pub use published::Published;
 pub use query::{Limits, NodeInput, Query, Response, allocate};

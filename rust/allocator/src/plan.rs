@@ -7,6 +7,7 @@ use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::pools::{Candidate, Pool, PoolState, candidates};
+use crate::programs::Programs;
 use crate::query::Deadline;
 use crate::request::{Request, claim_name};
 use crate::selectors::{SelectorResult, Selectors};
@@ -72,12 +73,17 @@ pub(crate) struct Match<'a> {
 }
 
 impl<'a> Match<'a> {
-    pub(crate) fn new(node: &'a Node, pools: Vec<Pool<'a>>, deadline: Deadline) -> Self {
+    pub(crate) fn new(
+        node: &'a Node,
+        pools: Vec<Pool<'a>>,
+        programs: &'a Programs,
+        deadline: Deadline,
+    ) -> Self {
         Self {
             node,
             candidates: candidates(&pools),
             pools,
-            selectors: Selectors::new(deadline),
+            selectors: Selectors::new(programs, deadline),
             known: Vec::new(),
         }
     }

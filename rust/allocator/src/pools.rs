@@ -5,18 +5,22 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use dra_api::{CounterSet, Device, Node, ResourceSlice};
+use dra_api::{CounterSet, Device, Node};
 
 use crate::error::Error;
 use crate::in_use::DeviceId;
 use crate::node::slice_is_usable_on;
+use crate::published::Published;
+use crate::slices::Slices;
 
 /// A device of a usable pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate<'a> {
     pub(crate) pool: usize,
-    pub(crate) slice: &'a ResourceSlice,
+    pub(crate) slice: &'a Published,
     pub(crate) device: &'a Device,
+    /// The index of the device in its slice.
+    pub(crate) position: usize,
 }
 
 impl<'a> Candidate<'a> {
@@ -51,12 +55,12 @@ pub(crate) struct Pool<'a> {
     pub(crate) name: &'a str,
     pub(crate) state: PoolState,
     /// Slices with devices for the node, by name. Empty if the pool is not usable.
-    pub(crate) slices: Vec<&'a ResourceSlice>,
+    pub(crate) slices: Vec<&'a Published>,
     /// Slices with devices for other nodes. Their allocated devices consume counters of this pool too.
-    pub(crate) other_node_slices: Vec<&'a ResourceSlice>,
+    pub(crate) other_node_slices: Vec<&'a Published>,
     pub(crate) counter_sets: BTreeMap<&'a str, &'a CounterSet>,
     /// All slices of the pool, for explanations.
-    pub(crate) found: Vec<&'a ResourceSlice>,
+    pub(crate) found: Vec<&'a Published>,
 }
 
 impl Pool<'_> {
@@ -75,9 +79,9 @@ impl Pool<'_> {
 type PoolKey<'a> = (&'a str, &'a str);
 
 /// All pools with a slice for the node.
-pub(crate) fn gather<'a>(slices: &'a [ResourceSlice], node: &Node) -> Result<Vec<Pool<'a>>, Error> {
-    let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a ResourceSlice>> = HashMap::new();
-    for slice in for_node(slices, node) {
+pub(crate) fn gather<'a>(slices: Slices<'a>, node: &Node) -> Result<Vec<Pool<'a>>, Error> {
+    let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a Published>> = HashMap::new();
+    for slice in slices.for_node(&node.metadata.name) {
         if !uses_compatibility_groups(slice) && slice_is_usable_on(slice, node)? {
             add_newest(by_pool.entry(key(slice)).or_default(), slice);
         }
@@ -95,36 +99,24 @@ pub(crate) fn candidates<'a>(pools: &[Pool<'a>]) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for (pool, entry) in pools.iter().enumerate() {
         for slice in &entry.slices {
-            candidates.extend(slice.spec.devices.iter().map(|device| Candidate {
+            let devices = slice.spec.devices.iter().enumerate();
+            candidates.extend(devices.map(|(position, device)| Candidate {
                 pool,
                 slice,
                 device,
+                position,
             }));
         }
     }
     candidates
 }
 
-/// The slices for the node: first those with the node name, then those without. The order matters only for slices of one
-/// pool with different numbers of slices.
-fn for_node<'a>(
-    slices: &'a [ResourceSlice],
-    node: &Node,
-) -> impl Iterator<Item = &'a ResourceSlice> {
-    let name = |slice: &'a ResourceSlice| slice.spec.node_name.as_deref().unwrap_or_default();
-    let expected = node.metadata.name.clone();
-    let own = slices
-        .iter()
-        .filter(move |slice| !name(slice).is_empty() && name(slice) == expected);
-    own.chain(slices.iter().filter(move |slice| name(slice).is_empty()))
-}
-
-fn key(slice: &ResourceSlice) -> PoolKey<'_> {
+fn key(slice: &Published) -> PoolKey<'_> {
     (&slice.spec.driver, &slice.spec.pool.name)
 }
 
 /// Whether the slice uses compatibility groups. The gate DRADeviceCompatibilityGroups is off, so such slices are ignored.
-fn uses_compatibility_groups(slice: &ResourceSlice) -> bool {
+fn uses_compatibility_groups(slice: &Published) -> bool {
     slice
         .spec
         .devices
@@ -133,7 +125,7 @@ fn uses_compatibility_groups(slice: &ResourceSlice) -> bool {
         .any(|consumption| !consumption.compatibility_groups.is_empty())
 }
 
-fn add_newest<'a>(found: &mut Vec<&'a ResourceSlice>, slice: &'a ResourceSlice) {
+fn add_newest<'a>(found: &mut Vec<&'a Published>, slice: &'a Published) {
     let generation = slice.spec.pool.generation;
     match found.first().map(|first| first.spec.pool.generation) {
         Some(known) if generation < known => {}
@@ -145,8 +137,8 @@ fn add_newest<'a>(found: &mut Vec<&'a ResourceSlice>, slice: &'a ResourceSlice) 
 /// The pool, or `None` if a newer generation has no slice for this node yet.
 fn assemble<'a>(
     (driver, name): PoolKey<'a>,
-    found: Vec<&'a ResourceSlice>,
-    slices: &'a [ResourceSlice],
+    found: Vec<&'a Published>,
+    slices: Slices<'a>,
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;
     let (generation, expected) = (first.generation, first.resource_slice_count);
@@ -163,11 +155,15 @@ fn assemble<'a>(
     if complete(found.len()) {
         return Some(build(pool, found, &[]));
     }
-    let everywhere = || slices.iter().filter(|slice| key(slice) == (driver, name));
-    if everywhere().any(|slice| slice.spec.pool.generation > generation) {
+    let everywhere = slices.of_pool(driver, name);
+    if everywhere
+        .iter()
+        .any(|slice| slice.spec.pool.generation > generation)
+    {
         return None;
     }
-    let all: Vec<&ResourceSlice> = everywhere()
+    let all: Vec<&Published> = everywhere
+        .into_iter()
         .filter(|slice| {
             slice.spec.pool.generation == generation && !uses_compatibility_groups(slice)
         })
@@ -185,12 +181,8 @@ fn assemble<'a>(
 }
 
 /// Groups the slices by purpose, and checks their consistency.
-fn build<'a>(
-    mut pool: Pool<'a>,
-    mut here: Vec<&'a ResourceSlice>,
-    all: &[&'a ResourceSlice],
-) -> Pool<'a> {
-    let has_counters = |slice: &&ResourceSlice| !slice.spec.shared_counters.is_empty();
+fn build<'a>(mut pool: Pool<'a>, mut here: Vec<&'a Published>, all: &[&'a Published]) -> Pool<'a> {
+    let has_counters = |slice: &&Published| !slice.spec.shared_counters.is_empty();
     here.sort_by_key(|slice| slice.metadata.name.as_str());
     let (mut counters, slices): (Vec<_>, Vec<_>) = here.iter().partition(|s| has_counters(s));
     let mut other_node_slices = Vec::new();
@@ -222,9 +214,9 @@ fn build<'a>(
 }
 
 fn check<'a>(
-    slices: &[&'a ResourceSlice],
-    other_node_slices: &[&'a ResourceSlice],
-    counters: &[&'a ResourceSlice],
+    slices: &[&'a Published],
+    other_node_slices: &[&'a Published],
+    counters: &[&'a Published],
 ) -> Result<BTreeMap<&'a str, &'a CounterSet>, String> {
     let mut names = HashSet::new();
     for device in slices.iter().flat_map(|slice| &slice.spec.devices) {

@@ -3,19 +3,23 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use dra_api::{AllocationResult, DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice};
+use dra_api::{AllocationResult, DeviceClass, Node, ObjectMeta, ResourceClaim};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::Error;
+use crate::held::Held;
 use crate::in_use::InUse;
 use crate::node_selector;
 use crate::plan::{Classes, Match, plan_claim};
 use crate::pools;
+use crate::programs::Programs;
+use crate::published::Published;
 use crate::request::claim_name;
 use crate::result;
 use crate::search::Search;
+use crate::slices::Slices;
 
 /// The time limit of kube-scheduler for one allocation (`filterTimeout` of the plugin DynamicResources).
 const DEFAULT_DEADLINE_MS: u64 = 10_000;
@@ -32,7 +36,7 @@ pub struct Query {
     pub classes: Vec<DeviceClass>,
     /// Slices of other nodes are ignored.
     #[serde(deserialize_with = "objects")]
-    pub slices: Vec<ResourceSlice>,
+    pub slices: Vec<Published>,
     /// The claims to allocate. Claims with an allocation keep it.
     #[serde(deserialize_with = "objects")]
     pub claims: Vec<ResourceClaim>,
@@ -160,67 +164,135 @@ pub struct Response {
     pub error: Option<String>,
 }
 
-/// Allocates devices as kube-scheduler does. Errors are in [`Response::error`].
-pub fn allocate(query: &Query) -> Response {
-    match try_allocate(query) {
-        Ok(Some(results)) => Response {
-            allocated: true,
-            results,
-            error: None,
-        },
-        Ok(None) => Response::default(),
-        Err(error) => Response {
-            error: Some(error.to_string()),
-            ..Response::default()
-        },
+impl From<Result<Option<Vec<AllocationResult>>, Error>> for Response {
+    fn from(result: Result<Option<Vec<AllocationResult>>, Error>) -> Self {
+        match result {
+            Ok(Some(results)) => Self {
+                allocated: true,
+                results,
+                error: None,
+            },
+            Ok(None) => Self::default(),
+            Err(error) => Self {
+                error: Some(error.to_string()),
+                ..Self::default()
+            },
+        }
     }
 }
 
-/// The allocations, or `None` if the claims do not fit.
-pub(crate) fn try_allocate(query: &Query) -> Result<Option<Vec<AllocationResult>>, Error> {
-    let deadline = query.limits.deadline(Instant::now());
-    let node = &query.node.0;
-    let in_use = InUse::gather(query.allocated.iter().chain(&query.claims));
-    let reachable = allocations_are_usable(query)?;
-    let pending: Vec<&ResourceClaim> = query
-        .claims
-        .iter()
-        .filter(|claim| allocation_of(claim).is_none())
-        .collect();
-    let mut found = Vec::new();
-    if !pending.is_empty() {
-        let classes = classes_by_name(&query.classes);
-        let mut matching = Match::new(node, pools::gather(&query.slices, node)?, deadline);
-        let mut planned = Vec::new();
-        for claim in pending {
-            planned.push(plan_claim(claim, &classes, &mut matching)?);
+/// Allocates devices as kube-scheduler does. Errors are in [`Response::error`].
+pub fn allocate(query: &Query) -> Response {
+    let programs = Programs::default();
+    let classes = classes_by_name(&query.classes);
+    query.question(&classes, &programs).allocate().into()
+}
+
+/// A query with everything that is computed once for several queries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) classes: &'a Classes<'a>,
+    pub(crate) slices: Slices<'a>,
+    pub(crate) claims: &'a [ResourceClaim],
+    /// Other claims. Their allocated devices are in use.
+    pub(crate) allocated: &'a [ResourceClaim],
+    /// The claims that a cluster holds.
+    pub(crate) held: Option<&'a Held>,
+    pub(crate) programs: &'a Programs,
+    pub(crate) limits: Limits,
+}
+
+impl Query {
+    pub(crate) fn question<'a>(
+        &'a self,
+        classes: &'a Classes<'a>,
+        programs: &'a Programs,
+    ) -> Question<'a> {
+        Question {
+            node: &self.node.0,
+            classes,
+            slices: Slices::List(&self.slices),
+            claims: &self.claims,
+            allocated: &self.allocated,
+            held: None,
+            programs,
+            limits: self.limits,
         }
-        let search = Search::new(&mut matching, &planned, &in_use, query.limits, deadline);
-        let Some(solution) = search.run()? else {
-            return match invalid_pool(&matching) {
-                Some(error) => Err(error),
-                None => Ok(None),
-            };
+    }
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn in_use(&self) -> InUse<'a> {
+        InUse::gather(self.held, self.allocated.iter().chain(self.claims))
+    }
+
+    /// The candidates of the node.
+    pub(crate) fn matching(&self, deadline: Deadline) -> Result<Match<'a>, Error> {
+        let pools = pools::gather(self.slices, self.node)?;
+        Ok(Match::new(self.node, pools, self.programs, deadline))
+    }
+
+    /// The allocations, or `None` if the claims do not fit.
+    pub(crate) fn allocate(&self) -> Result<Option<Vec<AllocationResult>>, Error> {
+        let deadline = self.limits.deadline(Instant::now());
+        let in_use = self.in_use();
+        let reachable = self.allocations_are_usable()?;
+        let pending = || {
+            let claims = self.claims.iter();
+            claims.filter(|claim| allocation_of(claim).is_none())
         };
-        for (index, claim) in planned.iter().enumerate() {
-            found.push(result::allocation(
-                claim,
-                &solution.devices[index],
-                &solution.alternatives[index],
-                &matching,
-            )?);
+        let mut found = Vec::new();
+        if pending().next().is_some() {
+            let mut matching = self.matching(deadline)?;
+            let mut planned = Vec::new();
+            for claim in pending() {
+                planned.push(plan_claim(claim, self.classes, &mut matching)?);
+            }
+            let search = Search::new(&mut matching, &planned, &in_use, self.limits, deadline);
+            let Some(solution) = search.run()? else {
+                return match invalid_pool(&matching) {
+                    Some(error) => Err(error),
+                    None => Ok(None),
+                };
+            };
+            for (index, claim) in planned.iter().enumerate() {
+                found.push(result::allocation(
+                    claim,
+                    &solution.devices[index],
+                    &solution.alternatives[index],
+                    &matching,
+                )?);
+            }
         }
+        if !reachable {
+            return Ok(None);
+        }
+        let mut found = found.into_iter();
+        let results = self
+            .claims
+            .iter()
+            .filter_map(|claim| allocation_of(claim).cloned().or_else(|| found.next()))
+            .collect();
+        Ok(Some(results))
     }
-    if !reachable {
-        return Ok(None);
+
+    /// Whether the existing allocations of the claims can be used on the node.
+    pub(crate) fn allocations_are_usable(&self) -> Result<bool, Error> {
+        let mut reach = true;
+        for claim in self.claims {
+            let selector = allocation_of(claim).and_then(|found| found.node_selector.as_ref());
+            if let Some(selector) = selector {
+                reach &= node_selector::matches(selector, self.node).map_err(|message| {
+                    Error::NodeSelector {
+                        place: format!("claim {}", claim_name(claim)),
+                        message,
+                    }
+                })?;
+            }
+        }
+        Ok(reach)
     }
-    let mut found = found.into_iter();
-    let results = query
-        .claims
-        .iter()
-        .filter_map(|claim| allocation_of(claim).cloned().or_else(|| found.next()))
-        .collect();
-    Ok(Some(results))
 }
 
 pub(crate) fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> {
@@ -243,21 +315,4 @@ fn invalid_pool(matching: &Match<'_>) -> Option<Error> {
         }),
         _ => None,
     })
-}
-
-/// Whether the existing allocations of the claims can be used on the node.
-fn allocations_are_usable(query: &Query) -> Result<bool, Error> {
-    let mut reach = true;
-    for claim in &query.claims {
-        let selector = allocation_of(claim).and_then(|found| found.node_selector.as_ref());
-        if let Some(selector) = selector {
-            reach &= node_selector::matches(selector, &query.node.0).map_err(|message| {
-                Error::NodeSelector {
-                    place: format!("claim {}", claim_name(claim)),
-                    message,
-                }
-            })?;
-        }
-    }
-    Ok(reach)
 }

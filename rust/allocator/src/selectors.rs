@@ -1,15 +1,19 @@
 //! Selectors: CEL expressions of classes and requests, compiled once and evaluated at most once on each device.
 //!
+//! A slice keeps the results, so a later query of the same cluster does not evaluate them again.
 //! An expression that does not compile or fails ends the allocation, but only when it is needed for a device.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use dra_api::DeviceSelector;
-use dra_cel::{DeviceInput, EvalError, Program};
+use dra_cel::{DeviceInput, EvalError};
 
 use crate::error::Error;
 use crate::pools::Candidate;
+use crate::programs::{Compiled, Programs};
+use crate::published::{Published, Results};
 use crate::query::Deadline;
 
 /// The result of selectors on one device.
@@ -55,20 +59,23 @@ impl Failure {
     }
 }
 
+/// An expression in use by a query.
 #[derive(Debug)]
-struct Compiled {
-    program: Result<Program, String>,
-    /// The results by candidate.
-    results: HashMap<usize, Result<bool, String>>,
+struct Used<'a> {
+    /// The message of an error if the expression cannot be used.
+    compiled: Result<Arc<Compiled>, String>,
+    /// The results on the slice of the last device.
+    results: Option<(&'a Published, Results)>,
 }
 
-/// Caches compiled expressions by text, converted devices, and results.
+/// The expressions of one query, and the converted devices.
 #[derive(Debug)]
 pub(crate) struct Selectors<'a> {
     deadline: Deadline,
+    programs: &'a Programs,
     /// Memory of the compiled regular expressions, in bytes.
     pattern_bytes: usize,
-    compiled: HashMap<&'a str, Compiled>,
+    used: HashMap<&'a str, Used<'a>>,
     devices: HashMap<usize, Result<DeviceInput, String>>,
 }
 
@@ -76,11 +83,12 @@ pub(crate) struct Selectors<'a> {
 const MAX_PATTERN_BYTES: usize = 64 << 20;
 
 impl<'a> Selectors<'a> {
-    pub(crate) fn new(deadline: Deadline) -> Self {
+    pub(crate) fn new(programs: &'a Programs, deadline: Deadline) -> Self {
         Self {
             deadline,
+            programs,
             pattern_bytes: 0,
-            compiled: HashMap::new(),
+            used: HashMap::new(),
             devices: HashMap::new(),
         }
     }
@@ -127,56 +135,60 @@ impl<'a> Selectors<'a> {
     ) -> Result<bool, Failure> {
         let deadline = self.deadline;
         let late = || Failure::Deadline(deadline);
-        let compiled = match self.compiled.entry(expression) {
+        let used = match self.used.entry(expression) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 deadline.check().map_err(|_| late())?;
-                place.insert(Compiled {
-                    program: compile(expression, &mut self.pattern_bytes),
-                    results: HashMap::new(),
+                let compiled = self.programs.get(expression);
+                self.pattern_bytes += compiled.pattern_bytes();
+                place.insert(Used {
+                    compiled: usable(compiled, self.pattern_bytes),
+                    results: None,
                 })
             }
         };
-        let program = match &compiled.program {
-            Ok(program) => program,
-            Err(message) => {
-                return Err(Failure::Compile {
-                    index: 0,
-                    message: message.clone(),
-                });
-            }
+        let compile_error = |message: &String| Failure::Compile {
+            index: 0,
+            message: message.clone(),
         };
-        let result = match compiled.results.entry(index) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                deadline.check().map_err(|_| late())?;
-                let device = self.devices.entry(index).or_insert_with(|| {
-                    DeviceInput::new(&candidate.slice.spec.driver, candidate.device)
-                        .map_err(|error| error.to_string())
-                });
-                place.insert(match device {
-                    Ok(device) => match program.matches_until(device, deadline.at) {
-                        Err(EvalError::Deadline) => return Err(late()),
-                        result => result.map_err(|error| error.to_string()),
-                    },
-                    Err(message) => Err(message.clone()),
-                })
-            }
+        let compiled = used.compiled.as_ref().map_err(compile_error)?;
+        let program = compiled.program.as_ref().map_err(compile_error)?;
+        let slice = candidate.slice;
+        let results = match &mut used.results {
+            Some((of, results)) if std::ptr::eq(*of, slice) => results,
+            other => &mut other.insert((slice, slice.results_of(compiled.id))).1,
         };
-        result
-            .clone()
-            .map_err(|message| Failure::Evaluate { index: 0, message })
+        if let Some(known) = results.get(candidate.position) {
+            return Ok(known);
+        }
+        deadline.check().map_err(|_| late())?;
+        let evaluation_error = |message: String| Failure::Evaluate { index: 0, message };
+        let device = self.devices.entry(index).or_insert_with(|| {
+            DeviceInput::new(&candidate.slice.spec.driver, candidate.device)
+                .map_err(|error| error.to_string())
+        });
+        let device = device
+            .as_ref()
+            .map_err(|message| evaluation_error(message.clone()))?;
+        self.programs.count_evaluation();
+        match program.matches_until(device, deadline.at) {
+            Ok(matches) => {
+                results.set(candidate.position, matches);
+                Ok(matches)
+            }
+            Err(EvalError::Deadline) => Err(late()),
+            Err(error) => Err(evaluation_error(error.to_string())),
+        }
     }
 }
 
-fn compile(expression: &str, pattern_bytes: &mut usize) -> Result<Program, String> {
-    let program = Program::compile(expression).map_err(|error| error.to_string())?;
-    *pattern_bytes += program.pattern_bytes();
-    if *pattern_bytes > MAX_PATTERN_BYTES {
+/// The expression, unless the regular expressions of the query take too much memory with it.
+fn usable(compiled: Arc<Compiled>, pattern_bytes: usize) -> Result<Arc<Compiled>, String> {
+    if compiled.program.is_ok() && pattern_bytes > MAX_PATTERN_BYTES {
         return Err(format!(
             "the regular expressions of all selectors take more than {} MiB together",
             MAX_PATTERN_BYTES >> 20
         ));
     }
-    Ok(program)
+    Ok(compiled)
 }

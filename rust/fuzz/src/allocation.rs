@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dra_allocator::{Limits, Query, Response, allocate, explain};
+use dra_allocator::{Limits, Published, Query, Response, allocate, explain};
 use dra_api::{
     ALL, AllocationResult, CapacityRequirements, Device, DeviceAttribute, DeviceClass,
     DeviceRequestAllocationResult, DeviceSelector, DeviceToleration, Quantity, ResourceClaim,
-    ResourceSlice,
 };
 use dra_cel::{DeviceInput, Program};
 
@@ -482,13 +481,13 @@ fn attribute<'a>(
 fn devices_of<'a>(
     query: &'a Query,
     (driver, pool, device): DeviceName<'_>,
-) -> Vec<(&'a ResourceSlice, &'a Device)> {
+) -> Vec<(&'a Published, &'a Device)> {
     let node = query.node.0.metadata.name.as_str();
     let here = |name: &Option<String>, everywhere: Option<bool>| {
         let name = name.as_deref().unwrap_or_default();
         (!name.is_empty() && name == node) || (name.is_empty() && everywhere == Some(true))
     };
-    let of_pool = |slice: &&ResourceSlice| {
+    let of_pool = |slice: &&Published| {
         slice.spec.driver == driver
             && slice.spec.pool.name == pool
             && !slice

@@ -1,0 +1,247 @@
+"""A cluster for what-if queries: slices, classes, nodes and held claims, read once for any number of queries.
+
+The results are those of `dra_agent.allocator.allocate` for the same objects, and so those of kube-scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from dra_agent.allocator import Allocation, Object
+from dra_agent.errors import PermanentError
+
+Claims = bytes | Iterable[Object]
+"""ResourceClaims: objects, or JSON as the API server returns it (a list object, an array or one object)."""
+Source = bytes | Iterable[Object | bytes]
+"""Objects of one kind: as `Claims`, or the pages of a list one after another."""
+
+BATCH_OBJECTS = 64
+"""Objects that are encoded at a time: an iterable of any length needs memory for so many."""
+_HINT = "check it with `kubectl apply --dry-run=server`"
+_Result = TypeVar("_Result")
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """On which nodes claims fit; every examined node is in one of `fits`, `reasons` and `errors`."""
+
+    fits: list[str]
+    """Names of nodes, in order."""
+    reasons: dict[str, str]
+    """By node: why the claims do not fit. `explain` has every device."""
+    errors: dict[str, str]
+    """By node: the error that kube-scheduler would report, such as an unknown class."""
+    unexamined: list[str]
+    """The nodes without a result at the deadline; empty if the sweep is complete."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """How many objects a cluster has, and the work that it did so far."""
+
+    slices: int
+    classes: int
+    nodes: int
+    """Node objects; slices can name more nodes."""
+    held: int
+    """Claims that hold devices."""
+    slices_decoded: int
+    expressions_compiled: int
+    selectors_evaluated: int
+    """Evaluations of one selector on one device; a known result is not evaluated again."""
+
+
+class Cluster:
+    """The objects of a cluster, for queries about claims. It changes nothing in a real cluster.
+
+    Safe for threads: a query works on the objects that exist at its start, changes neither wait for queries nor affect
+    those that run. Long calls release the GIL, so queries of several threads run in parallel.
+
+    Every method raises PermanentError for an object that is not one of resource.k8s.io/v1; it names the object and the
+    field, and nothing changes.
+    """
+
+    def __init__(
+        self,
+        slices: Source = (),
+        classes: Source = (),
+        *,
+        nodes: Source = (),
+        claims: Source = (),
+    ) -> None:
+        """Read the objects.
+
+        Arguments:
+            slices: The ResourceSlices, with unique names.
+            classes: The DeviceClasses.
+            nodes: The Node objects, where their labels matter. Without any, the nodes are those that slices name.
+            claims: ResourceClaims; those that are allocated hold their devices.
+        """
+        from dra_agent import _native
+
+        self._native = _native.Cluster()
+        for batch in _batches(slices):
+            _call(self._native.update_slices, batch, True)
+        for batch in _batches(classes):
+            _call(self._native.update_classes, batch)
+        for batch in _batches(nodes):
+            _call(self._native.update_nodes, batch)
+        for batch in _batches(claims):
+            _call(self._native.hold, batch, True)
+
+    def allocate(
+        self,
+        node: str,
+        claims: Claims,
+        *,
+        deadline: float = 10.0,
+        share_id_seed: int | None = None,
+        ignore_held: bool = False,
+    ) -> Allocation:
+        """Find the devices that kube-scheduler would allocate to `claims`, all together, on a node.
+
+        The result is not recorded: `hold` does that.
+
+        Arguments:
+            node: The name of the node.
+            claims: The ResourceClaims to allocate. One that is allocated already keeps what it has.
+            deadline: Seconds after which the search ends with an error, as in kube-scheduler.
+            share_id_seed: Makes the share IDs of shared devices repeatable; random if omitted.
+            ignore_held: Compute the result as if no claim was held.
+
+        Raises:
+            PermanentError: A claim cannot be read, or there are Node objects but none of this name.
+        """
+        seed = _seed(share_id_seed)
+        response = _call(self._native.allocate, node, _encode(claims), _milliseconds(deadline), seed, ignore_held)
+        return cast("Allocation", msgspec.json.decode(response))
+
+    def explain(self, node: str, claims: Claims, *, deadline: float = 10.0) -> dict[str, Any]:
+        """Explain the result of `allocate`: every device with the reasons against it.
+
+        docs/how-to/operate/explain.md describes the members. It takes at most twice `deadline` plus 5 seconds.
+
+        Raises:
+            PermanentError: As for `allocate`.
+        """
+        response = _call(self._native.explain, node, _encode(claims), _milliseconds(deadline), _seed(None), False)
+        explanation: dict[str, Any] = msgspec.json.decode(response)
+        return explanation
+
+    def fits(
+        self,
+        claims: Claims,
+        *,
+        nodes: Iterable[str] | None = None,
+        deadline: float = 10.0,
+        ignore_held: bool = False,
+    ) -> Sweep:
+        """Find the nodes on which `claims` fit, all together, and why they do not fit on others.
+
+        Arguments:
+            claims: The ResourceClaims; nothing is recorded.
+            nodes: The names of the nodes to examine; all if omitted.
+            deadline: Seconds for all nodes together. A node that needs long is examined after the others, and a
+                partial result names the nodes that are not examined.
+            ignore_held: Compute the result as if no claim was held.
+
+        Raises:
+            PermanentError: As for `allocate`.
+        """
+        names = None if nodes is None else list(nodes)
+        response = _call(self._native.fits, names, _encode(claims), _milliseconds(deadline), ignore_held)
+        return msgspec.json.decode(response, type=Sweep)
+
+    def hold(self, claims: Source) -> None:
+        """Record that allocated claims hold their devices; one that is held already gets its new allocation.
+
+        Raises:
+            PermanentError: A claim has no `status.allocation`, or neither uid nor name.
+        """
+        for batch in _batches(claims):
+            _call(self._native.hold, batch, False)
+
+    def release(self, claims: Source) -> int:
+        """Release the devices of claims, found by uid, or by name where they have none; return how many were held."""
+        return sum(_call(self._native.release, batch) for batch in _batches(claims))
+
+    def update(self, slice: bytes | Object) -> None:
+        """Add a ResourceSlice, or replace the one of its name."""
+        _call(self._native.update_slices, _encode_one(slice), False)
+
+    def delete(self, name: str) -> bool:
+        """Remove a ResourceSlice; return whether there was one. Held claims keep their devices."""
+        return self._native.delete_slice(name)
+
+    def update_class(self, device_class: bytes | Object) -> None:
+        """Add a DeviceClass, or replace the one of its name."""
+        _call(self._native.update_classes, _encode_one(device_class))
+
+    def delete_class(self, name: str) -> bool:
+        """Remove a DeviceClass; return whether there was one."""
+        return self._native.delete_class(name)
+
+    def update_node(self, node: bytes | Object) -> None:
+        """Add a Node, or replace the one of its name. Once there is one, only nodes with a Node object exist."""
+        _call(self._native.update_nodes, _encode_one(node))
+
+    def delete_node(self, name: str) -> bool:
+        """Remove a Node; return whether there was one."""
+        return self._native.delete_node(name)
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of objects, and of the work so far."""
+        return msgspec.json.decode(self._native.counts(), type=Counts)
+
+
+def _call(method: Callable[..., _Result], *arguments: Any) -> _Result:
+    try:
+        return method(*arguments)
+    except ValueError as error:
+        raise PermanentError(f"an object cannot be used: {error}", hint=_HINT) from None
+
+
+def _encode(objects: Claims) -> bytes:
+    return objects if isinstance(objects, bytes) else _array(list(objects))
+
+
+def _encode_one(value: bytes | Object) -> bytes:
+    return value if isinstance(value, bytes) else _array([value])
+
+
+def _array(values: list[Object]) -> bytes:
+    try:
+        return msgspec.json.encode(values)
+    except TypeError as error:
+        raise PermanentError(f"an object has a value without a JSON form: {error}", hint=_HINT) from None
+
+
+def _batches(objects: Source) -> Iterator[bytes]:
+    """Encode objects a few at a time; JSON is passed on as it is."""
+    if isinstance(objects, bytes):
+        yield objects
+        return
+    if isinstance(objects, Mapping):
+        raise PermanentError("there is one object instead of a list of objects", hint="put it into a list")
+    batch: list[Object] = []
+    for entry in objects:
+        if isinstance(entry, bytes):
+            yield entry
+            continue
+        batch.append(entry)
+        if len(batch) == BATCH_OBJECTS:
+            yield _array(batch)
+            batch.clear()
+    if batch:
+        yield _array(batch)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, int(seconds * 1000))
+
+
+def _seed(share_id_seed: int | None) -> int:
+    return int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed

@@ -1,0 +1,354 @@
+//! A whole cluster: slices, classes, nodes and held claims, decoded and indexed once for any number of queries.
+//!
+//! A query works on the state of its start. A change neither waits for running queries nor affects them.
+
+mod objects;
+mod reasons;
+mod sweep;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dra_api::{DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice};
+use serde::Serialize;
+
+pub use objects::InvalidObject;
+pub use sweep::Sweep;
+
+use crate::explain::Explanation;
+use crate::held::Held;
+use crate::in_use::identity;
+use crate::plan::Classes;
+use crate::programs::Programs;
+use crate::query::{Limits, Question, Response, allocation_of};
+use crate::request::claim_name;
+use crate::slices::{SliceIndex, Slices};
+use objects::{Item, decode, decode_named};
+
+/// The objects of a cluster. Safe for threads.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    state: Mutex<Arc<State>>,
+    programs: Programs,
+}
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    slices: SliceIndex,
+    classes: BTreeMap<String, Arc<DeviceClass>>,
+    nodes: BTreeMap<String, Arc<Node>>,
+    held: Held,
+    slices_decoded: u64,
+}
+
+/// The numbers of objects, and of the work so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    pub slices: usize,
+    pub classes: usize,
+    pub nodes: usize,
+    pub held: usize,
+    pub slices_decoded: u64,
+    pub expressions_compiled: u64,
+    pub selectors_evaluated: u64,
+}
+
+/// The options of a query.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    pub limits: Limits,
+    /// Computes the result as if no claim was held.
+    pub ignore_held: bool,
+}
+
+impl Cluster {
+    /// Adds slices, or replaces those with the same names. `json` is an object, an array, or a list of the API.
+    ///
+    /// # Errors
+    ///
+    /// An object is invalid, or with `new` a name is not new. Nothing changes.
+    pub fn update_slices(&self, json: &[u8], new: bool) -> Result<(), InvalidObject> {
+        let mut slices = decode_named::<ResourceSlice>(json)?;
+        for slice in &mut slices {
+            keep_name(&mut slice.metadata);
+        }
+        let mut state = self.lock();
+        if new {
+            let mut names = BTreeSet::new();
+            for slice in &slices {
+                let name = slice.metadata.name.as_str();
+                if state.slices.contains(name) || !names.insert(name) {
+                    return Err(InvalidObject::duplicate("ResourceSlice", name));
+                }
+            }
+        }
+        let state = Arc::make_mut(&mut state);
+        state.slices_decoded += slices.len() as u64;
+        for slice in slices {
+            state.slices.put(slice.into());
+        }
+        Ok(())
+    }
+
+    /// Removes a slice. Returns whether there was one.
+    pub fn delete_slice(&self, name: &str) -> bool {
+        Arc::make_mut(&mut self.lock()).slices.delete(name)
+    }
+
+    /// Adds classes, or replaces those with the same names.
+    ///
+    /// # Errors
+    ///
+    /// An object is invalid. Nothing changes.
+    pub fn update_classes(&self, json: &[u8]) -> Result<(), InvalidObject> {
+        let classes = decode_named::<DeviceClass>(json)?;
+        let mut state = self.lock();
+        let state = Arc::make_mut(&mut state);
+        for mut class in classes {
+            keep_name(&mut class.metadata);
+            let name = class.metadata.name.clone();
+            state.classes.insert(name, Arc::new(class));
+        }
+        Ok(())
+    }
+
+    /// Removes a class. Returns whether there was one.
+    pub fn delete_class(&self, name: &str) -> bool {
+        let mut state = self.lock();
+        Arc::make_mut(&mut state).classes.remove(name).is_some()
+    }
+
+    /// Adds nodes, or replaces those with the same names. Once there is a Node object, only these nodes exist.
+    ///
+    /// # Errors
+    ///
+    /// An object is invalid. Nothing changes.
+    pub fn update_nodes(&self, json: &[u8]) -> Result<(), InvalidObject> {
+        let nodes = decode_named::<Node>(json)?;
+        let mut state = self.lock();
+        let state = Arc::make_mut(&mut state);
+        for mut node in nodes {
+            let labels = std::mem::take(&mut node.metadata.labels);
+            keep_name(&mut node.metadata);
+            node.metadata.labels = labels;
+            let name = node.metadata.name.clone();
+            state.nodes.insert(name, Arc::new(node));
+        }
+        Ok(())
+    }
+
+    /// Removes a node. Returns whether there was one.
+    pub fn delete_node(&self, name: &str) -> bool {
+        let mut state = self.lock();
+        Arc::make_mut(&mut state).nodes.remove(name).is_some()
+    }
+
+    /// Records the devices of allocated claims as in use. A claim that is held already gets its new allocation.
+    /// With `skip_pending`, claims without an allocation are ignored.
+    ///
+    /// # Errors
+    ///
+    /// A claim is invalid, has no allocation, or has neither uid nor name. Nothing changes.
+    pub fn hold(&self, json: &[u8], skip_pending: bool) -> Result<(), InvalidObject> {
+        let mut claims = decode::<ResourceClaim>(json)?;
+        claims.retain(|claim| !skip_pending || allocation_of(claim).is_some());
+        for (index, claim) in claims.iter().enumerate() {
+            let missing = if identity(claim).is_none() {
+                ("metadata.uid", "must be set, or metadata.name")
+            } else if allocation_of(claim).is_none() {
+                (
+                    "status.allocation",
+                    "must be set: only an allocated claim holds devices",
+                )
+            } else {
+                continue;
+            };
+            return Err(InvalidObject::of(claim, index, missing.0, missing.1));
+        }
+        let mut state = self.lock();
+        let held = &mut Arc::make_mut(&mut state).held;
+        for claim in &claims {
+            if let Some(allocation) = allocation_of(claim) {
+                held.add(claim, allocation);
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases the devices of claims, by uid, or by name where they have no uid. Returns the number of claims that were
+    /// held.
+    ///
+    /// # Errors
+    ///
+    /// A claim is invalid, or has neither uid nor name. Nothing changes.
+    pub fn release(&self, json: &[u8]) -> Result<usize, InvalidObject> {
+        let claims = decode::<ResourceClaim>(json)?;
+        let mut identities = Vec::new();
+        for (index, claim) in claims.iter().enumerate() {
+            let known = identity(claim).ok_or_else(|| {
+                InvalidObject::of(
+                    claim,
+                    index,
+                    "metadata.uid",
+                    "must be set, or metadata.name",
+                )
+            })?;
+            identities.push(known);
+        }
+        let mut state = self.lock();
+        let held = &mut Arc::make_mut(&mut state).held;
+        let released = identities.into_iter().filter(|id| held.remove(*id));
+        Ok(released.count())
+    }
+
+    /// Allocates devices of a node to claims, all or none, as [`crate::allocate`] does.
+    ///
+    /// # Errors
+    ///
+    /// A claim is invalid, or the node is unknown.
+    pub fn allocate(
+        &self,
+        node: &str,
+        claims: &[u8],
+        options: Options,
+    ) -> Result<Response, InvalidObject> {
+        self.ask(node, claims, options, |question| question.allocate().into())
+    }
+
+    /// Explains the result of [`Cluster::allocate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cluster::allocate`].
+    pub fn explain(
+        &self,
+        node: &str,
+        claims: &[u8],
+        options: Options,
+    ) -> Result<Explanation, InvalidObject> {
+        self.ask(node, claims, options, |question| question.explain())
+    }
+
+    /// Computes on which nodes the claims fit, all together, and why not on others.
+    ///
+    /// # Errors
+    ///
+    /// A claim is invalid, or a node is unknown.
+    pub fn fits(
+        &self,
+        nodes: Option<&[String]>,
+        claims: &[u8],
+        options: Options,
+    ) -> Result<Sweep, InvalidObject> {
+        let claims = decode::<ResourceClaim>(claims)?;
+        let state = self.snapshot();
+        let names: BTreeSet<&str> = match nodes {
+            Some(names) => names.iter().map(String::as_str).collect(),
+            None if state.nodes.is_empty() => state.slices.node_names().collect(),
+            None => state.nodes.keys().map(String::as_str).collect(),
+        };
+        let nodes = names
+            .into_iter()
+            .map(|name| state.node(name))
+            .collect::<Result<Vec<_>, _>>()?;
+        let classes = state.classes();
+        let question = |node| self.question(&state, &classes, node, &claims, options);
+        Ok(sweep::run(&nodes, options.limits, question))
+    }
+
+    /// The numbers of objects, and of the work so far.
+    pub fn counts(&self) -> Counts {
+        let state = self.snapshot();
+        Counts {
+            slices: state.slices.len(),
+            classes: state.classes.len(),
+            nodes: state.nodes.len(),
+            held: state.held.len(),
+            slices_decoded: state.slices_decoded,
+            expressions_compiled: self.programs.compilations(),
+            selectors_evaluated: self.programs.evaluations(),
+        }
+    }
+
+    fn ask<A>(
+        &self,
+        node: &str,
+        claims: &[u8],
+        options: Options,
+        compute: impl FnOnce(Question<'_>) -> A,
+    ) -> Result<A, InvalidObject> {
+        let claims = decode::<ResourceClaim>(claims)?;
+        let state = self.snapshot();
+        let node = state.node(node)?;
+        let classes = state.classes();
+        Ok(compute(
+            self.question(&state, &classes, &node, &claims, options),
+        ))
+    }
+
+    fn question<'a>(
+        &'a self,
+        state: &'a State,
+        classes: &'a Classes<'a>,
+        node: &'a Node,
+        claims: &'a [ResourceClaim],
+        options: Options,
+    ) -> Question<'a> {
+        Question {
+            node,
+            classes,
+            slices: Slices::Index(&state.slices),
+            claims,
+            allocated: &[],
+            held: (!options.ignore_held).then_some(&state.held),
+            programs: &self.programs,
+            limits: options.limits,
+        }
+    }
+
+    fn snapshot(&self) -> Arc<State> {
+        Arc::clone(&self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The Node object, or a node without labels if there are no Node objects at all.
+    fn node(&self, name: &str) -> Result<Arc<Node>, InvalidObject> {
+        if let Some(node) = self.nodes.get(name) {
+            return Ok(Arc::clone(node));
+        }
+        if !self.nodes.is_empty() {
+            return Err(InvalidObject::unknown_node(name, self.nodes.len()));
+        }
+        let mut node = Node::default();
+        name.clone_into(&mut node.metadata.name);
+        Ok(Arc::new(node))
+    }
+
+    fn classes(&self) -> Classes<'_> {
+        self.classes
+            .iter()
+            .map(|(name, class)| (name.as_str(), &**class))
+            .collect()
+    }
+}
+
+/// Drops metadata that no query reads.
+fn keep_name(metadata: &mut ObjectMeta) {
+    *metadata = ObjectMeta {
+        name: std::mem::take(&mut metadata.name),
+        ..ObjectMeta::default()
+    };
+}
+
+impl Item for ResourceClaim {
+    const KIND: &'static str = "ResourceClaim";
+
+    fn label(&self) -> String {
+        claim_name(self)
+    }
+}

@@ -1,0 +1,220 @@
+//! The reason why claims do not fit on a node, in one sentence and without the cost of a complete explanation.
+
+use std::time::Instant;
+
+use dra_api::ResourceClaim;
+
+use crate::capacity;
+use crate::constraints::{Constraint, look_up};
+use crate::counters::Counters;
+use crate::error::Error;
+use crate::explain::parts;
+use crate::in_use::InUse;
+use crate::plan::{Match, Task, new_task};
+use crate::pools::PoolState;
+use crate::query::{Question, allocation_of};
+use crate::request::{Request, claim_name};
+use crate::taints;
+
+/// The devices that match a request, by the first reason against each.
+#[derive(Debug, Default)]
+struct Tally {
+    matching: usize,
+    available: usize,
+    in_use: usize,
+    tainted: usize,
+    without_counters: usize,
+    without_capacity: usize,
+    without_attribute: usize,
+}
+
+/// The first request that does not fit individually; otherwise the requests do not fit in combination.
+pub(super) fn reason(question: &Question<'_>) -> Result<String, Error> {
+    if !question.allocations_are_usable()? {
+        return Ok(elsewhere(question));
+    }
+    let in_use = question.in_use();
+    let deadline = question.limits.deadline(Instant::now());
+    let mut matching = question.matching(deadline)?;
+    if matching.pools.is_empty() {
+        return Ok("no devices are published for it".to_owned());
+    }
+    for claim in question.claims {
+        if allocation_of(claim).is_some() {
+            continue;
+        }
+        for request in &claim.spec.devices.requests {
+            let mut shortages = Vec::new();
+            let parts = parts(request);
+            let alternatives = parts.len();
+            for (part, _) in parts {
+                let shortage = shortage(question, claim, part, &mut matching, &in_use)?;
+                shortages.extend(shortage);
+            }
+            if alternatives > 0 && shortages.len() == alternatives {
+                let mut text = format!("claim {}, {}", claim_name(claim), shortages.join("; "));
+                text += &unusable_pool(&matching);
+                return Ok(text);
+            }
+        }
+    }
+    Ok(
+        "every request has enough devices individually, but not in combination: they share devices, counters, capacity or a constraint"
+            .to_owned(),
+    )
+}
+
+fn elsewhere(question: &Question<'_>) -> String {
+    let unusable = question.claims.iter().find(|claim| {
+        let alone = Question {
+            claims: std::slice::from_ref(*claim),
+            ..*question
+        };
+        alone.allocations_are_usable() == Ok(false)
+    });
+    let name = unusable.map(claim_name).unwrap_or_default();
+    format!("claim {name} is allocated on another node")
+}
+
+fn unusable_pool(matching: &Match<'_>) -> String {
+    matching
+        .pools
+        .iter()
+        .find_map(|pool| match &pool.state {
+            PoolState::Usable => None,
+            PoolState::Incomplete { found, expected } => Some(format!(
+                "; pool {} is incomplete: {found} of {expected} slices are published",
+                pool.label()
+            )),
+            PoolState::Invalid(reason) => {
+                Some(format!("; pool {} is invalid: {reason}", pool.label()))
+            }
+        })
+        .unwrap_or_default()
+}
+
+/// Why there are not enough devices for the request, if so.
+fn shortage<'a>(
+    question: &Question<'a>,
+    claim: &'a ResourceClaim,
+    request: Request<'a>,
+    matching: &mut Match<'a>,
+    in_use: &InUse<'a>,
+) -> Result<Option<String>, Error> {
+    let name = request.name();
+    let task = new_task(claim, request, question.classes, matching)?;
+    let tally = tally(claim, &task, matching, in_use)?;
+    let needed = match &task.all {
+        Some(_) => tally.matching.max(1),
+        None => usize::try_from(task.count).unwrap_or(0),
+    };
+    if tally.available >= needed {
+        return Ok(None);
+    }
+    Ok(Some(if tally.matching == 0 {
+        format!(
+            "request {name}: none of {} devices matches class {} and the selectors",
+            matching.candidates.len(),
+            task.request.class
+        )
+    } else {
+        format!(
+            "request {name} needs {needed} of {} matching devices, {} available{}",
+            tally.matching,
+            if tally.available == 1 {
+                "1 is".to_owned()
+            } else {
+                format!("{} are", tally.available)
+            },
+            tally.text()
+        )
+    }))
+}
+
+fn tally<'a>(
+    claim: &'a ResourceClaim,
+    task: &Task<'a>,
+    matching: &mut Match<'a>,
+    in_use: &InUse<'a>,
+) -> Result<Tally, Error> {
+    let constraints: Vec<Constraint<'_>> = claim
+        .spec
+        .devices
+        .constraints
+        .iter()
+        .filter_map(Constraint::new)
+        .filter(|constraint| constraint.applies_to(&task.request))
+        .collect();
+    let mut tally = Tally::default();
+    let mut counters: Vec<Option<Counters<'a>>> = matching.pools.iter().map(|_| None).collect();
+    for index in 0..matching.candidates.len() {
+        if !matching.selects(claim, task, index)? {
+            continue;
+        }
+        let candidate = matching.candidates[index];
+        let device = candidate.device;
+        let used = in_use.of(candidate.id());
+        let has_capacity = |taken| {
+            let shortfall = capacity::shortfall(task.request.capacity, device, taken, None);
+            shortfall.is_ok_and(|shortfall| shortfall.is_none())
+        };
+        if task.all.is_some() && !has_capacity(None) {
+            continue;
+        }
+        tally.matching += 1;
+        let has_share = candidate.shared() && used.is_some_and(|used| used.shared);
+        let lacks_counters = !has_share && !device.consumes_counters.is_empty() && {
+            let pool = &matching.pools[candidate.pool];
+            let counters =
+                counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, in_use));
+            let enough = counters.consume(device);
+            if enough {
+                counters.release(device);
+            }
+            !enough
+        };
+        let lacks_attribute = constraints
+            .iter()
+            .any(|constraint| look_up(device, candidate.id(), constraint.attribute).is_none());
+        let count = if !task.request.admin_access && used.is_some_and(|used| used.whole) {
+            &mut tally.in_use
+        } else if lacks_counters {
+            &mut tally.without_counters
+        } else if taints::not_tolerated(device, task.request.tolerations).is_some() {
+            &mut tally.tainted
+        } else if lacks_attribute {
+            &mut tally.without_attribute
+        } else if !has_capacity(used.and_then(|used| used.capacity.as_ref())) {
+            &mut tally.without_capacity
+        } else {
+            &mut tally.available
+        };
+        *count += 1;
+    }
+    Ok(tally)
+}
+
+impl Tally {
+    fn text(&self) -> String {
+        let counts = [
+            (self.in_use, "in use"),
+            (self.without_counters, "without enough of a shared counter"),
+            (self.tainted, "with a taint that is not tolerated"),
+            (
+                self.without_attribute,
+                "without an attribute that a constraint compares",
+            ),
+            (self.without_capacity, "without enough capacity"),
+        ];
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, why)| format!("{count} {why}"))
+            .collect();
+        if counts.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", counts.join(", "))
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The same claims on many nodes, within one deadline.
+//!
+//! Nodes are examined in rounds. A node whose search takes long is examined again after all others, with a fair share of
+//! the remaining time, so it does not keep the others from being examined.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dra_api::Node;
+use serde::Serialize;
+
+use super::reasons::reason;
+use crate::error::Error;
+use crate::query::{Limits, Question};
+
+/// The least time for a node in one round. Almost all searches take far less than a millisecond.
+const MIN_SHARE: Duration = Duration::from_millis(100);
+const MAX_THREADS: usize = 8;
+/// Nodes for which another thread is worth its start.
+const NODES_PER_THREAD: usize = 64;
+
+/// Most nodes have few devices, so the facts for pruning cost less than many failed attempts.
+const ATTEMPTS_BEFORE_PRUNING: u64 = 32;
+
+/// On which nodes the claims fit. Every node is in one of the members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Sweep {
+    /// By name.
+    pub fits: Vec<String>,
+    /// By node: why the claims do not fit.
+    pub reasons: BTreeMap<String, String>,
+    /// By node: the error that kube-scheduler would report.
+    pub errors: BTreeMap<String, String>,
+    /// The nodes without a result at the deadline, by name.
+    pub unexamined: Vec<String>,
+}
+
+/// The result of one node.
+enum Outcome {
+    Fits,
+    DoesNotFit(String),
+    Fails(String),
+    /// The node's share of the time ended.
+    Late,
+}
+
+/// Examines the nodes, which are ordered by name.
+pub(super) fn run<'a>(
+    nodes: &'a [Arc<Node>],
+    limits: Limits,
+    question: impl Fn(&'a Node) -> Question<'a> + Sync,
+) -> Sweep {
+    let started = Instant::now();
+    let end = limits.deadline(started).at;
+    let outcomes: Vec<Mutex<Outcome>> = nodes.iter().map(|_| Mutex::new(Outcome::Late)).collect();
+    let mut left: Vec<usize> = (0..nodes.len()).collect();
+    while !left.is_empty() && Instant::now() < end {
+        let share = (end - Instant::now()) / u32::try_from(left.len()).unwrap_or(u32::MAX);
+        let share = share.max(MIN_SHARE);
+        each(&left, |index| {
+            let remaining = end.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
+                return;
+            }
+            let milliseconds = remaining.min(share).as_millis().max(1);
+            let limits = Limits {
+                deadline_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
+                attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
+                ..limits
+            };
+            let outcome = examine(&Question {
+                limits,
+                ..question(&nodes[index])
+            });
+            *outcomes[index]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = outcome;
+        });
+        left.retain(|index| {
+            let outcome = outcomes[*index].lock();
+            matches!(
+                *outcome.unwrap_or_else(PoisonError::into_inner),
+                Outcome::Late
+            )
+        });
+    }
+    let mut sweep = Sweep::default();
+    for (node, outcome) in nodes.iter().zip(outcomes) {
+        let name = node.metadata.name.clone();
+        match outcome.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Outcome::Fits => sweep.fits.push(name),
+            Outcome::DoesNotFit(reason) => {
+                sweep.reasons.insert(name, reason);
+            }
+            Outcome::Fails(error) => {
+                sweep.errors.insert(name, error);
+            }
+            Outcome::Late => sweep.unexamined.push(name),
+        }
+    }
+    sweep
+}
+
+/// Calls `work` with each index, on several threads if there are many.
+fn each(indices: &[usize], work: impl Fn(usize) + Sync) {
+    let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = cpus
+        .min(MAX_THREADS)
+        .min(indices.len().div_ceil(NODES_PER_THREAD));
+    let next = AtomicUsize::new(0);
+    let take = || {
+        while let Some(index) = indices.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(*index);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread, this one does all the work.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, take);
+        }
+        take();
+    });
+}
+
+fn examine(question: &Question<'_>) -> Outcome {
+    let result = match question.allocate() {
+        Ok(Some(_)) => return Outcome::Fits,
+        Ok(None) => reason(question).map(Outcome::DoesNotFit),
+        Err(error) => Err(error),
+    };
+    match result {
+        Ok(outcome) => outcome,
+        Err(Error::Deadline { .. }) => Outcome::Late,
+        Err(error) => Outcome::Fails(error.to_string()),
+    }
+}
