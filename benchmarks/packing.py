@@ -23,7 +23,9 @@ from packing_replay import Partition, Replay
 
 from dra_agent import simulate
 from dra_agent.allocator import allocate
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.slices import desired_slices
 from dra_agent.topology import LiveTopology
 

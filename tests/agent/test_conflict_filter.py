@@ -23,7 +23,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter, _note
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
-from dra_agent.inventory import Device
+from dra_agent.inventory.model import Device
 from eventually import DEADLINE_S, eventually
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import FakeKubelet

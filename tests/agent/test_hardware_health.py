@@ -17,9 +17,10 @@ import pytest
 from dra_agent import simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.clock import STEADY
-from dra_agent.health import HealthSettings, Monitor
-from dra_agent.inventory import InventorySettings
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml import client
 from dra_agent.simulate import inject
 from eventually import eventually

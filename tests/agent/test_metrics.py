@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra_agent.health import Summary
+from dra_agent.health.monitor import Summary
 from dra_agent.metrics.api_server import KINDS, METHODS, PublishMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot
 from dra_agent.metrics.registry import Metrics

@@ -13,7 +13,7 @@ from dra_agent.agent import refresh_loop
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.errors import PermanentError
-from dra_agent.inventory import InventoryDiff
+from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.topology import Uevent, UeventBatch
 from eventually import eventually_async
 

@@ -21,9 +21,8 @@ from dra_agent.agent.config_keys import changed_keys, is_reloadable
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.reload import merged
 from dra_agent.errors import UsageError
-from dra_agent.health import HealthSettings
-from dra_agent.inventory import InventorySettings
-from dra_agent.inventory.settings import AttributeRule
+from dra_agent.health.settings import HealthSettings
+from dra_agent.inventory.settings import AttributeRule, InventorySettings
 from dra_agent.simulate import build
 from eventually import eventually
 

@@ -62,7 +62,7 @@ def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[
 
 def gpu(tmp_path: Path) -> str:
     from dra_agent import simulate
-    from dra_agent.inventory import collect
+    from dra_agent.inventory.collector import collect
     from dra_agent.topology import scan
 
     host = simulate.build("vm-1gpu", tmp_path / "looked-at")

@@ -12,7 +12,8 @@ import pytest
 from dra_agent import simulate
 from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, RequestMetadata
 from dra_agent.claim import ClaimRef
-from dra_agent.inventory import Device, collect, pool_name
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, pool_name
 from dra_agent.topology import scan
 from oracle import go
 
@@ -88,6 +89,6 @@ def test_the_oracle_refuses_invalid_metadata(upstream: Path, tmp_path: Path) -> 
 
 
 def device() -> Device:
-    from dra_agent.inventory import Attribute
+    from dra_agent.inventory.api import Attribute
 
     return Device("gpu-0", "gpu", "amd", "0000:01:00.0", attributes={"model": Attribute.of("x")})

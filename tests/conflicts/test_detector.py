@@ -13,7 +13,8 @@ import pytest
 
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.conflicts.detector import ConflictDetector
-from dra_agent.inventory import Attribute, Device
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi

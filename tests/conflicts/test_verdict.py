@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dra_agent.conflicts import exclude, find_conflicts, observe
-from dra_agent.inventory import Attribute, CounterConsumption, CounterSet, Device, Inventory
+from dra_agent.inventory.api import Attribute, CounterConsumption, CounterSet
+from dra_agent.inventory.model import Device, Inventory
 
 DRIVER, NODE = "dra-agent.internal", "node-1"
 

@@ -20,7 +20,8 @@ from dra_agent.device_setup.container_hook import BUILT_BINARY, ContainerHook
 from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter, LimitRequest
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import Attribute, Capacity, Device
+from dra_agent.inventory.api import Attribute, Capacity
+from dra_agent.inventory.model import Device
 from dra_agent.prepare.setup import SetupDevice
 
 REGION = "drm/0000:03:00.0/vram0"

@@ -20,9 +20,11 @@ from dra_agent.device_setup.mig import driver as drivers
 from dra_agent.device_setup.mig import gpu as gpus
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject, mig
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver

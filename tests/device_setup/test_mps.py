@@ -23,7 +23,8 @@ from dra_agent.device_setup.shares import ShareConfig, ShareSetup
 from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import Attribute, Capacity, Device
+from dra_agent.inventory.api import Attribute, Capacity
+from dra_agent.inventory.model import Device
 from dra_agent.prepare.setup import SetupDevice
 from eventually import DEADLINE_S, eventually
 

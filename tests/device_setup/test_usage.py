@@ -13,7 +13,8 @@ from dra_agent.cli.main import main
 from dra_agent.device_setup.shares.limiter import CgroupMemory, DriverLimit, ShareLimit, ShareLimitStore
 from dra_agent.device_setup.shares.usage import HeldShare, Usage, UsageReader
 from dra_agent.host import Host
-from dra_agent.inventory import Attribute, Capacity, Device
+from dra_agent.inventory.api import Attribute, Capacity
+from dra_agent.inventory.model import Device
 from dra_agent.prepare import JournalLedger
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord

@@ -10,7 +10,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.doctor import CheckContext, CommandResult, Finding, Severity, run_checks
 from dra_agent.host import Host
-from dra_agent.inventory import collect
+from dra_agent.inventory.collector import collect
 from dra_agent.topology import scan
 
 VERSIONS = {"podman": "podman version 4.9.3", "runc": "runc version 1.1.12\nspec: 1.0.2"}

@@ -12,7 +12,7 @@ from dra_agent.doctor import CheckContext, Severity
 from dra_agent.doctor import nvidia_driver as check
 from dra_agent.doctor.devices import check_devices
 from dra_agent.driver_root import DriverRoot
-from dra_agent.inventory import collect
+from dra_agent.inventory.collector import collect
 from dra_agent.simulate import driver_container
 from dra_agent.topology import scan
 

@@ -13,7 +13,7 @@ from dra_agent import revision
 from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.simulate import inject
 from dra_agent.simulate.inject import unplug

@@ -8,8 +8,9 @@ from pathlib import Path
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, machine
 from dra_agent.doctor import CheckContext, Finding, Severity
 from dra_agent.doctor.pci import check_iommu
-from dra_agent.inventory import InventorySettings, PassthroughRule, collect
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
+from dra_agent.inventory.settings import InventorySettings, PassthroughRule
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import Machine
 from dra_agent.topology import scan

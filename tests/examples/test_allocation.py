@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dra_agent import inventory, simulate, topology
+from dra_agent import simulate, topology
 from dra_agent.agent.config import load_config
 from dra_agent.allocator import allocate
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.manifests import load_manifests
 from dra_agent.slices import desired_slices
@@ -30,7 +31,7 @@ def objects(folder: str) -> dict[str, dict[str, Any]]:
 
 def published(profile: str, root: Path, settings: InventorySettings | None = None) -> list[dict[str, Any]]:
     host = simulate.build(profile, root)
-    found = inventory.collect(host, topology.scan(host), settings, driver=DRIVER)
+    found = collect(host, topology.scan(host), settings, driver=DRIVER)
     desired = desired_slices(found, node="node-1", driver=DRIVER, naming="fixed")
     assert desired.problems == []
     return desired.slices

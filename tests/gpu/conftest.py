@@ -17,9 +17,10 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory, InventorySettings
 from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.topology import Topology, scan
 from recordings.instances import divide

@@ -18,8 +18,8 @@ from typing import Any
 from dra_agent.deadline import Deadline
 from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
 
 TIMEOUT_S = 300.0

@@ -6,7 +6,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
-from dra_agent.inventory import Capacity, Inventory
+from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.model import Inventory
 
 _UNKNOWN = frozenset({"N/A", "[N/A]", "[Not Supported]", "Not Supported", "", "Unknown Error"})
 

@@ -14,7 +14,8 @@ from dra_agent.cdi.edits.nvidia import NvidiaGpu
 from dra_agent.cdi.edits.toolkit import ToolkitCommand
 from dra_agent.doctor.record.tools import find_tool
 from dra_agent.host import Host
-from dra_agent.inventory import Capacity, Device, Inventory
+from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
 from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.topology import Distance, Topology, scan

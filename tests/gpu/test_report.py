@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent.inventory import Inventory, InventorySettings, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import build, nvml
 from dra_agent.topology import scan
 from recordings.instances import divide

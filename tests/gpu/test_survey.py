@@ -11,9 +11,9 @@ import pytest
 from dra_agent import simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 from dra_agent.inventory.nvidia.profiles import read_profiles
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import NVML, load_manifest
 from recordings.compare import differences
 from recordings.conclusions import anonymous, conclusions

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dra_agent.inventory import Device, DeviceEvent, Inventory, ObservedIssue
-from dra_agent.inventory.model import Health
+from dra_agent.inventory.model import Device, DeviceEvent, Health, Inventory, ObservedIssue
 
 DRIVER = "dra-agent.internal"
 MESSAGES = {"gpu-lost": "the GPU is lost", "link-down": "no link", "reset-required": "a reset is needed"}

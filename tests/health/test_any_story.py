@@ -7,8 +7,10 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_agent.health import HealthSettings, Monitor, Severity
-from dra_agent.inventory import Inventory
+from dra_agent.health.issues import Severity
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
+from dra_agent.inventory.model import Inventory
 from health.conftest import DRIVER, Clock, gpu, inventory, xid
 
 SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=120, unmonitored="NoSchedule")

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from dra_agent.clock import STEADY
-from dra_agent.health import DeviceHealthStore, HealthSettings, HealthStateFile, Monitor, apply_health
-from dra_agent.inventory import Inventory
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.published_health import DeviceHealthStore
+from dra_agent.health.settings import HealthSettings
+from dra_agent.health.state_file import HealthStateFile
+from dra_agent.health.taints import apply_health
+from dra_agent.inventory.model import Inventory
 from fake_clock import FakeTime
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dra_agent.health import HealthSettings, Monitor
-from dra_agent.inventory import Device, DeviceEvent, Inventory
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
+from dra_agent.inventory.model import Device, DeviceEvent, Inventory
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
 
 SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=300)

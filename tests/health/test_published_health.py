@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dra_agent.health import DeviceHealthStore, HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.published_health import DeviceHealthStore
+from dra_agent.health.settings import HealthSettings
 from dra_agent.kubelet_plugin.interfaces import HealthSource
 from health.conftest import DRIVER, Clock, gpu, inventory
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject, mig_models, models
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import AMPERE, GIB, GpuModel

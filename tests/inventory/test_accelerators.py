@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.neuron import NEURON_IOCTL_DEVICE_BDF_EXT, query_address
 from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, Topology, scan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.inventory import Device
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.events import NO_INSTANCE, EventTargets
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 

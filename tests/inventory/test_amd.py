@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Diagnostic, PartitionRule, device_name
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.amd.kfd import gpu_nodes
+from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.rules import PartitionRules
+from dra_agent.inventory.settings import PartitionRule
 from dra_agent.topology import DeviceKind, Drm
 from dra_agent.topology import PciFunction as Function
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, collect
 from dra_agent.inventory.amd.kfd import gpu_nodes
+from dra_agent.inventory.collector import Collector, collect
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, ROCM_7_1, AmdGpu, AmdgpuDriver

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory
 from dra_agent.inventory.amd.kfd import NODES
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan

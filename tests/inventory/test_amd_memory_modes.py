@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import collect
+from dra_agent.inventory.collector import collect
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.simulate.machine import Function, HostBridge, Machine, NumaNode

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory
 from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S
+from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.mode_changes import ModeChanges
+from dra_agent.inventory.model import Inventory
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_agent.allocator import allocate
-from dra_agent.inventory import CounterConsumption, Inventory, InventorySettings, PartitionRule, collect
 from dra_agent.inventory.amd.modes import Modes, memory_partitions
+from dra_agent.inventory.api import CounterConsumption
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode
 from dra_agent.simulate.parts.amd import mi300x

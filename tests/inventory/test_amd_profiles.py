@@ -10,8 +10,9 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Device, collect
 from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
 from inventory.test_amd import kfd_host

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, InventorySettings, collect
 from dra_agent.inventory.backend import backend_of
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology import DeviceKind, Drm, Link, Sriov, Topology, scan
 from dra_agent.topology import PciFunction as Function
 

@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from dra_agent import simulate
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule, Taint
+from dra_agent.inventory.api import Taint
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.partitions import GpuInstance, PartitionLayout
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, profile_label
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import inject
 from dra_agent.slices import desired_slices, diff_slices
 from dra_agent.topology import LiveTopology

@@ -14,8 +14,10 @@ import pytest
 from dra_agent import simulate
 from dra_agent.driver_root import LIBRARY, DriverMissingError, DriverRoot
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, driver_container, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S

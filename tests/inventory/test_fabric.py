@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from dra_agent import simulate
-from dra_agent.health import HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.fabric import judge_fabric
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject
 from dra_agent.topology import scan
 from eventually import DEADLINE_S

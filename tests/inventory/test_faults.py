@@ -10,9 +10,11 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, Inventory, InventorySettings
 from dra_agent.inventory.amd.backend import AmdBackend
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import WHOLE, CallTimeoutError, NvmlClient
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
 from dra_agent.topology import DeviceKind, scan
 from dra_agent.topology import PciFunction as Function

@@ -11,7 +11,8 @@ import pytest
 
 from dra_agent import _native, simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.rules import BUILT_IN
 from dra_agent.topology import scan
 

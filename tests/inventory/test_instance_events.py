@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.health import HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, DeviceEvent, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import DeviceEvent
 from dra_agent.inventory.nvidia import partitionable
 from dra_agent.inventory.nvidia.events import NO_INSTANCE
 from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
-from dra_agent.inventory.settings import PartitionRule
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject, nvml
 from dra_agent.topology import scan
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory import Collector, Device, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import NvidiaDriver
 from dra_agent.topology import LiveTopology

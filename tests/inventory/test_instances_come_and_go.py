@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError, acquire
-from dra_agent.inventory.settings import PartitionRule
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject
 from dra_agent.topology import scan
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make

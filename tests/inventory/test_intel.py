@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Capacity, Device, InventorySettings, PartitionRule, collect
+from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.intel.backend import IntelBackend
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.rules import PartitionRules
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.slices import desired_slices

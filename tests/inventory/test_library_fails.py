@@ -13,7 +13,8 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Device, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import (
     CallTimeoutError,
     NvmlClient,
@@ -22,6 +23,7 @@ from dra_agent.inventory.nvidia.nvml_client import (
     WorkerExitedError,
     acquire,
 )
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml import client
 from dra_agent.nvml.client import NvmlWorker
 from dra_agent.simulate import inject

@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import Diagnostic
+from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.events import Events
 from dra_agent.inventory.nvidia.gpu_start import GpuStart

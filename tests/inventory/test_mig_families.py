@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory import Device
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.profiles import profile_name
 from dra_agent.simulate import mig_models
 from dra_agent.simulate.models import AMPERE, GpuModel

@@ -11,8 +11,10 @@ import pytest
 
 from dra_agent.driver_root import DriverRoot
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, driver_container, inject
 from dra_agent.simulate.container import TOOLKITS, Container, host_service
 from dra_agent.simulate.nvml import Access

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.machine import Machine, NvidiaDriver
 from dra_agent.topology import LiveTopology

@@ -14,8 +14,10 @@ from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory, InventorySettings, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.topology import DeviceKind, Topology
 from inventory.conftest import FunctionMaker

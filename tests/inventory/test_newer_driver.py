@@ -13,8 +13,10 @@ import pytest
 from dra_agent import simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.host import Host
-from dra_agent.inventory import Device, InventorySettings, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.gpu_info import ARCHITECTURES
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
 from dra_agent.simulate.models import BLACKWELL
 from dra_agent.topology import scan

@@ -10,9 +10,12 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings, InventoryTracker
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.gpu_info import has_tensor_cores
 from dra_agent.inventory.nvidia.nvml_client import WHOLE
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.inventory import Attribute, Counter, CounterConsumption, CounterSet, Device, PartitionRule
+from dra_agent.inventory.api import Attribute, Counter, CounterConsumption, CounterSet
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.rules import PartitionRules, used_counter_sets
+from dra_agent.inventory.settings import PartitionRule
 
 DRIVER = "dra-agent.internal"
 VENDOR = f'device.attributes["{DRIVER}"].vendor'

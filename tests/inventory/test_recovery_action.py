@@ -11,10 +11,11 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.health import HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.recovery import evaluate_recovery
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
 from eventually import DEADLINE_S
 

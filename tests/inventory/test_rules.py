@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_agent.errors import UsageError
-from dra_agent.inventory import Attribute, AttributeRule, Device, Diagnostic, Exclusion, InventorySettings, VersionValue
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.rules import Rules
+from dra_agent.inventory.settings import AttributeRule, InventorySettings, VersionValue
 
 DRIVER = "dra-agent.internal"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'

@@ -9,8 +9,11 @@ import pytest
 from dra_agent import simulate
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
-from dra_agent.inventory import Attribute, Capacity, Device, Diagnostic, InventorySettings, ShareRule, collect
 from dra_agent.inventory.amd.backend import AmdBackend
+from dra_agent.inventory.api import Attribute, Capacity
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.settings import InventorySettings, ShareRule
 from dra_agent.inventory.shares import Shares, limit_mechanism, offered_enforcement
 from dra_agent.slices import desired_slices
 from dra_agent.topology import DeviceKind, scan

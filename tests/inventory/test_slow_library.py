@@ -13,11 +13,14 @@ import pytest
 from dra_agent import simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.device_setup.mig import driver as mig_driver
-from dra_agent.health import HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings, collect
+from dra_agent.inventory.collector import Collector, collect
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia import gpu_start
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml.client import CallTimeoutError, NvmlWorker
 from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory import Collector, InventorySettings, PartitionRule
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import HostBridge
 from dra_agent.simulate.models import H100_SXM

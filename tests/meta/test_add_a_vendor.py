@@ -13,7 +13,8 @@ import pytest
 import dra_agent.cdi.edits
 import dra_agent.inventory
 from dra_agent.cdi.edits.registry import EditProviders
-from dra_agent.inventory import collect, vendors
+from dra_agent.inventory import vendors
+from dra_agent.inventory.collector import collect
 from dra_agent.simulate.builder import build_machine
 from dra_agent.simulate.machine import Function, HostBridge, Machine, NumaNode, PciId
 from dra_agent.simulate.roles.drm import DrmNodes

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 HEAVY = {"pynvml", "pyroute2", "prometheus_client", "psutil", "rich", "yaml", "grpc", "asyncio", "sqlite3"}
 
 
@@ -39,3 +41,23 @@ def test_kubernetes_mode_loads_only_modules_that_every_node_needs() -> None:
     code = "import sys, dra_agent.agent.kubernetes_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert OPTIONAL.isdisjoint(loaded), f"it pulls in {sorted(OPTIONAL & set(loaded))}"
+
+
+def test_a_command_with_a_socket_loads_no_inventory() -> None:
+    code = (
+        "import sys, dra_agent.cli.connection, dra_agent.agent.config, dra_agent.cli.claim_apply; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    hardware = {"dra_agent.inventory.model", "dra_agent.topology", "dra_agent.nvml", "dra_agent.health.monitor"}
+    assert hardware.isdisjoint(loaded), f"every command pulls in {sorted(hardware & set(loaded))}"
+
+
+def test_claims_without_configuration_are_checked_without_the_set_ups() -> None:
+    code = (
+        "import sys; from dra_agent.cli.claim_apply import check; from dra_agent.manifests import load_manifests;"
+        " check(load_manifests('examples/claims/one-gpu.yaml'), 'dra-agent.internal'); print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.split()
+    assert "dra_agent.agent.setup_registry" not in loaded

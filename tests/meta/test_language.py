@@ -64,7 +64,8 @@ INSTEAD = {
 """Patterns of whole words, and what to write."""
 
 EXCEPTIONS: dict[str, frozenset[str]] = {
-    "python/dra_agent/health/issues.py": frozenset({"GPU System Processor", "tell: a taint with the effect None"}),
+    "python/dra_agent/health/issues.py": frozenset({"GPU System Processor"}),
+    "python/dra_agent/health/settings.py": frozenset({"tell: a taint with the effect None"}),
 }
 """Sentences that need such a word, by file: the text of the line's part that is meant."""
 

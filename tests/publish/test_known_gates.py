@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.inventory import Inventory
 from dra_agent.inventory.api import Taint
+from dra_agent.inventory.model import Inventory
 from dra_agent.publish import feature_gates
 from dra_agent.publish.feature_gates import (
     COUNTERS,

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory, InventorySettings, collect
-from dra_agent.inventory.settings import PartitionRule
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.topology import scan
 
 PARTITIONED = InventorySettings(

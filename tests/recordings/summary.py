@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, InventorySettings, collect
 from dra_agent.inventory.amd.kfd import gpu_nodes
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.slices import desired_slices
 from dra_agent.topology import Topology, scan
 

@@ -13,7 +13,7 @@ from dra_agent import simulate
 from dra_agent.agent.setup_registry import is_recorded, is_simulated
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import load_manifest, named_recording
 from dra_agent.simulate import inject, nvml, tree
 from dra_agent.simulate.recording import RecordedKernel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory import collect
+from dra_agent.inventory.collector import collect
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_18, AmdgpuDriver

@@ -9,7 +9,8 @@ import pytest
 
 from dra_agent.cli.main import main
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology import scan
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operate" / "simulate.md"

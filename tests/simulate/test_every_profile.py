@@ -17,8 +17,8 @@ from dra_agent.cdi.registry import load_file
 from dra_agent.cli.main import main
 from dra_agent.doctor import CheckContext, CommandResult, Finding, run_checks
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, collect
-from dra_agent.inventory.model import FAMILIES, Family
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import FAMILIES, Device, Family, Inventory
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.simulate import profiles

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, InventoryTracker
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.nvidia.nvml_client import WHOLE, NvmlClient
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.simulate import build, inject, tree
 from dra_agent.topology import scan
 from eventually import DEADLINE_S

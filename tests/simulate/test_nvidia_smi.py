@@ -13,7 +13,7 @@ from dra_agent.device_setup.timeslice import GpuConfig, TimeSliceSetup
 from dra_agent.device_setup.timeslice.setup import TimeSlices
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import collect
+from dra_agent.inventory.collector import collect
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.simulate import build, inject, nvml
 from dra_agent.simulate.nvidia_smi import time_slices

@@ -15,7 +15,8 @@ import pytest
 
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import build, build_machine, inject, profiles
 from dra_agent.simulate.machine import Function, Machine, bus_of
 from dra_agent.simulate.profiles import load_profile

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.inventory import Attribute, Device
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
 from fake_apiserver.fake import FakeApi
 

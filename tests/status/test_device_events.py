@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.status import DeviceEventEmitter, ObjectReference, PreparedClaim, Reason
 from dra_agent.status.device_status import DeviceKey
 from status.conftest import POOL, Host

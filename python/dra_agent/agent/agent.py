@@ -33,9 +33,10 @@ from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
-from dra_agent.health import HealthStateFile, Monitor, Summary
+from dra_agent.health.monitor import Monitor, Summary
+from dra_agent.health.state_file import HealthStateFile
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger

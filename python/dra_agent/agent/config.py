@@ -21,7 +21,7 @@ from dra_agent.agent.config_problems import ConfigError, ConfigProblem
 from dra_agent.agent.users_state import users_state_dir
 from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
-from dra_agent.health.issues import HealthSettings
+from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.recording import named_recording

@@ -14,7 +14,7 @@ from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.host_ownership import other_agents
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, exclude, load_conflicts, save_conflicts
 from dra_agent.conflicts.detector import ApiReader, ConflictDetector
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.status.events import SECOND_MANAGER, EventSink, ObjectReference
 
 MAX_NAMES = 16

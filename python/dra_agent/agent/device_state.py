@@ -14,20 +14,16 @@ from typing import Any
 import msgspec
 
 from dra_agent.errors import AgentError
-from dra_agent.health import DeviceHealthStore, HealthSettings, Monitor
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.published_health import DeviceHealthStore
+from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory import (
-    Collector,
-    Device,
-    Inventory,
-    InventoryDiff,
-    InventorySettings,
-    InventoryTracker,
-    ObservedIssue,
-)
+from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.mode_changes import ModeChanges
+from dra_agent.inventory.model import Device, Inventory, ObservedIssue
 from dra_agent.inventory.passthrough import VfioBindingStore
-from dra_agent.inventory.tracker import diff
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker, diff
 from dra_agent.slices import desired_slices
 from dra_agent.topology import LiveTopology, Uevent
 

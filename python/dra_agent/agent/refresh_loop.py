@@ -12,7 +12,7 @@ from functools import partial
 
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.errors import AgentError
-from dra_agent.inventory import InventoryDiff
+from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.topology import Uevent, UeventSocket
 
 log = logging.getLogger(__name__)

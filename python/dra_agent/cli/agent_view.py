@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
-    from dra_agent.inventory import Inventory
+    from dra_agent.inventory.model import Inventory
     from dra_agent.topology import Topology
 
 
@@ -62,7 +62,8 @@ def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
 def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory:
     """Return the inventory with the health of its devices."""
     from dra_agent.agent.device_state import boot_id
-    from dra_agent.health import HealthStateFile, apply_recorded
+    from dra_agent.health.state_file import HealthStateFile
+    from dra_agent.health.taints import apply_recorded
 
     noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
     return apply_recorded(inventory, shown.config.health, shown.config.driver_name, noted)
@@ -71,7 +72,7 @@ def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory
 def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     """Return the inventory as it is published: with health, and without devices of other managers."""
     from dra_agent.conflicts import exclude, load_conflicts
-    from dra_agent.inventory import collect
+    from dra_agent.inventory.collector import collect
     from dra_agent.inventory.passthrough import VfioBindingStore
 
     config = shown.config

@@ -39,12 +39,8 @@ def is_refused(claim: dict[str, Any]) -> bool:
 
 def check(objects: list[LoadedObject], driver: str) -> None:
     """Reject kinds that the agent does not store, and invalid configuration, by file and line."""
-    from dra_agent.agent.setup_registry import known_setups
     from dra_agent.errors import UsageError
-    from dra_agent.prepare.config import validate_object
 
-    setups = known_setups()
-    problems: list[str] = []
     for loaded in objects:
         if loaded.kind == "ResourceClaimTemplate":
             raise UsageError(
@@ -58,11 +54,29 @@ def check(objects: list[LoadedObject], driver: str) -> None:
                 where=loaded.where("kind"),
                 hint="apply DeviceClasses and ResourceClaims",
             )
+    if problems := _problems([loaded for loaded in objects if _has_configuration(loaded.value)], driver):
+        raise UsageError("\n".join(problems))
+
+
+def _has_configuration(value: dict[str, Any]) -> bool:
+    spec = value.get("spec") or {}
+    return bool(spec.get("config") or (spec.get("devices") or {}).get("config"))
+
+
+def _problems(objects: list[LoadedObject], driver: str) -> list[str]:
+    if not objects:
+        return []
+    # The set-ups import the inventory and the vendor libraries, which most claims do not need.
+    from dra_agent.agent.setup_registry import known_setups
+    from dra_agent.prepare.config import validate_object
+
+    setups = known_setups()
+    problems: list[str] = []
+    for loaded in objects:
         for error in validate_object(loaded.value, driver, setups)[1]:
             hint = f"; {error.hint}" if error.hint else ""
             problems.append(f"{loaded.where(error.field)}: {error.field}: {error.reason}{hint}")
-    if problems:
-        raise UsageError("\n".join(problems))
+    return problems
 
 
 def _print(applied: list[dict[str, Any]], output: str) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dra_agent.agent.config import Config
-    from dra_agent.inventory import Device, Inventory, Taint
+    from dra_agent.inventory.api import Taint
+    from dra_agent.inventory.model import Device, Inventory
 
 EPILOG = examples(
     ("devices", "every device of this host"),
@@ -76,7 +77,7 @@ def listing(
 
 
 def _in_order(inventory: Inventory) -> list[Device]:
-    from dra_agent.inventory import FAMILIES
+    from dra_agent.inventory.model import FAMILIES
 
     return sorted(inventory.devices, key=lambda device: FAMILIES.index(device.family))
 
@@ -153,7 +154,7 @@ def _complain(inventory: Inventory) -> None:
 
 def _show(device: Device, holders: list[str], config: Config) -> None:
     from dra_agent.cli.output import table
-    from dra_agent.inventory import pool_name
+    from dra_agent.inventory.model import pool_name
 
     rows: list[tuple[str, str, object]] = [
         ("device", "name", device.name),
@@ -189,7 +190,7 @@ def _written(value: bool | int | str) -> str:
 
 def _document(device: Device, holders: dict[str, list[str]], config: Config) -> dict[str, Any]:
     """Return a device for scripts: the API's object as it is published, and the agent's additional data."""
-    from dra_agent.inventory import pool_name
+    from dra_agent.inventory.model import pool_name
 
     return {
         **device.to_api(),

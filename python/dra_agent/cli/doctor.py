@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.doctor import CheckContext, Finding, OtherAgent
     from dra_agent.host import Host
-    from dra_agent.inventory import Inventory
+    from dra_agent.inventory.model import Inventory
     from dra_agent.topology import Topology
 
 EPILOG = examples(
@@ -121,7 +121,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
     from dra_agent.cli.agent_view import with_health
     from dra_agent.doctor import CheckContext
     from dra_agent.errors import AgentError
-    from dra_agent.inventory import collect
+    from dra_agent.inventory.collector import collect
     from dra_agent.inventory.passthrough import VfioBindingStore
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store import FILE
@@ -165,7 +165,7 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Invento
     from dra_agent.agent.host_ownership import other_agents
     from dra_agent.doctor import OtherAgent
     from dra_agent.errors import AgentError
-    from dra_agent.inventory import collect
+    from dra_agent.inventory.collector import collect
 
     for other in other_agents(shown.config):
         if not other.is_running:

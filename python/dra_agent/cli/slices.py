@@ -31,17 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
-    from dra_agent import inventory, topology
+    from dra_agent import topology
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.agent_view import with_health
     from dra_agent.cli.shown_host import shown_host
+    from dra_agent.inventory.collector import collect
     from dra_agent.inventory.passthrough import VfioBindingStore
     from dra_agent.slices import desired_slices
 
     shown = shown_host(args)
     config = shown.config
     with command_host(config) as host, progress("reading the devices"):
-        collected = inventory.collect(
+        collected = collect(
             host,
             topology.scan(host),
             config.inventory,

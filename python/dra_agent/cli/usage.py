@@ -23,7 +23,7 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.device_setup.shares.usage import UsageReader
-    from dra_agent.inventory import collect
+    from dra_agent.inventory.collector import collect
     from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.topology import scan

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from dra_agent.conflicts.verdict import DeviceConflicts, Observation, find_conflicts, observe
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.inventory import Device
+from dra_agent.inventory.model import Device
 from dra_agent.kube_client.kinds import NODES, RESOURCE_SLICES, Kind
 from dra_agent.retry import Backoff
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra_agent.inventory import Device, Family
+from dra_agent.inventory.model import Device, Family
 
 _NONE = re.compile(r"0*(\.0*)?([eE][0-9]+|[A-Za-z]+)?")
 """A quantity of zero, which the kubelet keeps for a removed plugin."""

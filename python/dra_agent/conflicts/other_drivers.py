@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra_agent.inventory import Device
+from dra_agent.inventory.model import Device
 
 # resource.kubernetes.io/pciBusID is the standard; the others are of NVIDIA's, AMD's, Intel's and network drivers.
 _ADDRESS_NAMES = frozenset({"pcibusid", "pciebusid", "pciaddress", "pciaddr", "bdf"})

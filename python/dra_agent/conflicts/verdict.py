@@ -15,7 +15,7 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.other_drivers import foreign_devices, identities_of
-from dra_agent.inventory import Device, Exclusion, Inventory
+from dra_agent.inventory.model import Device, Exclusion, Inventory
 
 SETTING = "second_manager"
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.topology import Topology
 
 TIMEOUT_S = 5.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
-from dra_agent.inventory import Device, DeviceNode
 from dra_agent.inventory.backend import backend_of, is_usable
+from dra_agent.inventory.model import Device, DeviceNode
 from dra_agent.topology import PciFunction, Topology
 
 _LOG = "check the kernel log (dmesg)"

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from dra_agent.health.issues import HealthIssue, HealthSettings, Severity
+from dra_agent.health.issues import HealthIssue, Severity
+from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.model import STARTING
 
 MAX_RECURRENCES = 4

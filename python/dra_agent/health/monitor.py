@@ -11,7 +11,8 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.health import issues
 from dra_agent.health.hysteresis import ActiveIssue, Confirmation, Grace, IssueTracker
-from dra_agent.health.issues import HealthIssue, HealthSettings
+from dra_agent.health.issues import HealthIssue
+from dra_agent.health.settings import HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory

@@ -10,7 +10,8 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.health import issues
 from dra_agent.health.hysteresis import ActiveIssue
-from dra_agent.health.issues import HealthSettings, Severity, TaintEffect
+from dra_agent.health.issues import Severity
+from dra_agent.health.settings import HealthSettings, TaintEffect
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import STARTING, Device, Inventory
 

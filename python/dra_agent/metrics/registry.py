@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.health import Summary
 from dra_agent.health.issues import KNOWN_CAUSES
+from dra_agent.health.monitor import Summary
 from dra_agent.metrics.build import build_info
 from dra_agent.metrics.reclaim import families
 from dra_agent.metrics.snapshot import STATES, MetricsSnapshot

@@ -9,8 +9,8 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.conflicts import load_conflicts
-from dra_agent.health import Summary
-from dra_agent.inventory import Device, Inventory, pool_name
+from dra_agent.health.monitor import Summary
+from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.metrics.reclaim import ReclaimSnapshot, snapshot_of
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService

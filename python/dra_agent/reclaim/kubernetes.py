@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.inventory import Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher

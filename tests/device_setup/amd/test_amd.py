@@ -10,8 +10,9 @@ from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.amd import AmdPartitionConfig, AmdPartitionSetup
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory import Collector, Inventory, collect
+from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.mode_changes import ModeChanges
+from dra_agent.inventory.model import Inventory
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.kernel import SimulatedKernel

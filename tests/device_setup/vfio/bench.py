@@ -8,8 +8,10 @@ from pathlib import Path
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.vfio import VfioSetup
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, InventorySettings, PassthroughRule, collect
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
+from dra_agent.inventory.settings import InventorySettings, PassthroughRule
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel

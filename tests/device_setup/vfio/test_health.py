@@ -6,9 +6,10 @@ from deadlines import a_minute
 from device_setup.vfio.bench import EVERYTHING, GPU, Bench, published
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.vfio import VfioConfig
-from dra_agent.health import HealthSettings, Monitor
-from dra_agent.inventory import Inventory
+from dra_agent.health.monitor import Monitor
+from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.simulate import inject

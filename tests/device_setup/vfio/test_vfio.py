@@ -17,8 +17,9 @@ from dra_agent.deadline import Deadline
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, collect
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.prepare.setup import UnsuitableError
 from dra_agent.simulate import inject
