@@ -40,6 +40,7 @@ EXTRA_TESTS = {
         "tests/device_setup/test_limits.py",
         "tests/webhook/test_admission.py",
     ),
+    "reclaim": ("tests/docs/test_generated_pages.py",),
 }
 """Tests of a package in other folders: those of a command that calls little more than one function of the package."""
 TARGET = ROOT / "target" / "mutants"

@@ -12,7 +12,8 @@ import pytest
 from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.signal_tracker import SignalTracker
-from dra_agent.reclaim.signals.aws import AwsSource
+from dra_agent.reclaim.signals.aws import AwsSource, Session
+from dra_agent.reclaim.signals.http import MetadataService
 from dra_agent.reclaim.signals.polling import PollSchedule
 from eventually import DEADLINE_S, eventually_async
 from logged import logged_by
@@ -80,6 +81,24 @@ def test_an_expired_token_is_renewed(aws: FakeAws) -> None:
         await sink.wait_until(lambda: len(sink.signals["aws.spot"]) > polls + 3)
 
     assert not run_source(source(aws), scenario).failures
+
+
+def test_a_token_is_renewed_before_it_expires(aws: FakeAws) -> None:
+    aws.set(token_seconds=100)
+    now = 0.0
+    session = Session(lambda: MetadataService(aws.endpoint), clock=lambda: now)
+
+    async def requested_tokens(at: float) -> int:
+        nonlocal now
+        now = at
+        await session.get(SPOT)
+        return aws.count("/latest/api/token", "PUT")
+
+    async def run() -> None:
+        assert [await requested_tokens(at) for at in (0.0, 89.0, 90.0, 179.0, 180.0)] == [1, 1, 2, 2, 3]
+        session.close()
+
+    asyncio.run(run())
 
 
 def test_a_revoked_token_is_replaced_at_once(aws: FakeAws) -> None:

@@ -336,6 +336,8 @@ def acknowledged(azure: FakeAzure, *, acknowledge: bool = True) -> list[str]:
 def test_an_event_of_a_user_is_acknowledged_once_if_enabled(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
     assert acknowledged(azure) == ["u1"]
+    (sent,) = [request for request in azure.requests if request.method == "POST"]
+    assert (sent.headers["content-type"], sent.headers["metadata"]) == ("application/json", "true")
 
 
 def test_a_canceled_event_that_returns_is_acknowledged_again(azure: FakeAzure) -> None:

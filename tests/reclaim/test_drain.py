@@ -23,7 +23,7 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.announcements import apply_taint
-from dra_agent.reclaim.drain import NOTIFY_INTERVAL_S, DrainController, DrainReporter, Milestone
+from dra_agent.reclaim.drain import NOTIFY_INTERVAL_S, OVERDUE_DELAY_S, DrainController, DrainReporter, Milestone
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.pod_eviction import PodEviction
@@ -841,16 +841,15 @@ def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment) -
         await env.notice(0)
         await eventually_async(lambda: '"kept":"0 of 2' in env.saved_progress())
 
-    async def second() -> None:
-        await eventually_async(lambda: '"released":"2' in env.saved_progress() or step())
+    def states() -> list[str]:
+        return [record.state for record in env.controller.progress.claims]
 
-    def step() -> bool:
-        """Release the second claim when the first is known to be released."""
-        states = [record.state for record in env.controller.progress.claims]
-        if states == ["released", "prepared"]:
-            env.deallocate(held[1])
-            env.unprepare(held[1])
-        return False
+    async def second() -> None:
+        await eventually_async(lambda: states() == ["released", "prepared"])
+        await asyncio.sleep(3 * OVERDUE_DELAY_S)
+        env.deallocate(held[1])
+        env.unprepare(held[1])
+        await eventually_async(lambda: "released" in env.milestones())
 
     env.run(first)
     env.reports.clear()

@@ -14,6 +14,7 @@ import pytest
 from dra_agent.reclaim.signal import Signal, SourceError
 from dra_agent.reclaim.signals.file import FileSource
 from eventually import DEADLINE_S, eventually
+from reclaim.recording_sink import RecordingSink, fast_schedule, run_source
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -29,6 +30,15 @@ def poll(path: Path) -> Sequence[Signal]:
 
 def test_without_a_file_there_is_no_notice(path: Path) -> None:
     assert poll(path) == ()
+
+
+def test_the_file_is_polled(path: Path) -> None:
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("file") == ())
+        path.touch()
+        await sink.wait_until(lambda: sink.latest("file"))
+
+    assert run_source(FileSource(path, pace=fast_schedule), scenario).failures == []
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}"])

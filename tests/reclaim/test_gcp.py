@@ -118,6 +118,7 @@ def test_maintenance_is_a_notice_if_it_ends_the_instance(gcp: FakeGcp, event: st
 
     signals = run_source(source(gcp), scenario).latest("gcp.maintenance") or ()
     assert [signal.kind for signal in signals] == ([kind] if kind else [])
+    assert all(signal.description == "host maintenance ends the instance" for signal in signals)
 
 
 def test_maintenance_is_a_hint_until_it_is_near(gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch) -> None:

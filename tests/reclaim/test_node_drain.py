@@ -165,6 +165,18 @@ def test_after_a_reboot_condition_and_cordon_are_removed(node: ClusterNode) -> N
     node.run(cleaned, boot="next", cordon=True)
 
 
+def test_a_stop_does_not_wait_for_the_api_server(node: ClusterNode) -> None:
+    async def before() -> None:
+        await eventually_async(lambda: node.api.objects("resourceslices"))
+        node.api.requests.clear()
+        node.api.fail(503, times=None, methods="GET", path=f"/nodes/{NODE}")
+
+    async def scenario() -> None:
+        await eventually_async(lambda: any(seen.path.endswith(f"/nodes/{NODE}") for seen in node.api.requests))
+
+    node.run(scenario, before=before)
+
+
 def test_a_later_run_removes_the_cordon_of_an_earlier_one(node: ClusterNode) -> None:
     node.hold("named")
 
@@ -275,6 +287,20 @@ def test_a_pod_with_a_long_grace_period_is_evicted_first(node: ClusterNode, when
     (pod,) = node.api.objects("pods", lambda pod: pod["metadata"]["name"] == "one-pod")
     options = eviction.body["deleteOptions"]
     assert options["preconditions"] == {"uid": pod["metadata"]["uid"]} and 200 < options["gracePeriodSeconds"] < 300
+
+
+def test_a_pod_that_the_taint_does_not_evict_is_evicted(node: ClusterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.evictor.POLL_INTERVAL_S", 0.05)
+    node.hold("one")
+    node.api.set_status("pods", "ns", "one-pod", {"extendedResourceClaimStatus": {"resourceClaimName": "one"}})
+    node.api.fail(201, methods="POST", path="/pods/one-pod/eviction", body="{}")
+
+    async def scenario() -> None:
+        await node.notice()
+        await eventually_async(lambda: node.reclaim.progress().evictions == {("evict", "ok"): 1})
+
+    node.run(scenario, evict="auto")
+    assert node.writes("/pods/") == [("POST", "/api/v1/namespaces/ns/pods/one-pod/eviction")]
 
 
 def test_a_hint_reads_the_pods_that_joined_a_shared_claim(node: ClusterNode) -> None:

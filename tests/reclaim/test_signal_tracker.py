@@ -61,6 +61,9 @@ def test_a_failed_poll_clears_nothing(tracker: SignalTracker, emitted: list[Sign
     assert emitted == [NOTICE]
     (health,) = tracker.source_health()
     assert (health.up, health.failures, health.why, health.last_success) == (False, 10, "no answer", 1000.0)
+    tracker.observed("azure", [NOTICE])
+    (health,) = tracker.source_health()
+    assert (health.up, health.why, health.signals) == (True, "", 1)
 
 
 def test_a_signal_of_an_earlier_run_is_cleared_by_the_first_poll(emitted: list[Signal], clock: Clock) -> None:

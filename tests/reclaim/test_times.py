@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.signal import clamp_deadline, parse_time, to_local_clock
+from dra_agent.reclaim.signal import SKEW, clamp_deadline, parse_time, to_local_clock
 from dra_agent.reclaim.state_file import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -100,4 +100,5 @@ def test_an_implausible_clock_difference_is_ignored() -> None:
 def test_a_clock_difference_is_corrected_unless_it_is_one_second() -> None:
     assert to_local_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
     assert to_local_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)
+    assert to_local_clock(NOON, SKEW) == NOON - SKEW
     assert to_local_clock(NOON, timedelta(seconds=1)) == to_local_clock(NOON, None) == NOON

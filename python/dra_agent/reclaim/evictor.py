@@ -115,8 +115,6 @@ class Evictor:
 
     async def run(self) -> None:
         """Check every claim each second; ends if the permission to read pods is missing."""
-        if self._mode == "taint":
-            return
         async with asyncio.TaskGroup() as attempts:
             while not self._no_permission and (context := self._context()) is not None:
                 for uid, uses in self._due_pods().items() if self._is_leader() else ():
