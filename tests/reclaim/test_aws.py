@@ -161,6 +161,7 @@ def test_a_timeout_is_reported_with_the_hop_limit(aws: FakeAws, monkeypatch: pyt
 
     recorded = run_source(source(aws), scenario)
     assert "no response within 0.1 s" in recorded.failures[0][1] and "hop limit" in recorded.failures[0][1]
+    assert all("no response" in error for _, error in recorded.failures), "the next request has a new connection"
 
 
 def test_hanging_paths_do_not_delay_interruption_notices(aws: FakeAws) -> None:
@@ -211,6 +212,7 @@ def test_a_scheduled_event_is_translated_to_the_clock_of_the_host(aws: FakeAws) 
 
     (signal,) = run_source(source(aws), scenario).latest("aws.maintenance") or ()
     assert signal.kind == "notice" and is_due(signal.deadline, 100, start)
+    assert signal.once == "id", "it is not acted on again after a reboot"
 
 
 def test_a_skewed_service_clock_is_corrected_by_its_date_header(aws: FakeAws) -> None:
@@ -280,6 +282,16 @@ def test_an_event_before_the_boot_is_over(aws: FakeAws) -> None:
     rebooted = run_source(source(aws, booted=datetime.now(UTC) - timedelta(minutes=30)), scenario)
     assert rebooted.latest("aws.spot") == () == rebooted.latest("aws.maintenance")
     assert len(run_source(source(aws), scenario).notices()) >= 2
+
+
+def test_an_event_at_the_time_of_the_boot_is_not_over(aws: FakeAws) -> None:
+    booted = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+    aws.set(maintenance=[{**event(0), "NotBefore": booted.strftime("%d %b %Y %H:%M:%S GMT")}])
+
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.latest("aws.maintenance"))
+
+    run_source(source(aws, booted=booted), scenario)
 
 
 def test_rebalance_recommendations_are_not_polled_by_default(aws: FakeAws) -> None:

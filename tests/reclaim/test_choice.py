@@ -8,7 +8,7 @@ import pytest
 
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
-from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.settings import AwsSignals, GcpSignals, ReclaimSettings
 from dra_agent.reclaim.signals.detection import cloud_of, select_sources
 from dra_agent.reclaim.signals.http import MetadataService
 
@@ -54,6 +54,18 @@ def test_the_configuration_overrides_the_firmware(tmp_path: Path) -> None:
     assert names(ReclaimSettings(cloud="azure"), google_host) == ["azure"]
     assert names(ReclaimSettings(cloud="none", file=Path("/run/x"), logind="on"), google_host) == ["logind", "file"]
     assert "aws.spot" in names(ReclaimSettings(cloud="aws"), google_host)
+
+
+def test_signals_that_are_ignored_are_not_requested(tmp_path: Path) -> None:
+    settings = {
+        "aws": ReclaimSettings(cloud="aws", aws=AwsSignals(spot="ignore")),
+        "gcp": ReclaimSettings(cloud="gcp", gcp=GcpSignals(preempted="ignore")),
+    }
+    names = {
+        cloud: [name for source in select_sources(chosen, Host(sysfs=tmp_path)) for name in source.names]
+        for cloud, chosen in settings.items()
+    }
+    assert names == {"aws": ["aws.autoscaling", "aws.maintenance"], "gcp": ["gcp.maintenance"]}
 
 
 def test_a_simulated_host_ignores_shutdowns_of_the_real_host(tmp_path: Path) -> None:

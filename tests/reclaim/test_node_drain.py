@@ -73,6 +73,8 @@ class ClusterNode:
             finally:
                 await self.reclaim.stop()
                 await self.drain.stop()
+                left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("reclaim")]
+                assert left == [], "a stop ends every task"
                 await publisher.stop()
                 await events.stop()
 

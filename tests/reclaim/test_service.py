@@ -191,7 +191,8 @@ def test_replaced_sources_take_over_as_after_a_restart(tmp_path: Path) -> None:
         successor.report(notice)
         added.report(added.notice(seconds=30))
         await eventually_async(lambda: holds(reclaim, 2))
-        assert phases == [*before, ("notice", 2)], "the notice that stayed is not announced again"
+        # Listeners are called after the state has changed; the notice that stayed is not announced again.
+        await eventually_async(lambda: phases == [*before, ("notice", 2)])
         successor.report()
         added.report()
         await eventually_async(lambda: in_phase(reclaim, "cancelled"))
@@ -528,6 +529,7 @@ def test_an_operator_starts_inspects_and_cancels_a_reclaim(tmp_path: Path) -> No
         assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
         status = await send_control(tmp_path, Start("notice", 30.0, "rack 7\nis moved"))
         assert status["phase"] == "notice" and status["seconds_left"] == 30
+        assert not status["complete"] and status["claims"] == [], "nothing drains the host here"
         assert status["events"][0]["what"] == "rack 7?is moved"
         assert json.loads((tmp_path / "reclaim.json").read_text())["state"]["noticed"]
         earlier = await send_control(tmp_path, Start("notice", 3600.0))
