@@ -2,6 +2,7 @@
 //!
 //! An input is a program: bytes for events of claims up to a byte 0xff, followed by bytes for damage.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -34,9 +35,51 @@ const END_OF_HISTORY: u8 = 0xff;
 /// "LLLLLLLL CCCCCCCC "
 const FRAME: usize = 18;
 
+/// The files of a ledger, by name.
+type Files = BTreeMap<String, Vec<u8>>;
+
+thread_local! {
+    /// The files of histories that were checked. A history takes longer than its damage, and inputs share histories.
+    static HISTORIES: RefCell<BTreeMap<Vec<u8>, Files>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+const MAX_HISTORIES: usize = 1024;
+
+/// The offset of the first byte that damages the files. `None` if the whole input is history.
+pub fn damage_at(data: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    for _ in 0..MAX_STEPS {
+        let step = *data.get(at)?;
+        at += 1;
+        if step == END_OF_HISTORY {
+            break;
+        }
+        // The devices of a claim.
+        at += usize::from(step % 8 <= 2);
+    }
+    (at <= data.len()).then_some(at)
+}
+
 fn check(data: &[u8]) {
-    let mut program = data.iter().copied();
-    let disk = history(&mut program);
+    let (history, damage) = data.split_at(damage_at(data).unwrap_or(data.len()));
+    let known = HISTORIES.with_borrow(|histories| histories.get(history).cloned());
+    let files = known.unwrap_or_else(|| {
+        let files = check_history(history);
+        HISTORIES.with_borrow_mut(|histories| {
+            if histories.len() >= MAX_HISTORIES {
+                histories.clear();
+            }
+            histories.insert(history.to_vec(), files.clone());
+        });
+        files
+    });
+    check_damage(files, damage);
+}
+
+fn check_history(program: &[u8]) -> Files {
+    let mut steps = program.iter().copied();
+    let disk = history(&mut steps);
+    assert_eq!(steps.next(), None, "a step is taken for damage");
     let mut files = BTreeMap::new();
     for name in disk.list(Path::new(FOLDER)).expect("a folder") {
         if name == "snapshot" || name.starts_with("journal-") {
@@ -52,8 +95,11 @@ fn check(data: &[u8]) {
         proven(&files).keys().map(String::as_str).collect(),
         "the claims of undamaged files"
     );
+    files
+}
 
-    damage(&mut files, &mut program);
+fn check_damage(mut files: Files, program: &[u8]) {
+    damage(&mut files, &mut program.iter().copied());
     let damaged = FaultyDisk::thrifty();
     for (name, bytes) in &files {
         damaged.plant(&format!("{FOLDER}/{name}"), bytes);
@@ -162,7 +208,7 @@ fn claim(uid: &str, devices: u8) -> Entry {
 }
 
 /// Damages the files. Each change has a byte for its kind, one for the file, two for the offset, and its arguments.
-fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Item = u8>) {
+fn damage(files: &mut Files, program: &mut impl Iterator<Item = u8>) {
     for _ in 0..MAX_STEPS {
         let (Some(kind), Some(file)) = (program.next(), program.next()) else {
             return;
@@ -247,7 +293,7 @@ fn record(bytes: &[u8]) -> Option<Record> {
 
 /// The claims that valid records prove: the newest record of the claim has its devices, and no newer record of another
 /// claim has one of them.
-fn proven(files: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Value> {
+fn proven(files: &Files) -> BTreeMap<String, Value> {
     let snapshot = files
         .get("snapshot")
         .map(|bytes| records(bytes))

@@ -14,6 +14,7 @@ pub mod object;
 pub mod oci_state;
 pub mod pattern;
 pub mod quantity;
+mod sample;
 pub mod slice_diff;
 pub mod sysfs;
 mod target;

@@ -95,11 +95,15 @@ fn check(data: &[u8]) {
     );
 }
 
-/// A text as a CEL literal.
+/// A text as a CEL literal. Few characters are escaped, because the parser's time depends on the length.
 fn literal(text: &str) -> String {
     let mut literal = String::from("\"");
     for character in text.chars() {
-        literal.push_str(&format!("\\U{:08x}", u32::from(character)));
+        if matches!(character, ' '..='~') && !matches!(character, '"' | '\\') {
+            literal.push(character);
+        } else {
+            literal.push_str(&format!("\\U{:08x}", u32::from(character)));
+        }
     }
     literal.push('"');
     literal

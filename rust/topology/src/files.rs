@@ -15,7 +15,7 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) struct Dir(OwnedFd);
 
 /// The buffer of all reads of a scan, so that a read does not allocate.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Buffer(Box<[u8; PAGE_BYTES]>);
 
 impl Default for Buffer {

@@ -18,7 +18,7 @@ pub(crate) const DEVICES: &str = "bus/pci/devices";
 const AMD: u16 = 0x1002;
 
 /// Every PCI function and NUMA node of one host, at the time of the last scan or event.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Topology {
     pub(crate) sysfs: PathBuf,
     pub(crate) nodes: Vec<NumaNode>,
