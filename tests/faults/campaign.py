@@ -12,23 +12,30 @@ of its state-writing calls gets the fault. After that the disk works again, the 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 from faults.disk import FAULTS, Fault, build
 from faults.node import CLAIMS, CLASSES, HELD, BrokenPromiseError, Node
 from faults.run import Selection, Termination, exit_code, run
+
+BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 class Campaign:
     """Runs cases on one node; creates a new one only if a case has left claims that cannot be released."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, library: Path, *, is_preloaded: bool = False) -> None:
+        """`library` is the built interposer. If `is_preloaded`, this process has it in LD_PRELOAD for its children."""
+        folder.mkdir(exist_ok=True)
         self._folder = folder
-        self._library = build(folder)
+        self._library = library
+        self._is_preloaded = is_preloaded
         self._nodes = 0
         self._node: Node | None = None
         self.calls: list[str] = []
@@ -65,6 +72,11 @@ class Campaign:
             raise
         return hit
 
+    def case(self, point: int, fault: str) -> str:
+        """Run one case; return the fault and the name of the call that was hit."""
+        hit = self.run(point, BY_NAME[fault])
+        return f"{fault} {hit.split()[0] if hit else 'not reached'}"
+
     def log(self) -> str:
         """Return the log of the last agent."""
         logs = sorted(self._folder.glob("node-*/log"), key=lambda path: path.stat().st_mtime)
@@ -73,7 +85,8 @@ class Campaign:
     def _prepared_node(self) -> Node:
         if self._node is None:
             self._nodes += 1
-            self._node = Node(self._folder / f"node-{self._nodes}", self._library)
+            folder = self._folder / f"node-{self._nodes}"
+            self._node = Node(folder, self._library, is_preloaded=self._is_preloaded)
         node = self._node
         node.start()
         node.apply(*CLASSES, *HELD)
@@ -99,24 +112,23 @@ def _check(node: Node) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    faults = {fault.name: fault for fault in FAULTS}
-    Selection.add_arguments(parser, faults)
+    Selection.add_arguments(parser, BY_NAME)
     selection = Selection.of(parser.parse_args())
     with Termination() as termination, tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
-        campaign = Campaign(Path(folder))
+        library = build(Path(folder))
+        # Without FAULTS_CONTROL, which agents alone have, it does nothing.
+        os.environ["LD_PRELOAD"] = str(library)
+        workers = [Campaign(Path(folder) / str(job), library, is_preloaded=True) for job in range(selection.jobs)]
         try:
-            calls = campaign.rehearse()
+            calls = workers[0].rehearse()
             kinds = dict(Counter(call.split()[0] for call in calls))
             print(f"{len(calls)} state-writing calls in a case: {kinds}", flush=True)
-
-            def case(point: int, fault: str) -> str:
-                hit = campaign.run(point, faults[fault])
-                return f"{fault} {hit.split()[0] if hit else 'not reached'}"
-
-            chosen = list(selection.cases(len(calls), faults))
-            return exit_code(run(chosen, case, calls.__getitem__, campaign.log, termination))
+            chosen = list(selection.cases(len(calls), BY_NAME))
+            return exit_code(run(chosen, workers, calls.__getitem__, termination))
         finally:
-            campaign.close()
+            for worker in workers:
+                worker.close()
+            preloaded.close()
 
 
 if __name__ == "__main__":

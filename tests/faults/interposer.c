@@ -39,17 +39,28 @@ struct control {
 static struct control *control;
 static const char *roots, *excluded, *log_path;
 
-__attribute__((constructor)) static void set_up(void) {
+static char *copy_of(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
+
+/* Called until there is a control file: the fork of a process without one gets its environment after the fork. */
+static void set_up(void) {
     const char *path = getenv("FAULTS_CONTROL");
-    roots = getenv("FAULTS_ROOTS");
-    excluded = getenv("FAULTS_EXCLUDED");
-    log_path = getenv("FAULTS_LOG");
-    if (!path || !roots) return;
+    if (!path || !getenv("FAULTS_ROOTS")) return;
+    roots = copy_of("FAULTS_ROOTS");
+    excluded = copy_of("FAULTS_EXCLUDED");
+    log_path = copy_of("FAULTS_LOG");
     int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
     if (file < 0) return;
     void *shared = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     syscall(SYS_close, file);
     if (shared != MAP_FAILED) control = shared;
+}
+
+static int controlled(void) {
+    if (!control) set_up();
+    return control != NULL;
 }
 
 static int below(const char *path, const char *list) {
@@ -117,7 +128,7 @@ static int verdict(const char *call, const char *path) {
 static int path_verdict(const char *call, int directory, const char *name) {
     char path[PATH_MAX];
     int saved = errno;
-    int found = control && name && absolute(directory, name, path) ? verdict(call, path) : 0;
+    int found = controlled() && name && absolute(directory, name, path) ? verdict(call, path) : 0;
     errno = saved;
     return found == TORN ? KILL : found;
 }
@@ -125,7 +136,7 @@ static int path_verdict(const char *call, int directory, const char *name) {
 static int file_verdict(const char *call, int file) {
     char path[PATH_MAX];
     int saved = errno;
-    int found = control && of_file(file, path) ? verdict(call, path) : 0;
+    int found = controlled() && of_file(file, path) ? verdict(call, path) : 0;
     errno = saved;
     return found;
 }

@@ -22,6 +22,7 @@ from dra_agent.simulate import mig, nvml
 from dra_agent.standalone.evaluation import INTERRUPTED
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims
 from faults.disk import Disk
+from preloaded import Command
 
 PROFILE = "dgx-h100"
 DEADLINE_S = 600.0
@@ -82,7 +83,9 @@ class BrokenPromiseError(AssertionError):
 class Node:
     """The directories, the running agent, and the claims that the agent has confirmed."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, *, is_preloaded: bool = False) -> None:
+        """If `is_preloaded`, agents are forks of a process that has loaded the library."""
+        self._is_preloaded = is_preloaded
         self.state, self.cdi, self.log = folder / "state", folder / "cdi", folder / "log"
         self.host = self.state / "simulated" / PROFILE
         simulate.build(PROFILE, self.host)
@@ -90,7 +93,7 @@ class Node:
         self._config = folder / "config.toml"
         self._config.write_text(CONFIG)
         self.disk = Disk(library, folder / "disk", roots=[self.state, self.cdi], excluded=[self.state / "simulated"])
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | Command | None = None
         self.prepared: dict[str, list[str]] = {}
         """CDI ids of claims reported as prepared and not released since, by claim name."""
         self.accepted: set[str] = set()
@@ -100,11 +103,16 @@ class Node:
 
     def start(self) -> bool:
         """Start the agent and wait until it is ready; False if it exited instead."""
-        command: list[str | Path] = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--config", self._config]
-        command += ["--state-dir", self.state, "--cdi-dir", self.cdi, "--simulate", PROFILE, "--node-name", "node-a"]
+        arguments = ["run", "--standalone", "--config", str(self._config), "--state-dir", str(self.state)]
+        arguments += ["--cdi-dir", str(self.cdi), "--simulate", PROFILE, "--node-name", "node-a"]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        variables |= self.disk.environment
         with self.log.open("wb") as log:
-            self.agent = subprocess.Popen(command, stdout=log, stderr=log, env={**variables, **self.disk.environment})
+            if self._is_preloaded:
+                self.agent = Command(arguments, stdout=log, stderr=log, env=variables)
+            else:
+                command = [sys.executable, "-m", "dra_agent", *arguments]
+                self.agent = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
         end = time.monotonic() + DEADLINE_S
         while b"info ready" not in self.log.read_bytes():
             if self.agent.poll() is not None:

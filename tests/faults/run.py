@@ -1,14 +1,17 @@
-"""The run of a campaign: its cases, progress and results; SIGTERM ends it after the current case."""
+"""The run of a campaign: its cases, progress and results; SIGTERM ends it after the current cases."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 PROGRESS_EVERY = 50
 """Number of cases between two lines of progress."""
@@ -25,6 +28,8 @@ class Selection:
     first: int = 0
     point: int | None = None
     fault: str | None = None
+    jobs: int = 1
+    """Number of cases that run at the same time."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser, faults: Iterable[str]) -> None:
@@ -34,11 +39,13 @@ class Selection:
         parser.add_argument("--from", type=int, default=0, dest="first", metavar="POINT", help="continue at this point")
         parser.add_argument("--point", type=int, help="only this point")
         parser.add_argument("--fault", choices=list(faults), help="only this fault")
+        jobs = os.cpu_count() or 1
+        parser.add_argument("--jobs", type=int, default=jobs, help=f"cases at the same time (default: {jobs})")
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Selection:
         """Return the selection of the command line."""
-        return cls(args.every, args.seed, args.first, args.point, args.fault)
+        return cls(args.every, args.seed, args.first, args.point, args.fault, max(1, args.jobs))
 
     def cases(self, points: int, faults: Iterable[str]) -> Iterator[tuple[int, str]]:
         """Yield combinations of a point and a fault, point by point."""
@@ -61,7 +68,7 @@ class Tally:
 
 
 class Termination:
-    """Records a SIGTERM during the block, so that the current case can finish."""
+    """Records a SIGTERM during the block, so that the current cases can finish."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -77,37 +84,62 @@ class Termination:
         self.requested = True
 
 
+class Worker(Protocol):
+    """Runs cases one after another, independently of other workers."""
+
+    def case(self, point: int, fault: str) -> str:
+        """Run a case; return its result, "" for nothing to count. An exception is a failure."""
+
+    def log(self) -> str:
+        """Return the agent's log of the last case."""
+
+
 def run(
     cases: Sequence[tuple[int, str]],
-    case: Callable[[int, str], str],
+    workers: Sequence[Worker],
     describe: Callable[[int], str],
-    log: Callable[[], str],
     termination: Termination,
 ) -> Tally:
-    """Run cases one by one until all are done or a SIGTERM ends the run, and print failures.
-
-    `case` returns its result, "" for nothing to count; an exception is a failure. `log` returns the agent's log of the
-    last case.
-    """
+    """Run cases in order until all are done or a SIGTERM ends the run, and print failures. Each worker has a thread."""
     tally = Tally()
     started = time.monotonic()
-    try:
-        for number, (point, fault) in enumerate(cases):
-            if termination.requested:
-                tally.next_point = point
-                break
+    lock = threading.Lock()
+    waiting = iter(cases)
+
+    def next_case() -> tuple[int, str] | None:
+        with lock:
+            case = None if tally.next_point is not None else next(waiting, None)
+            if case is not None and termination.requested:
+                tally.next_point, case = case[0], None
+            return case
+
+    def work(worker: Worker) -> None:
+        while (case := next_case()) is not None:
+            point, fault = case
             try:
-                outcome = case(point, fault)
+                outcome, broken = worker.case(point, fault), None
             except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign goes on
-                tally.failed += 1
-                print(f"FAILED --point {point} --fault '{fault}' ({describe(point)}): {error!r}", flush=True)
-                print("\n".join(f"    {line}" for line in log().splitlines()[-LOG_LINES:]), flush=True)
-            else:
-                tally.passed += 1
-                tally.outcomes[outcome] += 1
-            if (number + 1) % PROGRESS_EVERY == 0:
-                seconds = time.monotonic() - started
-                print(f"{number + 1} of {len(cases)} cases, at point {point}, {seconds:.0f} s", flush=True)
+                outcome, broken = "", error
+            with lock:
+                if broken is None:
+                    tally.passed += 1
+                    tally.outcomes[outcome] += 1
+                else:
+                    tally.failed += 1
+                    print(f"FAILED --point {point} --fault '{fault}' ({describe(point)}): {broken!r}", flush=True)
+                    print("\n".join(f"    {line}" for line in worker.log().splitlines()[-LOG_LINES:]), flush=True)
+                done = tally.passed + tally.failed
+                if done % PROGRESS_EVERY == 0:
+                    seconds = time.monotonic() - started
+                    print(f"{done} of {len(cases)} cases, at point {point}, {seconds:.0f} s", flush=True)
+
+    try:
+        others = [threading.Thread(target=work, args=[worker]) for worker in workers[1:]]
+        for thread in others:
+            thread.start()
+        work(workers[0])
+        for thread in others:
+            thread.join()
     finally:
         for name, count in sorted(tally.outcomes.items()):
             print(f"{count:6} {name}", flush=True)

@@ -13,9 +13,9 @@ import argparse
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import preloaded
 from dra_agent import simulate
 from dra_agent.reclaim.control import Cancel, Start, send_request
 from fake_apiserver.fake import FakeApi
@@ -31,6 +32,7 @@ from fake_apiserver.faults import Fault
 from faults import run as campaign
 from faults.run import Selection, Termination, exit_code
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
+from preloaded import Command
 
 PROFILE = "l40s"
 DRIVER = "dra-agent.internal"
@@ -69,7 +71,7 @@ class Case:
 
     async def run(self) -> None:
         host = self.folder / "state/simulated" / PROFILE
-        simulate.build(PROFILE, host)
+        await asyncio.to_thread(simulate.build, PROFILE, host)
         (self.folder / "cdi").mkdir()
         api = FakeApi()
         api.start()
@@ -85,31 +87,25 @@ class Case:
             await kubelet.close()
             if agent.poll() is None:
                 agent.kill()
-            agent.wait()
-            api.stop()
+            await asyncio.to_thread(agent.wait)
+            await asyncio.to_thread(api.stop)
         if "Traceback" in self.log():
             raise BrokenPromiseError("a traceback in the log")
 
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self, api: FakeApi) -> subprocess.Popen[bytes]:
-        command: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "dra_agent",
-            "run",
-            "--no-standalone",
-            "--node-name",
-            "node-a",
-        ]
-        command += ["--simulate", PROFILE, "--state-dir", self.folder / "state", "--cdi-dir", self.folder / "cdi"]
-        command += ["--kubelet-dir", self.folder / "k", "--kubeconfig", api.kubeconfig(self.folder / "kubeconfig")]
+    def _start(self, api: FakeApi) -> Command:
+        places = {"state-dir": "state", "cdi-dir": "cdi", "kubelet-dir": "k"}
+        arguments = ["run", "--no-standalone", "--node-name", "node-a", "--simulate", PROFILE]
+        arguments += [f"--{name}={self.folder / place}" for name, place in places.items()]
+        arguments += ["--kubeconfig", str(api.kubeconfig(self.folder / "kubeconfig"))]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with (self.folder / "log").open("wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+            return Command(arguments, stdout=log, stderr=log, env=variables)
 
-    async def _run_workload(self, api: FakeApi, driver: Driver, agent: subprocess.Popen[bytes]) -> None:
+    async def _run_workload(self, api: FakeApi, driver: Driver, agent: Command) -> None:
         await _until(lambda: len(published(api)) == DEVICES, "not every device is published", api)
         published_at_first = published(api)
         claim = allocate(api)
@@ -199,13 +195,39 @@ async def _until(condition: Callable[[], bool], otherwise: str, api: FakeApi) ->
         await asyncio.sleep(0.02)
 
 
-def run(point: int, fault: str, folder: Path) -> Case:
-    """Run one case in which request number `point` gets a fault; raises BrokenPromiseError."""
+def with_fault(point: int, fault: str, folder: Path) -> Case:
+    """Return a case in which request number `point` gets a fault; its run raises BrokenPromiseError."""
     case = Case(folder, FAULTS[fault]())
     assert case.fault is not None
     case.fault.skip = point
-    asyncio.run(case.run())
     return case
+
+
+def run(point: int, fault: str, folder: Path) -> None:
+    """Run one case in which request number `point` gets a fault; raises BrokenPromiseError."""
+    asyncio.run(with_fault(point, fault, folder).run())
+
+
+class Worker:
+    """Runs cases on the loop of all workers: gRPC has one loop in a process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._log = ""
+
+    def case(self, point: int, fault: str) -> str:
+        """Run one case; return the fault."""
+        with tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
+            case = with_fault(point, fault, Path(folder))
+            try:
+                asyncio.run_coroutine_threadsafe(case.run(), self._loop).result()
+            finally:
+                self._log = case.log()
+        return fault
+
+    def log(self) -> str:
+        """Return the log of the last agent."""
+        return self._log
 
 
 def rehearse(folder: Path) -> list[str]:
@@ -223,19 +245,18 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="dra-rehearsal-") as folder:
             requests = rehearse(Path(folder))
         print(f"{len(requests)} requests in a case: {dict(Counter(one.split()[0] for one in requests))}", flush=True)
-        log = ""
-
-        def case(point: int, fault: str) -> str:
-            nonlocal log
-            with tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
-                try:
-                    run(point, fault, Path(folder))
-                finally:
-                    log = (Path(folder) / "log").read_text()
-            return fault
-
-        chosen = list(selection.cases(len(requests), FAULTS))
-        return exit_code(campaign.run(chosen, case, requests.__getitem__, lambda: log, termination))
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            workers = [Worker(loop) for _ in range(selection.jobs)]
+            chosen = list(selection.cases(len(requests), FAULTS))
+            return exit_code(campaign.run(chosen, workers, requests.__getitem__, termination))
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+            preloaded.close()
 
 
 if __name__ == "__main__":

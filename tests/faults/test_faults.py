@@ -7,20 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults.campaign import Campaign
-from faults.disk import FAULTS, Fault
+from faults.campaign import BY_NAME, Campaign
+from faults.disk import Fault, build
 from faults.node import BrokenPromiseError, Node
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="the interposer is compiled by the system's C compiler"),
 ]
 
-BY_NAME = {fault.name: fault for fault in FAULTS}
-
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    campaign = Campaign(tmp_path_factory.mktemp("faults"))
+    folder = tmp_path_factory.mktemp("faults")
+    campaign = Campaign(folder, build(folder))
     campaign.rehearse()
     yield campaign
     campaign.close()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 
 import pytest
 
+from eventually import DEADLINE_S
 from faults.run import Selection, Termination, exit_code, run
 
 FAULTS = ("EIO", "ENOSPC")
+
+
+class Cases:
+    """A worker whose cases are calls of a function."""
+
+    def __init__(self, case: Callable[[int, str], str]) -> None:
+        self.case = case
+
+    def log(self) -> str:
+        return "the log"
 
 
 def test_an_interrupted_run_reports_results_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +38,7 @@ def test_an_interrupted_run_reports_results_and_resumes(capsys: pytest.CaptureFi
 
     before = signal.getsignal(signal.SIGTERM)
     with Termination() as termination:
-        tally = run(list(Selection().cases(4, FAULTS)), case, "call {}".format, lambda: "the log", termination)
+        tally = run(list(Selection().cases(4, FAULTS)), [Cases(case)], "call {}".format, termination)
     assert signal.getsignal(signal.SIGTERM) is before
     assert done == [(0, "EIO"), (0, "ENOSPC"), (1, "EIO"), (1, "ENOSPC"), (2, "EIO")]
     assert (tally.passed, tally.failed, tally.next_point, exit_code(tally)) == (4, 1, 2, 143)
@@ -46,9 +59,24 @@ def test_a_complete_run_fails_if_a_case_failed() -> None:
         return fault
 
     with Termination() as termination:
-        bad = run([(0, "EIO"), (1, "EIO")], case, str, str, termination)
-        good = run([(0, "EIO")], case, str, str, termination)
+        bad = run([(0, "EIO"), (1, "EIO")], [Cases(case)], str, termination)
+        good = run([(0, "EIO")], [Cases(case)], str, termination)
     assert (exit_code(bad), exit_code(good), bad.next_point) == (1, 0, None)
+
+
+def test_workers_run_different_cases_at_the_same_time() -> None:
+    both = threading.Barrier(2)
+    done: list[tuple[int, str]] = []
+
+    def case(point: int, fault: str) -> str:
+        both.wait(DEADLINE_S)
+        done.append((point, fault))
+        return fault
+
+    cases = list(Selection().cases(3, FAULTS))
+    with Termination() as termination:
+        tally = run(cases, [Cases(case), Cases(case)], str, termination)
+    assert sorted(done) == cases and (tally.passed, tally.failed) == (6, 0)
 
 
 def test_a_sample_has_every_nth_case_and_depends_on_the_seed() -> None:
