@@ -229,6 +229,11 @@ def settings(**interface: Any) -> dict[str, Any]:
             "destination: .*host bits",
         ),
         (
+            {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "gateway": "10.1.0.256"}]},
+            "interface.routes[0]",
+            "gateway: '10.1.0.256' does not",
+        ),
+        (
             {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "gateway": "fd00::1"}]},
             "interface.routes[0]",
             "gateway: fd00::1 is not of the family",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.device_setup.open_files import processes_holding, require_unused
+from dra_agent.device_setup.open_files import nodes_of, processes_holding, require_unused
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.process_visibility import hidden_processes_reason
@@ -83,3 +83,13 @@ def test_a_real_process_is_found(host: Host) -> None:
             assert [opener.pid for opener in processes_holding(real, [NODE])] == [process.pid]
         finally:
             process.kill()
+
+
+def test_device_nodes_are_those_of_uevent_files(tmp_path: Path) -> None:
+    host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
+    assert nodes_of(host, address) == [] and nodes_of(host, address, "3") == ["/dev/nvidia3"]
+    card = host.sysfs / "bus/pci/devices" / address / "drm/card0"
+    card.mkdir(parents=True)
+    (card / "dev").write_text("226:0\n")
+    (card / "uevent").write_text("MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\nDEVTYPE=drm_minor\n")
+    assert nodes_of(host, address) == ["/dev/dri/card0"]

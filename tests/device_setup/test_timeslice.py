@@ -68,7 +68,9 @@ def test_a_gpu_that_was_exclusive_is_so_again_afterwards(slicing: TimeSliceSetup
     slicing.set_up("a", whole(gpu()), want("Short"), None, a_minute())
     assert smi.mode(UUID) == "DEFAULT"
     slicing.set_up("b", whole(gpu()), want("Short"), None, a_minute())
+    assert slicing.noted("a") == slicing.noted("b") == ["gpu-0"]
     slicing.tear_down("a", ["gpu-0"], None, a_minute())
+    assert slicing.noted("a") == []
     assert smi.mode(UUID) == "DEFAULT" and smi.slice(UUID) == "1"
     slicing.tear_down("b", ["gpu-0"], None, a_minute())
     assert smi.mode(UUID) == "EXCLUSIVE_PROCESS" and smi.slice(UUID) == "0"
@@ -233,6 +235,13 @@ def test_a_damaged_file_is_set_aside(slicing: TimeSliceSetup, smi: Smi, tmp_path
     slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     slicing.tear_down("a", ["gpu-0"], None, a_minute())
     assert smi.slice(UUID) == "0" and [path.name for path in file.parent.iterdir()] == ["gpu-0.json.corrupt-1"]
+
+
+def test_an_unknown_compute_mode_is_not_kept(slicing: TimeSliceSetup, smi: Smi) -> None:
+    smi.set_mode(UUID, "[N/A]")
+    with pytest.raises(RetryableError, match=r"unexpected output: '\[N/A\]' is not a compute mode"):
+        slicing.set_up("a", whole(gpu()), want("Short"), None, a_minute())
+    assert slicing.noted("a") == [] and smi.slice(UUID) is None
 
 
 def test_another_gpu_in_its_place_has_nothing_set(slicing: TimeSliceSetup, smi: Smi) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.signal import SKEW, clamp_deadline, parse_time, to_local_clock
+from dra_agent.reclaim.signal import SKEW, clamp_deadline, parse_time, printable, to_local_clock
 from dra_agent.reclaim.state_file import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -90,6 +90,14 @@ def test_the_note_on_a_deadline_does_not_depend_on_the_local_clock() -> None:
         assert deadline == NOON - timedelta(seconds=5)
         notes.add(note)
     assert notes == {f"the deadline {announced.isoformat()} has passed"}
+
+
+def test_external_text_is_one_line_of_limited_length() -> None:
+    assert printable(" a\nb\x1b[0m\u202e ") == "a?b?[0m?"
+    longest = printable("x" * 5000)
+    assert len(longest) < 500 and longest.endswith("x...") and longest == printable(longest)
+    fits = "x" * len(longest)
+    assert printable(fits) == fits != printable(f"{fits}x") == longest
 
 
 def test_an_implausible_clock_difference_is_ignored() -> None:

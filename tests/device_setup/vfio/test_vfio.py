@@ -291,6 +291,20 @@ def test_enodev_for_a_present_device_is_a_refused_write(bench: Bench) -> None:
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
 
 
+def test_a_driver_that_does_not_take_the_device_is_named(bench: Bench) -> None:
+    class NoProbe:
+        def write(self, path: str, text: str) -> None:
+            if not path.endswith("drivers_probe"):
+                bench.kernel.write(path, text)
+
+        def read(self, path: str) -> str:
+            return bench.kernel.read(path)
+
+    vfio = VfioSetup(bench.host, NoProbe(), bench.state)
+    with pytest.raises(RetryableError, match="vfio-pci did not take it: no driver has it now; check the kernel log"):
+        vfio.set_up("uid-1", [bench.device(FPGA)], AUTO, None, a_minute())
+
+
 @pytest.mark.parametrize("attribute", ["driver_override", "unbind", "drivers_probe"])
 def test_errors_of_the_kernel_are_reported_and_undone(bench: Bench, attribute: str) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
@@ -494,6 +508,14 @@ def test_a_real_sys_is_written_in_one_call_and_never_made(tmp_path: Path) -> Non
     assert (tmp_path / "probe").read_text().startswith("0000:11:00.0"), "written at its beginning, and not cut"
 
 
+def test_a_process_for_sys_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
+
+    monkeypatch.setattr("dra_agent.child.command", lambda *arguments: ["/bin/sh", "-c", "echo no memory >&2; exit 3"])
+    with pytest.raises(RetryableError, match="a process that accesses /sys failed: no memory"):
+        RealSysfsWriter(tmp_path).write("probe", "x")
+
+
 def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_cannot_see(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,7 +524,7 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     item = bench.device(FPGA)
     (bench.host.proc / "self/ns").mkdir(parents=True)
     (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
-    with pytest.raises(RetryableError, match="is not known: the agent is not in the host's process namespace"):
+    with pytest.raises(RetryableError, match="open: the agent is not in the host's process namespace"):
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
     said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]

@@ -91,8 +91,7 @@ class NodeSource:
             yield node
         events = self._api.watch(NODES, fields=chosen, resource_version=found.resource_version)
         async for event in events:
-            if event.type != "DELETED":
-                yield event.object
+            yield event.object  # after a deletion: the last state, which changes nothing
 
 
 def _rule(taint: Any, rules: Sequence[NodeTaint]) -> NodeTaint | None:
