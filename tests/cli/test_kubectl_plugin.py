@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from allocator.cases import claim, device, make_request, model, slice_of
+from dra_agent import revision
 from dra_agent.cli.kubectl_plugin import build_parser, main
 from dra_agent.cli.parser import leaves
 from fake_apiserver.fake import FakeApi
@@ -152,3 +153,8 @@ def test_every_command_has_examples_that_parse(command: str) -> None:
     parser = {" ".join(words): parser for words, parser in leaves(build_parser())}[command]
     found = re.findall(r"^  kubectl dra (.*)$", parser.epilog or "", re.MULTILINE)
     assert found and all(build_parser().parse_args(shlex.split(line)) for line in found)
+
+
+def test_the_version_has_the_revision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kubectl-dra {revision.describe()}\n"

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dra_agent import simulate
 from dra_agent.cli.main import main
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
+from dra_agent.simulate import inject
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +105,47 @@ def test_a_device_of_another_driver_is_reported_as_not_published(
     assert "dra.net" in capsys.readouterr().err
     save_conflicts(tmp_path / "state", SavedConflicts(verdict, published=True))
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 0
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Watch a simulated host with a command: a GPU is unplugged, plugged in again, and the command is interrupted."""
+    root = tmp_path / "host"
+    host = simulate.build("vm-1gpu", root)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    steps = iter([lambda: inject.unplug(root, "0000:00:04.0"), lambda: inject.replug(root, "0000:00:04.0"), interrupt])
+    # Between two polls, instead of a wait.
+    monkeypatch.setattr("dra_agent.cli.watch.time", SimpleNamespace(sleep=lambda _: next(steps)()))
+    roots = ("--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev))
+    return lambda *arguments: main([*arguments, "--watch", *roots])
+
+
+def test_watched_devices_are_printed_when_they_change(
+    watched: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched("devices", "--family", "gpu") == 130
+    heading, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert heading[0] == "NAME" and [row[0] for row in rows] == ["gpu-0000-00-04-0"] * 3
+    assert [" ".join(rows[1]).count("removed"), " ".join(rows[2]).count("removed")] == [1, 0]
+
+
+def test_a_watched_device_that_is_removed_is_a_json_object(
+    watched: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched("devices", "gpu-0000-00-04-0", "-o", "json") == 130
+    text = capsys.readouterr().out
+    assert text.count('"health": "removed"') == 1 and text.count('"name": "gpu-0000-00-04-0"') == 3
+
+
+def test_watched_slices_are_printed_when_they_change(
+    watched: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched("slices") == 130
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.startswith("POOL")
+    gpu = [row for row in rows if row.startswith("node-1/gpu")]
+    assert len(gpu) == 3 and gpu[1].endswith("nothing") and gpu[0] == gpu[2]
+    assert len(rows) == 4, "the slice of the NIC is printed once"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from dra_agent.cli.flags import add_watch_flag
 from dra_agent.cli.output import add_output_flag, rounded
 from dra_agent.cli.parser import examples
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dra_agent.agent.config import Config
+    from dra_agent.cli.shown_host import ShownHost
+    from dra_agent.host import Host
     from dra_agent.inventory.api import Taint
     from dra_agent.inventory.model import Device, Inventory
 
@@ -20,6 +23,7 @@ EPILOG = examples(
     ("devices gpu-0000-3b-00-0", "everything about one device"),
     ("devices --family gpu -o json", "the GPUs, for programs"),
     ("devices --simulate dgx-h100", "devices of a simulated DGX H100"),
+    ("devices --watch", "devices as their state or their claims change"),
 )
 
 
@@ -31,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("name", nargs="?", metavar="DEVICE", help="show this device only, with all that is known of it")
     parser.add_argument("--family", choices=FAMILIES, help="show the devices of one family only")
+    add_watch_flag(parser)
     add_flags(parser, HOST_FLAGS)
     add_output_flag(parser)
 
@@ -45,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
     shown = shown_host(args)
     config = shown.config
+    if args.watch:
+        shown.announce(args.output)
+        with command_host(config) as host:
+            _watch(args, shown, host)
     with command_host(config) as host, progress("reading the devices"):
         inventory = published(shown, host, scan(host))
         holders = by_device(shown)
@@ -63,6 +72,40 @@ def run(args: argparse.Namespace) -> int:
         return 0
     emit(listing(inventory, chosen, holders, config), args.output)
     return 0
+
+
+def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
+    """Print the chosen devices, and each one again when its state, attributes or claims change."""
+    from dra_agent.cli.agent_view import by_device, published
+    from dra_agent.cli.output import Rows, emit
+    from dra_agent.cli.watch import watch
+    from dra_agent.topology import scan
+
+    if args.name is not None:
+        _named(published(shown, host, scan(host)), args.name)
+    rows = Rows(_COLUMNS, optional=_OPTIONAL)
+
+    def fetch() -> list[dict[str, Any]]:
+        inventory = published(shown, host, scan(host))
+        holders = by_device(shown)
+        return [
+            {"document": _document(device, holders, shown.config), "cells": _cells(device, holders)}
+            for device in _in_order(inventory)
+            if args.family in (None, device.family) and args.name in (None, device.name)
+        ]
+
+    def show(items: list[dict[str, Any]]) -> None:
+        if args.output == "table":
+            rows.write(item["cells"] for item in items)
+        else:
+            emit([item["document"] for item in items], args.output)
+
+    def gone(item: dict[str, Any]) -> dict[str, Any]:
+        cells = list(item["cells"])
+        cells[_COLUMNS.index("state")] = _REMOVED
+        return {"document": {**item["document"], "health": _REMOVED}, "cells": cells}
+
+    watch(fetch, show, identity=lambda item: item["document"]["name"], gone=gone)
 
 
 def listing(
@@ -116,24 +159,27 @@ def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
     if not devices:
         print("no devices that can be claimed")
         return
-    table(
-        ["name", "type", "vendor", "product", "numa", "switch", "memory", "state", "driver"],
-        (
-            [
-                device.name,
-                _value(device, "type"),
-                device.vendor,
-                _value(device, "productName"),
-                device.numa_node,
-                device.pcie_switch,
-                _memory(device),
-                _state(device, holders.get(device.name, [])),
-                _value(device, "driver"),
-            ]
-            for device in devices
-        ),
-        optional=("driver", "switch", "vendor", "numa", "memory", "product"),
-    )
+    table(_COLUMNS, (_cells(device, holders) for device in devices), optional=_OPTIONAL)
+
+
+_COLUMNS = ["name", "type", "vendor", "product", "numa", "switch", "memory", "state", "driver"]
+_OPTIONAL = ("driver", "switch", "vendor", "numa", "memory", "product")
+_REMOVED = "removed"
+"""The health of a device that is no longer published, in the output of --watch."""
+
+
+def _cells(device: Device, holders: dict[str, list[str]]) -> list[object]:
+    return [
+        device.name,
+        _value(device, "type"),
+        device.vendor,
+        _value(device, "productName"),
+        device.numa_node,
+        device.pcie_switch,
+        _memory(device),
+        _state(device, holders.get(device.name, [])),
+        _value(device, "driver"),
+    ]
 
 
 def _memory(device: Device) -> str | None:

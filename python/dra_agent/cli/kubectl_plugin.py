@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dra_agent import __version__
+from dra_agent import revision
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag, guarded
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> Parser:
     """Build the parser of the plugin."""
     parser = Parser(prog=PROGRAM, description="Shows devices and claims of Dynamic Resource Allocation in a cluster.")
-    parser.add_argument("--version", action="version", version=f"kubectl-dra {__version__}")
+    parser.add_argument("--version", action="version", version=f"kubectl-dra {revision.describe()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     parsers = {
         name: commands.add_parser(

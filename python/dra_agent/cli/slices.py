@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dra_agent.cli.output import add_output_flag, emit, progress, table
+from dra_agent.cli.flags import add_watch_flag
+from dra_agent.cli.output import Rows, add_output_flag, emit, progress
 from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
+    from dra_agent.cli.shown_host import ShownHost
+    from dra_agent.host import Host
     from dra_agent.slices import DesiredSlices
 
 EPILOG = examples(
     ("slices", "pools and slices of this host"),
     ("slices --simulate dgx-h100 -o yaml", "the objects in the format of `kubectl get resourceslices -o yaml`"),
     ("slices -o json > slices.json", "for `dra-agent explain --slices slices.json`"),
+    ("slices --watch", "slices as they change"),
 )
 
 
@@ -25,35 +29,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
     parser.epilog = EPILOG
+    add_watch_flag(parser)
     add_output_flag(parser)
     add_flags(parser, HOST_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
-    from dra_agent import topology
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.agent_view import with_health
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.inventory.collector import collect
-    from dra_agent.inventory.passthrough import VfioBindingStore
-    from dra_agent.slices import desired_slices
 
     shown = shown_host(args)
     config = shown.config
+    if args.watch:
+        shown.announce(args.output)
+        with command_host(config) as host:
+            _watch(args, shown, host)
     with command_host(config) as host, progress("reading the devices"):
-        collected = collect(
-            host,
-            topology.scan(host),
-            config.inventory,
-            driver=config.driver_name,
-            handovers=VfioBindingStore(shown.records),
-        )
-        found = with_health(collected, shown, host)
-    desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
+        desired = _desired(shown, host)
     shown.announce(args.output)
     if args.output == "table":
-        _print_table(desired, config.node)
+        if desired.slices:
+            _rows().write(map(_row, desired.slices))
+        else:
+            print(f"{config.node} has no device that can be claimed")
     else:
         emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": desired.slices}, args.output)
     for problem in desired.problems:
@@ -61,23 +60,59 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(desired: DesiredSlices, node: str) -> None:
-    if not desired.slices:
-        print(f"{node} has no device that can be claimed")
-        return
-    rows = [
-        (
-            spec["pool"]["name"],
-            slice_["metadata"]["name"],
-            spec["pool"]["generation"],
-            len(spec.get("devices", ())) or None,
-            len(spec.get("sharedCounters", ())) or None,
-            _holds(spec),
-        )
-        for slice_ in desired.slices
-        for spec in [slice_["spec"]]
-    ]
-    table(("pool", "slice", "generation", "devices", "counter sets", "holds"), rows)
+def _desired(shown: ShownHost, host: Host) -> DesiredSlices:
+    from dra_agent import topology
+    from dra_agent.cli.agent_view import with_health
+    from dra_agent.inventory.collector import collect
+    from dra_agent.inventory.passthrough import VfioBindingStore
+    from dra_agent.slices import desired_slices
+
+    config = shown.config
+    collected = collect(
+        host,
+        topology.scan(host),
+        config.inventory,
+        driver=config.driver_name,
+        handovers=VfioBindingStore(shown.records),
+    )
+    found = with_health(collected, shown, host)
+    return desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
+
+
+def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
+    """Print the slices, and each one again when it changes; a removed slice has no devices."""
+    from dra_agent.cli.watch import watch
+
+    rows = _rows()
+
+    def show(slices: list[dict[str, Any]]) -> None:
+        if args.output == "table":
+            rows.write(map(_row, slices))
+        else:
+            emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": slices}, args.output)
+
+    watch(
+        lambda: _desired(shown, host).slices,
+        show,
+        identity=lambda item: item["metadata"]["name"],
+        gone=lambda item: {**item, "spec": {"pool": item["spec"]["pool"]}},
+    )
+
+
+def _rows() -> Rows:
+    return Rows(("pool", "slice", "generation", "devices", "counter sets", "holds"))
+
+
+def _row(item: dict[str, Any]) -> tuple[object, ...]:
+    spec = item["spec"]
+    return (
+        spec["pool"]["name"],
+        item["metadata"]["name"],
+        spec["pool"]["generation"],
+        len(spec.get("devices", ())) or None,
+        len(spec.get("sharedCounters", ())) or None,
+        _holds(spec),
+    )
 
 
 def _holds(spec: dict[str, Any]) -> str:
