@@ -50,9 +50,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def preloaded_process() -> Iterator[None]:
-    """Ends the process that forks commands; the first command of a worker has started it."""
+    """The process that forks commands and children of the agent; the first of them in a worker starts it."""
+    preloaded.fork_children(preloaded.fork)
     yield
     preloaded.close()
+
+
+@pytest.fixture
+def real_children() -> Iterator[None]:
+    """Child processes of this process and of agents are new interpreters, and children of the agent for the kernel."""
+    with preloaded.start_interpreters():
+        yield
 
 
 @pytest.fixture

@@ -26,6 +26,9 @@ from eventually import eventually
 from .conftest import AgentProcess, Start
 
 When = Literal["before", "after"]
+# A fault in the simulated library kills the parent of the process that has loaded it.
+pytestmark = pytest.mark.usefixtures("real_children")
+
 ADDRESS = "0000:1b:00.0"
 # The configuration partitions one GPU, and every claim selects it.
 CONFIG = f"""

@@ -110,7 +110,7 @@ def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(
 
 
 def test_a_library_that_hangs_from_the_start_leaves_the_kernels_attributes(
-    dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch, real_children: None
 ) -> None:
     root = dgx.sysfs.parent
     before = children()
@@ -136,7 +136,7 @@ def test_a_library_that_hangs_from_the_start_leaves_the_kernels_attributes(
 
 
 def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(
-    dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch, real_children: None
 ) -> None:
     processes = children()
     before = take(collector, dgx)

@@ -27,6 +27,7 @@ from dra_agent.nvml.client import (
 from dra_agent.simulate import inject, nvml
 from eventually import DEADLINE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("real_children")
 ONE, OTHER = "one", "other"
 PACKAGE = Path(dra_agent.__file__).parent
 BUS = b"00000000:00:04.0"

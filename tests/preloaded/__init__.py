@@ -3,11 +3,12 @@
 Imports are most of a short command and half of the start of an agent, and tests start hundreds of both. A fork has an
 environment, working directory, files, threads and an end of its own, like any process. Each pytest worker has one
 process that forks. Tests of what happens while an interpreter starts, of signals at that time, of memory and of the
-command line itself use `subprocess`.
+command line itself use `subprocess`. Child processes of the agent are forked too (`children.py`).
 """
 
 from __future__ import annotations
 
-from preloaded.command import Command, close, run
+from preloaded.children import fork_children, start_interpreters
+from preloaded.command import Command, close, fork, run
 
-__all__ = ["Command", "close", "run"]
+__all__ = ["Command", "close", "fork", "fork_children", "run", "start_interpreters"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,30 +15,29 @@ from typing import IO, Any
 from eventually import DEADLINE_S
 from leftovers import record_process
 from preloaded import server
+from preloaded.children import Requests, forks_children, read_status
 
 READ_BY_INTERPRETER = ("PYTHON", "LC_", "LANG", "MALLOC_", "LD_")
 """Beginnings of variables that have an effect only while an interpreter starts."""
 
 
 class _Server:
-    """The preloaded process of this process; the first command starts it."""
+    """The preloaded process of this process; the first request starts it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: socket.socket | None = None
+        self._requests: Requests | None = None
         self._pid = 0
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Return the pid of the child."""
         with self._lock:
             requests = self._requests or self._start()
-            socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
-            reply = requests.recv(32)
-        assert reply, f"{server.__file__} has ended; the reason is on the standard error of pytest"
-        return int(reply)
+        return requests.fork(request, descriptors)
 
-    def _start(self) -> socket.socket:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _start(self) -> Requests:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests = Requests(ours)
         with theirs:
             theirs.set_inheritable(True)
             command = [sys.executable, server.__file__, str(theirs.fileno())]
@@ -58,6 +55,8 @@ class _Server:
 
 
 _server = _Server()
+fork = _server.fork
+"""Fork a child of the preloaded process."""
 close = _server.close
 """End the preloaded process, if there is one; commands continue."""
 
@@ -84,10 +83,14 @@ class Command:
         self.returncode: int | None = None
         self._lock = threading.Lock()
         request = {
+            "module": None,
             "arguments": arguments,
             "patch": patch,
             "environment": variables,
             "directory": os.fspath(cwd or Path.cwd()),
+            "session": False,
+            "fork_children": forks_children(),
+            "files": [0, 1, 2],
         }
         self._status, theirs = os.pipe()
         try:
@@ -127,13 +130,7 @@ class Command:
     def _ended(self, timeout_s: float | None) -> int | None:
         with self._lock:
             if self.returncode is None:
-                poll = select.poll()
-                poll.register(self._status, select.POLLIN)
-                if poll.poll(None if timeout_s is None else timeout_s * 1000):
-                    status = os.read(self._status, 32)
-                    os.close(self._status)
-                    assert status, f"{server.__file__} has ended before {self.args}"
-                    self.returncode = os.waitstatus_to_exitcode(int(status))
+                self.returncode = read_status(self._status, timeout_s)
             return self.returncode
 
 

@@ -1,23 +1,39 @@
 """The process that has imported the agent's modules: forks a child for each request until its socket is closed.
 
-A request has three descriptors for the standard streams and one that receives the exit status. The reply is the pid.
+A request has descriptors for files of the child and one that receives the exit status. The reply is the pid. A child
+that runs the agent's command has a socket for requests of its own.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
+import runpy
 import selectors
 import socket
 import sys
 import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 MAX_REQUEST_BYTES = 1 << 20
+MAX_DESCRIPTORS = 16
+REQUESTS_FD = 200
+"""The lowest number of a command's socket for requests: no test uses this number, and limits of files are higher."""
+FORKED_MODULES = (
+    "dra_agent.device_setup.rtnetlink",
+    "dra_agent.device_setup.sysfs_writer",
+    "dra_agent.nvml.worker",
+)
+"""Modules of child processes that are forked: those that tests start most often."""
 MODULES = (
+    *FORKED_MODULES,
     "dra_agent.agent.agent",
     "dra_agent.agent.hook_server",
     "dra_agent.agent.mps_supervisor",
@@ -41,6 +57,7 @@ MODULES = (
     "dra_agent.metrics.registry",
     "dra_agent.prepare.ledger_reader",
     "dra_agent.simulate",
+    "preloaded.children",
     "pynvml",
     "rich.console",
     "rich.table",
@@ -53,33 +70,72 @@ RECORDED = "DRA_AGENT_MUTANTS_TRACE"
 """Set while mutants/ records which test runs which function. An interpreter reads it at its start, a fork here."""
 
 
-def serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork until the other end is closed; returns the request in a child, and None in this process."""
-    running: dict[int, tuple[int, int]] = {}
-    with selectors.PollSelector() as selector:
-        selector.register(requests, selectors.EVENT_READ)
+class _Server:
+    """Forks; `serve` returns in each child."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._first = requests
+        self._selector = selectors.PollSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+        self._running: dict[int, tuple[int, int]] = {}
+
+    def serve(self) -> dict[str, Any] | None:
+        """Fork until the other end is closed; returns the request in a child, and None in this process."""
         while True:
-            for key, _ in selector.select():
-                if key.fileobj is not requests:
-                    selector.unregister(key.fileobj)
-                    _report(*running.pop(key.fd), key.fd)
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                if not isinstance(source, socket.socket):
+                    self._selector.unregister(source)
+                    _report(*self._running.pop(key.fd), key.fd)
                     continue
-                data, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 4)
-                if not data:
-                    return None
-                *streams, status = descriptors
-                pid = os.fork()
-                if pid == 0:
-                    for number, stream in enumerate(streams):
-                        os.dup2(stream, number)
-                    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # noqa: PTH208
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(source, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+                except ConnectionResetError:  # the command was killed before it read a reply
+                    data = b""
+                if data:
                     request: dict[str, Any] = json.loads(data)
-                    return request
-                for stream in streams:
-                    os.close(stream)
-                running[ended := os.pidfd_open(pid)] = (pid, status)
-                selector.register(ended, selectors.EVENT_READ)
-                requests.sendall(str(pid).encode())
+                    if self._fork(source, request, descriptors):
+                        return request
+                elif source is self._first:
+                    return None
+                else:
+                    self._selector.unregister(source)
+                    source.close()
+
+    def _fork(self, source: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> bool:
+        """Fork and reply; returns whether this process is the child."""
+        *files, status = descriptors
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            is_command = request["module"] is None
+            request["requests"] = _take_files(
+                dict(zip(request["files"], files, strict=True)), theirs.detach() if is_command else None
+            )
+            return True
+        for file in (*files, theirs.detach()):
+            os.close(file)
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._running[ended := os.pidfd_open(pid)] = (pid, status)
+        self._selector.register(ended, selectors.EVENT_READ)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the command was killed after its request
+            source.sendall(str(pid).encode())
+        return False
+
+
+def _take_files(files: dict[int, int], requests: int | None) -> int | None:
+    """Open files under the given numbers and close all others; returns the number of the socket for requests."""
+    above = max(*files, REQUESTS_FD)
+    moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above + 1) for number, file in files.items()}
+    if requests is not None:
+        requests = fcntl.fcntl(requests, fcntl.F_DUPFD_CLOEXEC, above + 1)
+    for number, file in moved.items():
+        os.dup2(file, number)
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        if number not in files and number != requests:
+            with suppress(OSError):  # of the directory, which is closed already
+                os.close(number)
+    return requests
 
 
 def _report(pid: int, status: int, ended: int) -> None:
@@ -95,13 +151,14 @@ def _report(pid: int, status: int, ended: int) -> None:
 
 
 def main() -> int:
-    """Import, serve, and run the command in each child."""
+    """Import, serve, and run the command or module in each child."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    sys.path.insert(1, os.path.dirname(sys.path[0]))  # noqa: PTH120
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    request = serve(requests)
+    request = _Server(requests).serve()
     requests.detach()
     if request is None:
         return 0
@@ -112,17 +169,41 @@ def main() -> int:
         os.environ[RECORDED] = recorded
         importlib.import_module("mutants.tracing").trace_this_process()
     os.chdir(request["directory"])
-    sys.path[0] = request["directory"]  # as `python -m` and `python -c` have it
+    if request["session"]:
+        os.setsid()
     sys.argv = [sys.argv[0], *request["arguments"]]
+    code = _run_command(request) if request["module"] is None else _run_module(request["module"])
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_command(request: dict[str, Any]) -> int:
+    sys.path[0] = request["directory"]  # as `python -m` and `python -c` have it
+    from preloaded.children import Requests, fork_children
+
+    requests = Requests(socket.socket(fileno=request["requests"]))
+    if request["fork_children"]:
+        fork_children(requests.fork)
     if request["patch"]:
         exec(request["patch"], {"sys": sys})
     from dra_agent.cli.main import main as run
 
-    code = run()
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(code)
+    return run()
+
+
+def _run_module(module: str) -> int:
+    warnings.simplefilter("ignore", RuntimeWarning)  # the module is imported already
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
