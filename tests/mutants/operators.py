@@ -156,7 +156,7 @@ class Module:
         elif isinstance(node, ast.ClassDef):
             if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
                 self._block(node, "body", location)
-        elif not _is_excluded(node) and not self._is_for_the_log(node):
+        elif not _is_excluded(node) and not self._is_for_the_log(node) and not _is_named_number_or_hint(node, location):
             for new, operator in _changed_statements(node):
                 self._add(location, operator, node, new)
             self._fields(node, location)
@@ -330,6 +330,15 @@ def _is_plain_condition(test: ast.expr) -> bool:
 def _is_tunable(node: ast.expr) -> bool:
     """Whether it is a tunable number, such as a duration or size, of a module or class."""
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1)
+
+
+def _is_named_number_or_hint(node: ast.stmt, location: _Location) -> bool:
+    """Whether it names a tunable number, or a hint of error messages, of a module or class."""
+    if location.functions or not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return False
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    is_hint = isinstance(target, ast.Name) and target.id.endswith("HINT")
+    return is_hint or _is_tunable(node.value) or _is_size(node.value)
 
 
 def _is_size(node: ast.expr) -> bool:

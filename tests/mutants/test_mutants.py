@@ -21,6 +21,9 @@ EXAMPLE = '''"""A docstring."""
 import logging
 log = logging.getLogger(__name__)
 WAIT_S = 30.0
+SIZE_BYTES = 1 << 20
+NAME = "a"
+_HINT = "do it"
 
 def f(a, b=1, *, c="x"):
     """Another one."""
@@ -53,7 +56,7 @@ def example(tmp_path: Path) -> Module:
 
 
 def test_mutation_operators_make_the_expected_changes(example: Module) -> None:
-    assert [(mutant.operator, mutant.before, mutant.after) for mutant in example.mutants if mutant.lines[0] > 4] == [
+    assert [(mutant.operator, mutant.before, mutant.after) for mutant in example.mutants if mutant.lines[0] > 7] == [
         ("constant", "1", "2"),
         ("constant", "'x'", "'XXx'"),
         ("and/or", "a < b and (not c)", "a < b or not c"),
@@ -68,7 +71,7 @@ def test_mutation_operators_make_the_expected_changes(example: Module) -> None:
         ("drop key=", "g(a, key=b)", "g(a)"),
         ("handler", "except OSError: return None", "except OSError: raise"),
     ]
-    assert [mutant.operator for mutant in example.mutants if mutant.lines[0] <= 4] == ["assign None"]
+    assert [mutant.before for mutant in example.mutants if mutant.lines[0] <= 7] == ["NAME = 'a'", "'a'"]
 
 
 def test_a_mutant_differs_from_the_original_in_one_place(example: Module) -> None:
@@ -100,12 +103,12 @@ def test_covering_tests_are_ordered_by_duration(example: Module) -> None:
     record = Record()
     record.add(
         {
-            "": {"lines": {"example.py": [1, 2, 3, 4]}},
-            "slow": {"seconds": 3.0, "outcome": "passed", "lines": {"example.py": [8, 10]}},
-            "quick": {"seconds": 0.1, "outcome": "passed", "lines": {"example.py": [8, 12]}},
+            "": {"lines": {"example.py": [1, 2, 3, 4, 5, 6, 7]}},
+            "slow": {"seconds": 3.0, "outcome": "passed", "lines": {"example.py": [11, 13]}},
+            "quick": {"seconds": 0.1, "outcome": "passed", "lines": {"example.py": [11, 15]}},
             "elsewhere": {"seconds": 0.1, "outcome": "passed", "lines": {"other.py": [8]}},
-            "process": {"seconds": 9.0, "outcome": "passed", "lines": {}, "functions": ["example.py:6"]},
-            "broken": {"seconds": 0.1, "outcome": "failed", "lines": {"example.py": [8, 10, 12]}},
+            "process": {"seconds": 9.0, "outcome": "passed", "lines": {}, "functions": ["example.py:9"]},
+            "broken": {"seconds": 0.1, "outcome": "failed", "lines": {"example.py": [11, 13, 15]}},
         }
     )
     comparison = next(mutant for mutant in example.mutants if mutant.operator == "comparison")

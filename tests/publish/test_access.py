@@ -35,7 +35,14 @@ class Peers:
 def run(node: Node, peers: Peers, scenario: Callable[[Publisher], Awaitable[Any]]) -> None:
     async def main() -> None:
         async with connect(node.kubeconfig) as api:
-            publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=lambda: node.inventory, peers=peers)
+            publisher = Publisher(
+                api,
+                node=NODE,
+                driver=DRIVER,
+                inventory=lambda: node.inventory,
+                is_leader=lambda: node.is_leader,
+                peers=peers,
+            )
             await publisher.start()
             try:
                 await scenario(publisher)
@@ -62,6 +69,21 @@ def test_an_agent_leads_only_after_a_successful_dry_run(node: Node, fake_api: Fa
         await eventually_async(lambda: peers.reports == [True])
         await eventually_async(lambda: len(node.names()) == 2)
         assert publisher.standby_reason is None
+
+    run(node, peers, scenario)
+
+
+def test_the_leader_of_the_node_must_lead_its_host_too(node: Node, fake_api: FakeApi) -> None:
+    node.set_devices(*devices(1))
+    node.is_leader, peers = False, Peers()
+    peers.elder = False
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: any(request.watch for request in fake_api.requests))
+        publisher.devices_changed()
+        await eventually_async(lambda: publisher.reading().pending)
+        await asyncio.sleep(0.1)
+        assert node.writes() == []
 
     run(node, peers, scenario)
 

@@ -231,12 +231,16 @@ def test_a_slice_that_was_deleted_unseen_is_created_again(node: Node) -> None:
         node.api.fail(503, times=None, methods="GET", path="watch=true")
         node.api.end_watches()
         await eventually_async(lambda: publisher.reading().lag_s > 0)
+        # As after the deletion of the Node, with which its slices are deleted.
         node.api.wipe()
+        node.api.remove("nodes", NODE)
+        uid = node.register()
         node.clear_requests()
         node.set_devices(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: len(node.names()) == 2)
         assert node.writes() == ["PUT", "POST"]
+        assert node.slices()[0]["metadata"]["ownerReferences"][0]["uid"] == uid
         assert publisher.device_names() == set(node.names())
         await eventually_async(lambda: not publisher.reading().pending)
         assert not any("gpu" in problem for problem in publisher.reading().problems)
@@ -244,15 +248,29 @@ def test_a_slice_that_was_deleted_unseen_is_created_again(node: Node) -> None:
     node.run(scenario)
 
 
+def test_a_creation_that_is_not_found_is_a_failure(node: Node) -> None:
+    node.set_devices(device(1))
+    node.api.fail(404, methods="POST")
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.slices()) == 1)
+        await wait_until_published(publisher)
+        assert publisher.reading().errors == {"not_found": 1}
+
+    node.run(scenario)
+    assert node.writes() == ["POST", "POST"]
+
+
 def test_other_owners_of_a_slice_are_kept(node: Node) -> None:
     node.set_devices(device(1))
     added = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "u"}
+    controller = {"apiVersion": "v1", "kind": "ReplicaSet", "name": "r", "uid": "v", "controller": True}
 
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(node.slices()) == 1)
         await wait_until_published(publisher)
         (found,) = node.slices()
-        found["metadata"]["ownerReferences"].append(added)
+        found["metadata"]["ownerReferences"] += [added, controller]
         found["metadata"]["labels"] = {"of": "another"}
         node.api.put("resourceslices", found)
         node.set_devices(device(1), device(2))
@@ -262,7 +280,9 @@ def test_other_owners_of_a_slice_are_kept(node: Node) -> None:
 
     node.run(scenario)
     (slice_,) = node.slices()
-    assert sorted(owner["kind"] for owner in slice_["metadata"]["ownerReferences"]) == ["ConfigMap", "Node"]
+    assert sorted(owner["kind"] for owner in slice_["metadata"]["ownerReferences"]) == ["ConfigMap", "Node"], (
+        "an object has at most one controller"
+    )
     assert slice_["metadata"]["labels"] == {"of": "another"}
 
 
@@ -371,6 +391,34 @@ def test_slices_of_a_previous_node_object_get_the_new_owner(node: Node) -> None:
     node.run(restored)
     assert node.writes() == ["PUT", "PUT"]
     assert {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()} == {1}
+
+
+def test_a_new_owner_and_changed_devices_are_one_write(node: Node) -> None:
+    async def published(publisher: Publisher) -> None:
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == len(node.inventory.devices))
+        await wait_until_published(publisher)
+
+    node.set_devices(device(1))
+    node.run(published)
+    node.api.remove("nodes", NODE)
+    uid = node.register()
+    node.set_devices(device(1), device(2))
+    node.clear_requests()
+    node.run(published)
+    assert node.writes() == ["PUT"]
+    assert [owner["uid"] for owner in node.slices()[0]["metadata"]["ownerReferences"]] == [uid]
+
+
+def test_after_a_stop_nothing_is_started(node: Node) -> None:
+    async def scenario(publisher: Publisher) -> None:
+        await publisher.stop()
+        node.set_devices(device(1))
+        publisher.devices_changed()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("publish")]
+
+    node.run(scenario)
+    assert node.slices() == []
 
 
 def test_nothing_is_written_before_the_node_object_exists(node: Node) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from dra_agent.errors import AgentError
-from dra_agent.publish.errors import DroppedFieldsError, PartiallyAcceptedError, UnsupportedTaintEffectError
+from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
 
 
 class PublisherStats(msgspec.Struct, frozen=True):
@@ -70,10 +70,7 @@ class PublisherCounters:
         return first
 
 
-_KINDS: dict[type[AgentError], str] = {
-    PartiallyAcceptedError: "not_taken",
-    UnsupportedTaintEffectError: "untold_taints",
-}
+_KINDS: dict[type[AgentError], str] = {UnsupportedTaintEffectError: "untold_taints"}
 """Values of the label `kind` that differ from the name of the class: dashboards know them."""
 
 
