@@ -64,18 +64,30 @@ pub(crate) fn compile(pattern: &str) -> Result<Pattern, Fault> {
     let config = Config::new()
         .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
         .hybrid_cache_capacity(SEARCH_CACHE_BYTES);
-    let built = Regex::builder()
-        .configure(config)
-        .syntax(nesting())
-        .build(&translated);
-    match built {
-        Ok(regex) => Ok(Pattern::new(regex)),
-        Err(error) if error.size_limit().is_some() => Err(refuse(&format!(
-            "its compiled form takes more than {} MiB",
-            PATTERN_LIMIT_BYTES >> 20
-        ))),
-        Err(error) => Err(refuse(&error.to_string())),
+    let too_large = || {
+        let limit = PATTERN_LIMIT_BYTES >> 20;
+        refuse(&format!("its compiled form takes more than {limit} MiB"))
+    };
+    let build = |prefilter: bool| {
+        Regex::builder()
+            .configure(config.clone().auto_prefilter(prefilter))
+            .syntax(nesting())
+            .build(&translated)
+            .map(Pattern::new)
+            .map_err(|error| match error.size_limit() {
+                Some(_) => too_large(),
+                None => refuse(&error.to_string()),
+            })
+    };
+    let mut pattern = build(true)?;
+    if pattern.bytes > PATTERN_LIMIT_BYTES {
+        // A search for literals has no size limit, and hundreds of long literals take megabytes. It only saves time.
+        pattern = build(false)?;
     }
+    if pattern.bytes > PATTERN_LIMIT_BYTES {
+        return Err(too_large());
+    }
+    Ok(pattern)
 }
 
 /// Calls a function with a pattern that is compiled with the expression.
