@@ -106,11 +106,13 @@ pub(crate) fn same(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
     }
 }
 
-/// Whether two values differ. Values of different types differ; lists and values of unknown type never differ.
-fn differ(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
-    let known = value.string.is_some()
-        || value.int.is_some()
-        || value.bool.is_some()
-        || value.version.is_some();
-    known && !same(value, other)
+/// Whether the value differs from an accepted one. Values of different types differ; a list or a value of unknown type
+/// never differs, so it can only be the first one.
+fn differ(value: &DeviceAttribute, accepted: &DeviceAttribute) -> bool {
+    is_comparable(value) && !same(value, accepted)
+}
+
+/// Whether the value is neither a list nor of unknown type.
+pub(crate) fn is_comparable(value: &DeviceAttribute) -> bool {
+    value.string.is_some() || value.int.is_some() || value.bool.is_some() || value.version.is_some()
 }

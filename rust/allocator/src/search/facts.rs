@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Search;
 use crate::capacity;
-use crate::constraints::look_up;
+use crate::constraints::{is_comparable, look_up};
 use crate::error::Error;
 use crate::plan::{PlannedClaim, Task};
 use crate::taints;
@@ -67,7 +67,7 @@ impl Facts {
         }
         let values = values(search);
         let (consumption, counter_names, negative) = consumption(search);
-        let class = classes(search, &fits, &values, negative);
+        let class = classes(search, &fits, &values, negative || order_matters(search));
         let mut last = HashMap::new();
         let previous = class
             .iter()
@@ -179,7 +179,7 @@ fn classes(
     search: &Search<'_, '_>,
     fits: &[Vec<Fit>],
     values: &[Vec<Vec<Option<usize>>>],
-    negative: bool,
+    each_alone: bool,
 ) -> Vec<usize> {
     let mut known = HashMap::new();
     (0..search.matching.candidates.len())
@@ -196,13 +196,26 @@ fn classes(
             let fits: Vec<Fit> = fits.iter().map(|row| row[index]).collect();
             let values: Vec<Option<usize>> =
                 values.iter().flatten().map(|row| row[index]).collect();
-            let alone = negative.then_some(index);
+            let alone = each_alone.then_some(index);
             let next = known.len();
             *known
                 .entry((counters, share, fits, values, alone))
                 .or_insert(next)
         })
         .collect()
+}
+
+/// Whether a constraint accepts a set of devices only in some orders. Devices of one class are then not interchangeable.
+fn order_matters(search: &Search<'_, '_>) -> bool {
+    let constraints = search.constraints.iter().flatten();
+    constraints
+        .filter(|constraint| constraint.distinct)
+        .any(|constraint| {
+            search.matching.candidates.iter().any(|candidate| {
+                look_up(candidate.device, candidate.id(), constraint.attribute)
+                    .is_some_and(|value| !is_comparable(value))
+            })
+        })
 }
 
 fn json(value: &impl Serialize) -> String {
