@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import preloaded
 from faults.campaign import BY_NAME, Campaign
 from faults.disk import Fault, build
 from faults.node import BrokenPromiseError, Node
@@ -19,10 +20,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     folder = tmp_path_factory.mktemp("faults")
-    campaign = Campaign(folder, build(folder))
-    campaign.rehearse()
-    yield campaign
-    campaign.close()
+    library = build(folder)
+    # Agents are forks of a preloaded process of this module, which has loaded the interposer.
+    preloaded.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(library))
+        campaign = Campaign(folder, library, is_preloaded=True)
+        campaign.rehearse()
+        yield campaign
+        campaign.close()
+        preloaded.close()
 
 
 @pytest.mark.parametrize(
