@@ -13,8 +13,8 @@ from oracle import go
 
 ORACLE = ROOT / "tests/oracle/manifests"
 MODULES = {"1.34": "v1.34.mod", "1.35": "v1.35.mod", "1.36": "v1.36.mod", "1.37": "go.mod"}
-OPERATOR = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
-OTHER_KINDS = frozenset(("PodMonitor", "PrometheusRule"))
+OTHER_KINDS = frozenset(("PodMonitor", "PrometheusRule", "ServiceMonitor"))
+OPERATOR = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in sorted(OTHER_KINDS))
 """Types of the Prometheus Operator, which Kubernetes does not have."""
 
 _POOL_SELECTOR = {"example.com/pool": "host"}
@@ -77,6 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                 "relabelings": [{"action": "labeldrop", "regex": "a"}],
                 "metricRelabelings": [{"action": "labeldrop", "regex": "b"}],
             },
+            "serviceMonitor": {"create": True, "labels": {"a": "b"}, "interval": "30s"},
             "prometheusRule": {"create": True, "labels": {"a": "b"}, "disabled": ["DraAgentFieldsDropped"]},
         },
         "networkPolicy": {

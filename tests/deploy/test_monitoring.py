@@ -1,4 +1,4 @@
-"""PodMonitor, PrometheusRule, the alerting rules, and the priority levels of the API server."""
+"""PodMonitor, ServiceMonitor, PrometheusRule, the alerting rules, and the priority levels of the API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.rendering import CHART, ROOT, RefusedError, Render, objects_by_name,
 
 ALERTS = CHART / "files/alerts.yaml"
 ALERT_TESTS = Path(__file__).with_name("alerts.test.yaml")
-OPERATOR = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
+OPERATOR = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule", "ServiceMonitor"))
 WEBHOOK = {"enabled": True, "tlsSecret": "a", "caBundle": "Q0E="}
 POOL = {"name": "gpu", "nodeSelector": {"pool": "gpu"}}
 
@@ -52,6 +52,29 @@ def test_pod_monitor_selects_all_agents_and_the_webhook(render: Render) -> None:
     assert found["metadata"]["labels"]["release"] == "prometheus"
 
 
+def test_service_monitor_selects_a_service_of_all_agents_and_the_webhook(render: Render) -> None:
+    values = {"metrics": {"serviceMonitor": {"create": True, "interval": "30s"}}, "webhook": WEBHOOK, "pools": [POOL]}
+    objects = render(values, api_versions=OPERATOR)
+    found = only_object(objects, "ServiceMonitor")["spec"]
+    selector = found["selector"]["matchLabels"].items()
+    services = [one for one in objects if one["kind"] == "Service" and selector <= one["metadata"]["labels"].items()]
+    (service,) = (one["spec"] for one in services)
+    (port,) = service["ports"]
+    (endpoint,) = found["endpoints"]
+    assert endpoint["port"] == port["name"] and endpoint["interval"] == "30s"
+    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
+    assert service["publishNotReadyAddresses"] and service["clusterIP"] == "None"
+    selected = [
+        port["targetPort"] in {named["name"] for container in pod["spec"]["containers"] for named in container["ports"]}
+        for one in objects
+        if one["kind"] in ("DaemonSet", "Deployment")
+        for pod in [one["spec"]["template"]]
+        if service["selector"].items() <= pod["metadata"]["labels"].items()
+    ]
+    assert selected == [True] * 3
+    assert "PodMonitor" not in {one["kind"] for one in objects}
+
+
 def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
     def spec(**values: Any) -> dict[str, Any]:
         values = {"metrics": {"prometheusRule": {"create": True, **values}}}
@@ -66,7 +89,7 @@ def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
         spec(disabled=["X"])
 
 
-@pytest.mark.parametrize("value", ["podMonitor", "prometheusRule"])
+@pytest.mark.parametrize("value", ["podMonitor", "prometheusRule", "serviceMonitor"])
 def test_monitoring_requires_the_types_of_the_operator(render: Render, value: str) -> None:
     kind = value[0].upper() + value[1:]
     assert kind not in {found["kind"] for found in render(api_versions=OPERATOR)}
