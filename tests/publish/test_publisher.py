@@ -303,6 +303,7 @@ def test_a_repeated_failure_is_logged_once(node: Node, caplog: pytest.LogCapture
     messages = [record.getMessage() for record in logged_by(caplog, "dra_agent.publish")]
     assert messages.count("slices cannot be published, trying again") == 1
     assert messages.count("slices are published again") == 1
+    assert "slices are followed again" not in messages, "the watch did not fail"
 
 
 def test_one_urgent_change_ends_one_pause(fake_api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

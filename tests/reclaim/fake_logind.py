@@ -74,6 +74,7 @@ class FakeLogind:
         self.delay = delay
         self.preparing: Any = False
         self.refuse = False
+        self.returns_no_lock = False
         self.inhibited: list[tuple[str, ...]] = []
         self._locks: list[int] = []
         self._stop = False
@@ -117,6 +118,8 @@ class FakeLogind:
         match message.header.fields[HeaderFields.member]:
             case "Inhibit" if self.refuse:
                 self._send(new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "s", ("no",)))
+            case "Inhibit" if self.returns_no_lock:
+                self._send(new_method_return(message, "s", ("no",)))
             case "Inhibit":
                 read_end, write_end = os.pipe()
                 self._locks.append(read_end)

@@ -145,6 +145,16 @@ def test_a_refused_lock_is_an_error(daemon: Daemon, logind: FakeLogind) -> None:
     assert "Inhibit" in recorded.failures[0][1] and "AccessDenied" in recorded.failures[0][1] and not recorded.signals
 
 
+def test_a_response_without_a_lock_is_an_error(daemon: Daemon, logind: FakeLogind) -> None:
+    logind.returns_no_lock = True
+
+    async def scenario(sink: RecordingSink) -> None:
+        await sink.wait_until(lambda: sink.failures)
+
+    recorded = run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    assert recorded.failures[0] == ("logind", "Inhibit: logind returned no lock") and not recorded.signals
+
+
 def test_a_malformed_signal_is_not_a_notice(daemon: Daemon, logind: FakeLogind) -> None:
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
