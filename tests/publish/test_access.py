@@ -32,16 +32,11 @@ class Peers:
         self.reports.append(able)
 
 
-def run(node: Node, peers: Peers, scenario: Callable[[Publisher], Awaitable[Any]]) -> None:
+def run(node: Node, peers: Peers, scenario: Callable[[Publisher], Awaitable[Any]], **options: Any) -> None:
     async def main() -> None:
         async with connect(node.kubeconfig) as api:
             publisher = Publisher(
-                api,
-                node=NODE,
-                driver=DRIVER,
-                inventory=lambda: node.inventory,
-                is_leader=lambda: node.is_leader,
-                peers=peers,
+                api, node=NODE, driver=DRIVER, inventory=lambda: node.inventory, peers=peers, **options
             )
             await publisher.start()
             try:
@@ -75,7 +70,7 @@ def test_an_agent_leads_only_after_a_successful_dry_run(node: Node, fake_api: Fa
 
 def test_the_leader_of_the_node_must_lead_its_host_too(node: Node, fake_api: FakeApi) -> None:
     node.set_devices(*devices(1))
-    node.is_leader, peers = False, Peers()
+    peers = Peers()
     peers.elder = False
 
     async def scenario(publisher: Publisher) -> None:
@@ -85,7 +80,7 @@ def test_the_leader_of_the_node_must_lead_its_host_too(node: Node, fake_api: Fak
         await asyncio.sleep(0.1)
         assert node.writes() == []
 
-    run(node, peers, scenario)
+    run(node, peers, scenario, is_leader=lambda: False)
 
 
 def test_without_an_older_agent_no_dry_run_is_made(node: Node, fake_api: FakeApi) -> None:
