@@ -106,7 +106,7 @@ test-tools: $(SYNC) ## build helm and kubectl, which tests of the chart run, if 
 	@PYTHONPATH=tests $(PY) -m cluster.kube.build helm kubectl
 
 test-python: build test-tools ## run pytest
-	$(PY) -m pytest -n 4
+	$(PY) -m pytest -n 4 --dist worksteal
 
 # Data of processes that a test kills is lost, so the true values are higher.
 coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of test-python)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
 from dra_agent.cli.parser import COMMANDS
 
 AGENT = Path(sys.executable).with_name("dra-agent")
@@ -16,9 +17,13 @@ AGENT = Path(sys.executable).with_name("dra-agent")
 
 def run(*arguments: str, directory: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(directory / "state"), "DRA_AGENT_CDI_DIR": str(directory)}
-    result = subprocess.run(
-        [AGENT, *arguments], capture_output=True, text=True, input=stdin, timeout=120, env=environment, cwd=directory
-    )
+    if stdin:
+        command = [AGENT, *arguments]
+        result = subprocess.run(
+            command, capture_output=True, text=True, input=stdin, timeout=120, env=environment, cwd=directory
+        )
+    else:
+        result = preloaded.run(arguments, env=environment, cwd=directory)
     assert "Traceback" not in result.stderr
     return result
 

@@ -36,11 +36,17 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return host, folder / "recording"
 
 
+@pytest.fixture(scope="module")
+def again(recorded: tuple[Host, Path], tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """A host that is built from the recording. Tests only read it."""
+    _, recording = recorded
+    return simulate.build(str(recording), tmp_path_factory.mktemp("again") / "again")
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: InventorySettings, tmp_path: Path) -> None:
+def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], again: Host, settings: InventorySettings) -> None:
     host, recording = recorded
     expected = conclusions(host, settings)
-    again = simulate.build(str(recording), tmp_path / "again")
     assert conclusions(again, settings) == expected, "doctor/record/tree.py has to name each attribute that is read"
     if (recording / "nvml.jsonl").exists():
         with replay(recording) as misses:
@@ -48,9 +54,8 @@ def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: Inv
         assert not misses
 
 
-def test_the_fake_responds_as_recorded(recorded: tuple[Host, Path], tmp_path: Path) -> None:
+def test_the_fake_responds_as_recorded(recorded: tuple[Host, Path], again: Host) -> None:
     _, recording = recorded
-    again = simulate.build(str(recording), tmp_path / "again")
     assert differences(recording, again) == []
 
 

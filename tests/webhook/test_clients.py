@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import preloaded
 from dra_agent.webhook import server
 from dra_agent.webhook.clients import ClientRule
 from fake_apiserver.certificates import Authority
@@ -226,8 +226,7 @@ def test_a_certificate_that_expires_during_a_connection_is_refused() -> None:
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
-    command = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0", *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    process = preloaded.run(["webhook", "--listen", "127.0.0.1:0", *map(str, arguments)])
     return process.returncode, process.stderr
 
 
