@@ -18,7 +18,7 @@ AGENT = Path(sys.executable).with_name("dra-agent")
 def run(*arguments: str, directory: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(directory / "state"), "DRA_AGENT_CDI_DIR": str(directory)}
     if stdin:
-        command = [AGENT, *arguments]
+        command: list[str | Path] = [AGENT, *arguments]
         result = subprocess.run(
             command, capture_output=True, text=True, input=stdin, timeout=120, env=environment, cwd=directory
         )
