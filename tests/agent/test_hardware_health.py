@@ -242,7 +242,7 @@ def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(SETTINGS, DRIVER),
-        keeps_slices=False,
+        computes_slices=False,
     )
     try:
         assert hardware.inventory.device(GPU) is not None

@@ -44,7 +44,7 @@ def test_a_node_is_unused_if_all_processes_are_visible(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "reason"), [(in_a_pod, "not in the host's process namespace"), (hidden, "may not look into processes")]
+    ("where", "reason"), [(in_a_pod, "not in the host's process namespace"), (hidden, "may not read processes")]
 )
 def test_hidden_processes_are_an_error_with_a_hint(host: Host, where: Callable[[Host], None], reason: str) -> None:
     where(host)

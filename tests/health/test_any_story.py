@@ -50,7 +50,7 @@ def test_any_story(story: list[tuple[int, Step]]) -> None:
             signs += len(step[1])
             found = watched.record_events([xid(number) for number in step[1]], shown)
         changes += published(found) != before
-        spells = watched.spells("gpu-0")
+        spells = watched.active_issues("gpu-0")
         severities = [spell.cause.severity for spell in spells]
         assert severities == sorted(severities, reverse=True)
         taints = found.devices[0].taints

@@ -97,8 +97,16 @@ def test_too_many_attributes_are_reported_and_left_out() -> None:
         (InventorySettings(include=("true", "device.")), "inventory.include[1]", "'device.' does not compile"),
         (InventorySettings(exclude=("1 + 1",)), "inventory.exclude[0]", "does not compile"),
         (InventorySettings(attributes=(AttributeRule("(", {}),)), "inventory.attributes[0].when", "does not compile"),
-        (InventorySettings(attributes=(AttributeRule("true", {"uuid": "x"}),)), "attributes[0].set.uuid", "own"),
-        (InventorySettings(attributes=(AttributeRule("true", {f"{DRIVER}/x": 1}),)), "attributes[0].set", "own"),
+        (
+            InventorySettings(attributes=(AttributeRule("true", {"uuid": "x"}),)),
+            "attributes[0].set.uuid",
+            "the agent sets",
+        ),
+        (
+            InventorySettings(attributes=(AttributeRule("true", {f"{DRIVER}/x": 1}),)),
+            "attributes[0].set",
+            "the agent sets",
+        ),
         (InventorySettings(attributes=(AttributeRule("true", {"resource.kubernetes.io/x": 1}),)), "set", "Kubernetes"),
         (InventorySettings(attributes=(AttributeRule("true", {"a-b": 1}),)), "set.a-b", "not a valid attribute name"),
         (

@@ -210,7 +210,7 @@ class Agent:
                 driver=config.driver_name,
                 monitor=self._monitor(host),
                 handovers=VfioBindingStore(config.state_dir),
-                keeps_slices=config.standalone,
+                computes_slices=config.standalone,
             ),
         )
         stack.callback(hardware.close)

@@ -45,15 +45,15 @@ class DeviceState:
         driver: str,
         monitor: Monitor | None = None,
         handovers: VfioBindingStore | None = None,
-        keeps_slices: bool = True,
+        computes_slices: bool = True,
     ) -> None:
         """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
 
-        `keeps_slices`: compute `slices`. The publisher of a cluster computes its own, from the devices that the
+        `computes_slices`: compute `slices`. The publisher of a cluster computes its own, from the devices that the
         conflict filter and a reclaim keep; a second set would be computed at every change and never read.
         """
         self.host = host
-        self._keeps_slices = keeps_slices
+        self._computes_slices = computes_slices
         self._node = node
         self._driver = driver
         self.mode_changes = ModeChanges()
@@ -82,7 +82,7 @@ class DeviceState:
         return self._inventory.lookup(pool, name) or self._withheld.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
-        """Return the ResourceSlices of the inventory; empty unless `keeps_slices` was set."""
+        """Return the ResourceSlices of the inventory; empty unless `computes_slices` was set."""
         return self._slices
 
     def refresh(self, events: list[Uevent], *, rescan: bool) -> InventoryDiff:
@@ -173,7 +173,7 @@ class DeviceState:
             if str(problem) not in self._logged:
                 level = logging.ERROR if problem.severity == "error" else logging.WARNING
                 log.log(level, problem.message, extra={"where": problem.where, "todo": problem.hint})
-        if self._keeps_slices:
+        if self._computes_slices:
             logged |= self._draw()
         self._logged = logged
 

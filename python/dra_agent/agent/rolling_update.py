@@ -79,11 +79,11 @@ class InstanceRegistry:
 
     def is_newest(self) -> bool:
         """Return True if no newer agent runs, from files, in microseconds; RetryableError if they are unreadable."""
-        return not any(order > self._order and _lives(path) for order, _, path in self._places())
+        return not any(order > self._order and _is_running(path) for order, _, path in self._places())
 
     def others(self) -> list[str]:
         """List the uids of the other agents that live, oldest first."""
-        return [uid for order, uid, path in self._places() if order != self._order and _lives(path)]
+        return [uid for order, uid, path in self._places() if order != self._order and _is_running(path)]
 
     def is_leader(self) -> bool:
         """Return True if this agent writes to the API server; reads the files, in microseconds.
@@ -153,14 +153,14 @@ class InstanceRegistry:
         for place, other, path in self._places():
             last = max(last, place)
             if other == uid:
-                if _lives(path):
+                if _is_running(path):
                     raise PermanentError(
                         "another agent of this pod lives",
                         where=str(path),
                         hint="stop it, or set another uid for this one",
                     )
                 order = place
-            elif not _lives(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:
+            elif not _is_running(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:
                 path.unlink()
         order = last + 1 if order is None else order
         handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -184,7 +184,7 @@ def _name(order: int, uid: str) -> str:
     return f"{order:012}-{uid}"
 
 
-def _lives(path: Path) -> bool:
+def _is_running(path: Path) -> bool:
     return _read_state(path) is not None
 
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = [device for device in _in_order(inventory) if args.family in (None, device.family)]
     if args.output == "table":
         _list(chosen, holders)
-        _complain(inventory)
+        _print_problems(inventory)
         return 0
     emit(listing(inventory, chosen, holders, config), args.output)
     return 0
@@ -187,7 +187,7 @@ def _memory(device: Device) -> str | None:
     return None if memory is None else rounded(memory.value)
 
 
-def _complain(inventory: Inventory) -> None:
+def _print_problems(inventory: Inventory) -> None:
     import sys
 
     sys.stdout.flush()

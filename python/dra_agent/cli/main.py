@@ -45,7 +45,7 @@ def exit_code(run: Callable[[], int]) -> int:
     except SystemExit as stop:  # argparse has printed the reason; 2 for wrong use, 0 for --help and --version
         return stop.code if isinstance(stop.code, int) else 2
     except AgentError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -58,7 +58,7 @@ def exit_code(run: Callable[[], int]) -> int:
             return _internal(error)
         # Python would write the rest of the buffer again at exit, and print its own message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _complain(f"standard output: cannot be written: {error.strerror}; the output is not complete")
+        _print_error(f"standard output: cannot be written: {error.strerror}; the output is not complete")
         return 1
     except Exception as error:  # noqa: BLE001 - a user gets one line for every error
         return _internal(error)
@@ -68,7 +68,9 @@ def _internal(error: Exception) -> int:
     """Report a defect; raises it again if DRA_AGENT_DEBUG is set."""
     if os.environ.get(DEBUG):
         raise error
-    _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 for a traceback, and please report it")
+    _print_error(
+        f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 for a traceback, and please report it"
+    )
     return 1
 
 
@@ -84,6 +86,6 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     for line in message.split("\n"):
         print(f"dra-agent: {line}", file=sys.stderr)

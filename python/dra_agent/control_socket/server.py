@@ -111,7 +111,7 @@ class Server:
         while True:
             await asyncio.sleep(self._every)
             try:
-                if not _deserted(self.path, self._inode):
+                if not _has_no_listener(self.path, self._inode):
                     continue
                 await self._listen()
                 logged = ""
@@ -123,7 +123,7 @@ class Server:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Not a coroutine: one that is canceled before its first step would leave the connection open.
-        if self._stopped or len(self._clients) >= MAX_CONNECTIONS or not _welcome(writer):
+        if self._stopped or len(self._clients) >= MAX_CONNECTIONS or not _is_allowed(writer):
             writer.close()
             return
         task = asyncio.create_task(self._serve(reader, writer))
@@ -163,7 +163,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
         return await reader.readline()
 
 
-def _welcome(writer: asyncio.StreamWriter) -> bool:
+def _is_allowed(writer: asyncio.StreamWriter) -> bool:
     peer = writer.get_extra_info("socket")
     _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in (0, os.geteuid()):
@@ -182,7 +182,7 @@ def _remove_stale(path: Path) -> None:
     path.unlink()
 
 
-def _deserted(path: Path, own: int) -> bool:
+def _has_no_listener(path: Path, own: int) -> bool:
     """Whether the path has no listener; `own` is the inode of the caller's socket."""
     try:
         if path.lstat().st_ino == own:

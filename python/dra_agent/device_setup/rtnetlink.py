@@ -171,7 +171,7 @@ def restore(request: RestoreRequest) -> NetResult:
         if link is None:
             return NetResult("away")
         for address in request.addresses:
-            if why := _give(host, int(link["index"]), address):
+            if why := _add_address(host, int(link["index"]), address):
                 return NetResult("there", why)
     return NetResult("there")
 
@@ -334,7 +334,7 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
         return f"it cannot be set up: {os.strerror(error.code)}"
     for number, address in enumerate(request.addresses):
         # If a pod's network has no IPv6, an address that the claim does not set may be missing.
-        why = _give(inside, index, address, unless=None if request.asked else errno.EACCES)
+        why = _add_address(inside, index, address, unless=None if request.asked else errno.EACCES)
         if why:
             return f"interface.addresses[{number}]: {why}" if request.asked else why
     for number, (destination, gateway) in enumerate(request.routes):
@@ -346,7 +346,7 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
     return ""
 
 
-def _give(network: IPRoute, index: int, address: str, *, unless: int | None = None) -> str:
+def _add_address(network: IPRoute, index: int, address: str, *, unless: int | None = None) -> str:
     from pyroute2.netlink.exceptions import NetlinkError
 
     given = ipaddress.ip_interface(address)

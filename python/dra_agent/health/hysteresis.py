@@ -38,11 +38,11 @@ class ActiveIssue(msgspec.Struct):
 
 
 class IssueTracker:
-    """All spells of a host. Used by one thread."""
+    """The active issues of a host. Used by one thread."""
 
-    def __init__(self, settings: HealthSettings, spells: Iterable[ActiveIssue] = ()) -> None:
+    def __init__(self, settings: HealthSettings, active_issues: Iterable[ActiveIssue] = ()) -> None:
         self._settings = settings
-        self._spells = {(spell.device, spell.cause.name): spell for spell in spells}
+        self._active = {(active.device, active.cause.name): active for active in active_issues}
         self._ended: dict[tuple[str, str], tuple[float, int]] = {}
         """When an issue ended, and its number of recurrences."""
         self.suppressed = 0
@@ -53,12 +53,12 @@ class IssueTracker:
         self._settings = settings
 
     def __iter__(self) -> Iterator[ActiveIssue]:
-        return iter(self._spells.values())
+        return iter(self._active.values())
 
     def of(self, device: str) -> list[ActiveIssue]:
         """Return the issues that apply to a device: the most severe first, then the oldest."""
-        found = [spell for spell in self._spells.values() if spell.device == device]
-        return sorted(found, key=lambda spell: (-spell.cause.severity, spell.began or 0.0, spell.cause.name))
+        found = [active for active in self._active.values() if active.device == device]
+        return sorted(found, key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name))
 
     def observe(
         self, device: str, causes: Iterable[HealthIssue], now: float, *, first: bool = False, blind: bool = False
@@ -71,21 +71,21 @@ class IssueTracker:
         changed = False
         shown = {cause.name: cause for cause in causes}
         for cause in shown.values():
-            changed |= self._meet(device, cause, now, None if first else now, happened=False)
-        for spell in self.of(device):
-            if spell.cause.name not in shown and not spell.happened and not blind:
-                spell.away = True
+            changed |= self._record(device, cause, now, None if first else now, happened=False)
+        for active in self.of(device):
+            if active.cause.name not in shown and not active.happened and not blind:
+                active.away = True
         return changed
 
     def record_event(self, device: str, cause: HealthIssue, now: float) -> bool:
         """Record an event of a device; return whether an issue started or changed."""
-        return self._meet(device, cause, now, now, happened=True)
+        return self._record(device, cause, now, now, happened=True)
 
     def end(self, now: float) -> bool:
         """End issues that were absent for long enough; return whether any ended."""
-        over = [key for key, spell in self._spells.items() if self._over(spell, now)]
+        over = [key for key, active in self._active.items() if self._over(active, now)]
         for key in over:
-            self._ended[key] = (now, self._spells.pop(key).relapses)
+            self._ended[key] = (now, self._active.pop(key).relapses)
         for key, (ended, relapses) in list(self._ended.items()):
             if now - ended > REMEMBERED_S * self._longest() * 2**relapses:
                 del self._ended[key]
@@ -93,27 +93,27 @@ class IssueTracker:
 
     def due(self, now: float) -> bool:
         """Return whether `end` would end an issue."""
-        return any(self._over(spell, now) for spell in self._spells.values())
+        return any(self._over(active, now) for active in self._active.values())
 
-    def _over(self, spell: ActiveIssue, now: float) -> bool:
+    def _over(self, active: ActiveIssue, now: float) -> bool:
         # An observed issue stays active until an observation no longer shows it.
-        return (spell.away or spell.happened) and now - spell.last >= self._held(spell)
+        return (active.away or active.happened) and now - active.last >= self._held(active)
 
-    def _meet(self, device: str, cause: HealthIssue, now: float, began: float | None, *, happened: bool) -> bool:
+    def _record(self, device: str, cause: HealthIssue, now: float, began: float | None, *, happened: bool) -> bool:
         key = (device, cause.name)
-        spell = self._spells.get(key)
-        if spell is None:
+        active = self._active.get(key)
+        if active is None:
             relapses = self._relapses(key, now)
-            self._spells[key] = ActiveIssue(device, cause, began, now, happened, relapses)
+            self._active[key] = ActiveIssue(device, cause, began, now, happened, relapses)
             return True
-        if happened or spell.away:
+        if happened or active.away:
             self.suppressed += 1
-        worse = (cause.severity, cause.confirmed) > (spell.cause.severity, spell.cause.confirmed)
+        worse = (cause.severity, cause.confirmed) > (active.cause.severity, active.cause.confirmed)
         # An issue that was both observed and an event ends with the observation; its first text is kept.
-        spell.happened = spell.happened and happened
-        spell.last, spell.away = max(spell.last, now), False
+        active.happened = active.happened and happened
+        active.last, active.away = max(active.last, now), False
         if worse:
-            spell.cause = cause
+            active.cause = cause
         return worse
 
     def _relapses(self, key: tuple[str, str], now: float) -> int:
@@ -123,11 +123,11 @@ class IssueTracker:
         soon = now - ended <= REMEMBERED_S * self._longest() * 2**relapses
         return min(relapses + 1, MAX_RECURRENCES) if soon else 0
 
-    def _held(self, spell: ActiveIssue) -> float:
-        if spell.cause.name == STARTING:
+    def _held(self, active: ActiveIssue) -> float:
+        if active.cause.name == STARTING:
             return 0.0
-        least = self._settings.event_seconds if spell.happened else self._settings.recovery_seconds
-        return least * 2.0**spell.relapses
+        least = self._settings.event_seconds if active.happened else self._settings.recovery_seconds
+        return least * 2.0**active.relapses
 
     def _longest(self) -> float:
         return max(self._settings.event_seconds, self._settings.recovery_seconds)
@@ -144,7 +144,7 @@ class Confirmation:
         self._since: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], float] = {}
 
-    def weigh(
+    def with_confirmation(
         self, device: str, shown: Iterable[HealthIssue], counting: Iterable[HealthIssue], now: float, *, blind: bool
     ) -> list[HealthIssue]:
         """Return an observation with unconfirmed fatal issues marked.
@@ -153,13 +153,13 @@ class Confirmation:
         """
         shown, counting = list(shown), list(counting)
         fatal = {cause.name for cause in counting if cause.severity == Severity.FATAL and cause.confirmed}
-        weighed = [self._weighed(device, cause, fatal, now) for cause in shown]
+        confirmed = [self._confirmed(device, cause, fatal, now) for cause in shown]
         names = {cause.name for cause in shown}
         # An incomplete observation clears nothing, and another one would confirm nothing: it is not requested.
         for times in (self._waiting,) if blind else (self._since, self._waiting):
             for key in [key for key in times if key[0] == device and key[1] not in names]:
                 del times[key]
-        return weighed
+        return confirmed
 
     def forget(self, devices: Iterable[str]) -> None:
         """Drop pending confirmations of removed devices."""
@@ -172,7 +172,7 @@ class Confirmation:
         """Whether an observation now would confirm an issue."""
         return any(now - since >= CONFIRM_AFTER_S for since in self._waiting.values())
 
-    def _weighed(self, device: str, cause: HealthIssue, fatal: set[str], now: float) -> HealthIssue:
+    def _confirmed(self, device: str, cause: HealthIssue, fatal: set[str], now: float) -> HealthIssue:
         if cause.severity != Severity.FATAL:
             return cause
         key = (device, cause.name)

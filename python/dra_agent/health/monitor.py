@@ -78,15 +78,15 @@ class Monitor:
         self._record = record
         self._clock = clock
         known = record.read() if record is not None else []
-        for spell in known:
-            if not spell.happened:
+        for active in known:
+            if not active.happened:
                 # No observation while no agent ran: it counts as observed now.
-                spell.last = clock()
-        self._spells = IssueTracker(settings, known)
+                active.last = clock()
+        self._tracker = IssueTracker(settings, known)
         self._confirmation = Confirmation()
         self._grace = Grace(settings)
         self._uncorrected, self._corrected = ErrorCounters(), ErrorCounters()
-        self._known: set[str] = {spell.device for spell in known}
+        self._known: set[str] = {active.device for active in known}
         self._observed_once = False
         self._happened: Counter[str] = Counter()
         self._summary = Summary()
@@ -101,20 +101,20 @@ class Monitor:
         now = self._clock()
         changed = False
         for device in inventory.devices:
-            spells = self._spells.of(device.name)
-            before = {spell.cause.name for spell in spells}
+            active_issues = self._tracker.of(device.name)
+            before = {active.cause.name for active in active_issues}
             # A library that does not respond, or lacks the device, gives no information on earlier issues.
             blind = device.health == "unmonitored" or not device.observed
-            counting = [spell.cause for spell in spells]
+            counting = [active.cause for active in active_issues]
             started = self._grace.without_starting(device.name, issues.of_device(device), before, now, blind=blind)
-            shown = self._confirmation.weigh(device.name, started, counting, now, blind=blind)
-            if self._spells.observe(device.name, shown, now, first=not self._observed_once, blind=blind):
+            shown = self._confirmation.with_confirmation(device.name, started, counting, now, blind=blind)
+            if self._tracker.observe(device.name, shown, now, first=not self._observed_once, blind=blind):
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
             changed |= self._count_errors(device, now)
         here = {device.name for device in inventory.devices}
-        for gone in {spell.device for spell in self._spells} - here:
-            self._spells.observe(gone, [], now)
+        for gone in {active.device for active in self._tracker} - here:
+            self._tracker.observe(gone, [], now)
             self._confirmation.forget([gone])
             self._grace.forget([gone])
         self._observed_once = True
@@ -140,20 +140,20 @@ class Monitor:
     def configure(self, settings: HealthSettings) -> None:
         """Use other settings from the next observation on; issues that are active stay active until they end."""
         self._settings = settings
-        self._spells.configure(settings)
+        self._tracker.configure(settings)
         self._grace.configure(settings)
 
     def due(self) -> bool:
         """Return whether an issue was absent for long enough to end."""
-        return self._spells.due(self._clock())
+        return self._tracker.due(self._clock())
 
     def observation_due(self) -> bool:
         """Return whether an observation is needed now to confirm a fatal issue."""
         return self._confirmation.due(self._clock())
 
-    def spells(self, device: str) -> list[ActiveIssue]:
+    def active_issues(self, device: str) -> list[ActiveIssue]:
         """Return the issues that apply to a device, the most severe first."""
-        return self._spells.of(device)
+        return self._tracker.of(device)
 
     def _count_errors(self, device: Device, now: float) -> bool:
         found = False
@@ -170,7 +170,7 @@ class Monitor:
         return found
 
     def _happen(self, device: str, cause: HealthIssue, now: float) -> bool:
-        if self._spells.record_event(device, cause, now):
+        if self._tracker.record_event(device, cause, now):
             self._begun(device, [cause])
         else:
             self._happened[cause.name] += 1
@@ -189,14 +189,14 @@ class Monitor:
 
     def _kept(self, inventory: Inventory, now: float, *, changed: bool) -> Inventory:
         # Last, so that an issue that recurs at its end stays active.
-        changed |= self._spells.end(now)
-        devices = {spell.device for spell in self._spells}
+        changed |= self._tracker.end(now)
+        devices = {active.device for active in self._tracker}
         for device in self._known - devices:
             log.info("device has recovered", extra={"device": device})
         self._known = devices
-        counts = Counter(spell.cause.name for spell in self._spells)
-        issues = tuple(sorted({(spell.device, spell.cause.name) for spell in self._spells}))
-        self._summary = Summary(dict(counts), issues, dict(self._happened), self._spells.suppressed)
+        counts = Counter(active.cause.name for active in self._tracker)
+        issues = tuple(sorted({(active.device, active.cause.name) for active in self._tracker}))
+        self._summary = Summary(dict(counts), issues, dict(self._happened), self._tracker.suppressed)
         if changed and self._record is not None:
-            self._record.write(list(self._spells))
-        return apply_health(inventory, self._settings, self._driver, lambda device: self._spells.of(device.name))
+            self._record.write(list(self._tracker))
+        return apply_health(inventory, self._settings, self._driver, lambda device: self._tracker.of(device.name))

@@ -21,7 +21,7 @@ _NAME = "health.json"
 
 class _Contents(msgspec.Struct):
     boot_id: str
-    spells: list[ActiveIssue] = []
+    active_issues: list[ActiveIssue] = msgspec.field(default_factory=list, name="spells")
     booted: float | None = None
     """The boot time of the host, by the writer's clock: Unix time."""
 
@@ -49,16 +49,16 @@ class HealthStateFile:
         # The clocks of two processes differ by the steps of the wall clock between their starts.
         by = 0.0 if contents.booted is None else self._booted - contents.booted
         if abs(by) >= STEP.total_seconds():
-            for spell in contents.spells:
-                spell.last += by
-                spell.began = None if spell.began is None else spell.began + by
-        return contents.spells
+            for active in contents.active_issues:
+                active.last += by
+                active.began = None if active.began is None else active.began + by
+        return contents.active_issues
 
-    def write(self, spells: list[ActiveIssue]) -> None:
+    def write(self, active_issues: list[ActiveIssue]) -> None:
         """Replace it; a write error is logged once."""
         try:
             atomic_file.write(
-                self._path, msgspec.json.encode(_Contents(self._boot_id, spells, self._booted)), mode=0o644
+                self._path, msgspec.json.encode(_Contents(self._boot_id, active_issues, self._booted)), mode=0o644
             )
             self._failed = False
         except OSError as error:

@@ -23,13 +23,13 @@ def apply_health(
     inventory: Inventory,
     settings: HealthSettings,
     driver: str,
-    spells: Callable[[Device], Sequence[ActiveIssue]] | None = None,
+    active_issues: Callable[[Device], Sequence[ActiveIssue]] | None = None,
 ) -> Inventory:
-    """Return the inventory with taints. Without `spells`, only the issues that the inventory itself shows apply.
+    """Return the inventory with taints. Without `active_issues`, only the issues that the inventory itself shows apply.
 
-    `spells` are a device's, the most severe first.
+    `active_issues` are a device's, the most severe first.
     """
-    known = spells or _shown
+    known = active_issues or _shown
     devices = tuple(_with_taints(device, settings, driver, known(device)) for device in inventory.devices)
     return msgspec.structs.replace(inventory, devices=devices)
 
@@ -39,52 +39,56 @@ def apply_recorded(
 ) -> Inventory:
     """Return the inventory as evaluated by an agent with these recorded issues; for commands."""
 
-    def spells(device: Device) -> list[ActiveIssue]:
-        known = {spell.cause.name: spell for spell in noted if spell.device == device.name}
-        for spell in _shown(device):
-            known.setdefault(spell.cause.name, spell)
-        return sorted(known.values(), key=lambda spell: (-spell.cause.severity, spell.began or 0.0, spell.cause.name))
+    def active_issues(device: Device) -> list[ActiveIssue]:
+        known = {active.cause.name: active for active in noted if active.device == device.name}
+        for active in _shown(device):
+            known.setdefault(active.cause.name, active)
+        return sorted(
+            known.values(), key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name)
+        )
 
-    return apply_health(inventory, settings, driver, spells)
+    return apply_health(inventory, settings, driver, active_issues)
 
 
 def _shown(device: Device) -> list[ActiveIssue]:
     # A single observation cannot distinguish a start from a failure.
     shown = [cause for cause in issues.of_device(device) if not cause.transient]
     found = [ActiveIssue(device.name, cause, None, 0.0) for cause in shown]
-    return sorted(found, key=lambda spell: (-spell.cause.severity, spell.cause.name))
+    return sorted(found, key=lambda active: (-active.cause.severity, active.cause.name))
 
 
-def _with_taints(device: Device, settings: HealthSettings, driver: str, spells: Sequence[ActiveIssue]) -> Device:
-    if not spells:
+def _with_taints(device: Device, settings: HealthSettings, driver: str, active_issues: Sequence[ActiveIssue]) -> Device:
+    if not active_issues:
         return device
-    taints = [_taint(spell, effect, driver) for spell in spells if (effect := _effect(spell, settings)) != "none"]
-    worst = spells[0].cause
+    taints = [
+        _taint(active, effect, driver) for active in active_issues if (effect := _effect(active, settings)) != "none"
+    ]
+    worst = active_issues[0].cause
     unhealthy = worst.severity > Severity.NOTICE
     return msgspec.structs.replace(
         device,
         taints=(*device.taints, *taints)[:MAX_TAINTS],
         health="unhealthy" if unhealthy else "unmonitored",
-        health_reason="; ".join(dict.fromkeys(spell.cause.message for spell in spells)),
+        health_reason="; ".join(dict.fromkeys(active.cause.message for active in active_issues)),
     )
 
 
-def _effect(spell: ActiveIssue, settings: HealthSettings) -> TaintEffect:
+def _effect(active: ActiveIssue, settings: HealthSettings) -> TaintEffect:
     by_severity: dict[Severity, TaintEffect] = {
         Severity.FATAL: settings.fatal,
         Severity.DEGRADED: settings.degraded,
         Severity.NOTICE: settings.unmonitored,
     }
     # Its attributes are incomplete, and so is the result of the rules.
-    effect = "NoSchedule" if spell.cause.name == STARTING else by_severity[spell.cause.severity]
-    return "NoSchedule" if effect == "NoExecute" and not spell.cause.confirmed else effect
+    effect = "NoSchedule" if active.cause.name == STARTING else by_severity[active.cause.severity]
+    return "NoSchedule" if effect == "NoExecute" and not active.cause.confirmed else effect
 
 
-def _taint(spell: ActiveIssue, effect: TaintEffect, driver: str) -> Taint:
+def _taint(active: ActiveIssue, effect: TaintEffect, driver: str) -> Taint:
     assert effect != "none"
-    since = None if spell.began is None else STEADY.to_wall(datetime.fromtimestamp(int(spell.began), UTC))
+    since = None if active.began is None else STEADY.to_wall(datetime.fromtimestamp(int(active.began), UTC))
     return Taint(
-        key=f"{driver}/{spell.cause.name}",
+        key=f"{driver}/{active.cause.name}",
         effect="None" if effect == "tell" else effect,
         time_added=None if since is None else since.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )

@@ -78,7 +78,7 @@ class Collector:
         self._partitions.begin()
         for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)
-        found = self._passthrough.taken_meanwhile(found, handed_over, problems)
+        found = self._passthrough.with_new_bindings(found, handed_over, problems)
         if self._handovers is not None:
             found = self._handovers.moved.apply(found, {one.pci_address: one.net for one in topology.devices})
         found = self._passthrough.apply(found, topology.by_address, problems, excluded)

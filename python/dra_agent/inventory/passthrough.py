@@ -180,7 +180,7 @@ class Passthrough:
             problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
             return {}
 
-    def taken_meanwhile(
+    def with_new_bindings(
         self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Diagnostic]
     ) -> list[Device]:
         """Return the devices, with the published form for devices that were bound after `handed_over` was read.

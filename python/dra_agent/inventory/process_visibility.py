@@ -26,5 +26,5 @@ def hidden_processes_reason(host: Host) -> str:
     try:
         next((host.proc / "1/fd").iterdir(), None)
     except OSError as error:
-        return f"the agent may not look into processes of others ({error.strerror})"
+        return f"the agent may not read processes of other users ({error.strerror})"
     return ""

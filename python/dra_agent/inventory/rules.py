@@ -146,16 +146,16 @@ class Rules:
             rule.begin()
         kept = []
         for device in devices:
-            dressed = self._dressed(device, problems)
-            reason = self._reason(dressed)
+            extended = self._with_attributes(device, problems)
+            reason = self._reason(extended)
             if reason is None:
-                kept.append(dressed)
+                kept.append(extended)
             else:
                 excluded.append(Exclusion(device.name, reason))
         problems.extend(never_evaluated(every))
         return tuple(kept)
 
-    def _dressed(self, device: Device, problems: list[Diagnostic]) -> Device:
+    def _with_attributes(self, device: Device, problems: list[Diagnostic]) -> Device:
         attributes = dict(device.attributes)
         encoded = encode(device)
         for rule, values in self._attributes:

@@ -1,6 +1,6 @@
 """Keeps an inventory current: collects it again and returns the difference, which the publisher writes.
 
-When to look again (a uevent, a timer, a health event) is the agent's to decide.
+The agent decides when to scan again (a uevent, a timer, a health event).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LogDeduplicator:
         self._error: AgentError | None = None
         self._logged_at = float("-inf")
 
-    def is_news(self, error: AgentError) -> bool:
+    def should_log(self, error: AgentError) -> bool:
         """Return whether to log it: another kind of failure, or another text after a minute."""
         before = self._error
         now = self._clock()

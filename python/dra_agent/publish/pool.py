@@ -165,7 +165,7 @@ class PoolReconciler:
         raise UnavailableError(
             "the slices differ from those that were written",
             where=f"pool {self.name}",
-            hint="look for who changes them",
+            hint="find the client that changes them: metadata.managedFields names it",
         )
 
     async def _write(self, write: Write) -> bool:
@@ -245,7 +245,7 @@ class PoolReconciler:
             self._refused.reset()
         backoff = self._refused if isinstance(error, PermanentError) else self._backoff
         delay = backoff.delay(error)
-        if self._log_dedup.is_news(error):
+        if self._log_dedup.should_log(error):
             log.warning(
                 "slices cannot be published, trying again",
                 extra={"pool": self.name, "reason": str(error), "seconds": round(delay, 1)},

@@ -108,7 +108,7 @@ class Publisher:
 
     def devices_changed(self) -> None:
         """Publish the current inventory where it differs."""
-        self._meet_pools()
+        self._create_missing_pools()
         for pool in self._pools.values():
             pool.enqueue()
         if self._urgent():
@@ -180,7 +180,7 @@ class Publisher:
             self._access.wake()
         self.devices_changed()
 
-    def _meet_pools(self) -> None:
+    def _create_missing_pools(self) -> None:
         """Every pool that has devices or slices gets a task; one that has lost both keeps it, idle."""
         if not self._running:
             return
@@ -191,7 +191,7 @@ class Publisher:
             self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))
 
     def _disturbed(self, touched: set[ChangedSlice]) -> None:
-        self._meet_pools()
+        self._create_missing_pools()
         self._ownership.invalidate()
         for name, pool in self._pools.items():
             if slices := {found.slice for found in touched if found.pool == name}:

@@ -164,6 +164,6 @@ class SliceReflector:
                 where=error.where,
                 hint="Kubernetes 1.34 or later is needed",
             )
-        if self._log_dedup.is_news(error):
+        if self._log_dedup.should_log(error):
             log.warning("slices cannot be followed, trying again", extra={"reason": str(error)})
         self.error = error

@@ -207,11 +207,11 @@ def start(*, background: bool, multi_user: bool) -> int:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(CONTROL)
     listening.listen()
-    told, tells = os.pipe()
+    read_end, write_end = os.pipe()
     if background and os.fork():
-        os.close(tells)
+        os.close(write_end)
         # Not the handlers of this process: the daemon has the lock and the socket.
-        os._exit(0 if os.read(told, 1) else 1)
+        os._exit(0 if os.read(read_end, 1) else 1)
     if background:
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -219,9 +219,9 @@ def start(*, background: bool, multi_user: bool) -> int:
             os.dup2(nowhere, descriptor)
     Path(PID_FILE).write_text(f"{os.getpid()}\n")
     log(f"Starting control daemon using socket {pipes() / CONTROL}")
-    os.write(tells, b"1")
-    os.close(told)
-    os.close(tells)
+    os.write(write_end, b"1")
+    os.close(read_end)
+    os.close(write_end)
     serve(listening, multi_user=multi_user)
     for name in (PID_FILE, CONTROL):
         Path(name).unlink(missing_ok=True)

@@ -212,7 +212,7 @@ class EventRecorder:
                 continue
             await self._take_token()
             self._due.pop(key)
-            await self._write_patiently(self._series[key])
+            await self._write_with_retries(self._series[key])
 
     async def _wait_for_more(self, seconds: float) -> None:
         try:
@@ -229,7 +229,7 @@ class EventRecorder:
         if self._tokens < 0:
             await asyncio.sleep(-self._tokens * self._every)
 
-    async def _write_patiently(self, series: _Series) -> None:
+    async def _write_with_retries(self, series: _Series) -> None:
         backoff = Backoff(first=1.0, longest=30.0)
         for attempt in range(MAX_TRIES):
             try:

@@ -63,7 +63,7 @@ class NvidiaBackend:
         """The generation of the library that returned the handles."""
         self._needed = False
         """True if the last scan had a GPU to query."""
-        self._heard = time.monotonic()
+        self._last_event_s = time.monotonic()
         """Time of the last successful poll of events, or of the creation of the event set."""
         self._known: dict[str, GpuInfo] = {}
         self._mig: dict[str, list[MigInstance]] = {}
@@ -111,7 +111,7 @@ class NvidiaBackend:
                 elif not answers or hangs >= MAX_HANGS:
                     draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
                 else:
-                    facts, hung = self._ask(draft)
+                    facts, hung = self._read_gpu(draft)
                     hangs += hung
                 answered = facts is not None
                 facts = facts or self._known.get(function.pci_address)
@@ -128,11 +128,11 @@ class NvidiaBackend:
         if not unloaded:
             return
         known = sum(address in self._known for address in unloaded)
-        what = f"NVIDIA's driver is not loaded: {len(unloaded)} GPU(s) cannot be used"
+        message = f"NVIDIA's driver is not loaded: {len(unloaded)} GPU(s) cannot be used"
         if known:
-            what += f"; {known} of them stay published with a taint, because claims may hold them"
+            message += f"; {known} of them stay published with a taint, because claims may hold them"
         hint = "wait until the driver container has loaded its modules, and check the kernel log (dmesg)"
-        problems.append(Diagnostic(str(self._host.driver_root and self._host.driver_root.path), what, hint))
+        problems.append(Diagnostic(str(self._host.driver_root and self._host.driver_root.path), message, hint))
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs are offered in MIG partitions."""
@@ -150,7 +150,7 @@ class NvidiaBackend:
         """Poll events of NVML."""
         try:
             faults = self._events.take()
-            self._heard = time.monotonic()
+            self._last_event_s = time.monotonic()
             return faults
         except RetryableError as error:
             self._events_failure = error.message
@@ -158,7 +158,7 @@ class NvidiaBackend:
 
     def lost_event_stream(self) -> bool:
         """Return once per scan that the library has exited and may be restarted, or has initialized a GPU."""
-        if self._starts.has_news():
+        if self._starts.has_unread_results():
             return True
         if not self._needed or not self._nvml.is_due:
             return False
@@ -186,9 +186,9 @@ class NvidiaBackend:
         if fresh and self._events.follows:
             if self._generation > 1:
                 # NVML queues events for existing sets only: events in between are lost.
-                deaf = f"{time.monotonic() - self._heard:.1f}"
+                deaf = f"{time.monotonic() - self._last_event_s:.1f}"
                 log.warning("XIDs of the time before NVML was started again are not known", extra={"seconds": deaf})
-            self._heard = time.monotonic()
+            self._last_event_s = time.monotonic()
         if self._events_failure:
             problems.append(
                 Diagnostic("NVML", f"it does not report GPU events: {self._events_failure}", "run `nvidia-smi`")
@@ -213,8 +213,8 @@ class NvidiaBackend:
         except DriverMissingError as error:
             self._missing = error.message
             self._driver = None
-            what = f"{error.message}; NVIDIA GPUs get no new claims"
-            problems.append(Diagnostic(error.where or "NVML", what, error.hint))
+            message = f"{error.message}; NVIDIA GPUs get no new claims"
+            problems.append(Diagnostic(error.where or "NVML", message, error.hint))
             return False
         except RetryableError as error:
             problems.append(_library_problem(error, self._host.driver_root))
@@ -229,7 +229,7 @@ class NvidiaBackend:
             self._divided.forget_profiles()
         return driver
 
-    def _ask(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
+    def _read_gpu(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
         """Read one GPU; return True if a call timed out."""
         address = draft.function.pci_address
         was_stuck = self._nvml.is_stuck(address)

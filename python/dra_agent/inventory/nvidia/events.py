@@ -188,12 +188,12 @@ class EventTargets:
 
     def _place(self, address: str, handle: Any, gpu_instance: int) -> str | None:
         try:
-            instance = self._ask(address, "nvmlDeviceGetGpuInstanceById", handle, gpu_instance)
-            info = self._ask(address, "nvmlGpuInstanceGetInfo", instance)
+            instance = self._query(address, "nvmlDeviceGetGpuInstanceById", handle, gpu_instance)
+            info = self._query(address, "nvmlGpuInstanceGetInfo", instance)
         except RetryableError:
             return self._places.get((address, gpu_instance))
         self.remember(address, gpu_instance, f"{info.profileId}:{info.placement.start}:{info.placement.size}")
         return self._places[address, gpu_instance]
 
-    def _ask(self, address: str, name: str, *arguments: Any) -> Any:
+    def _query(self, address: str, name: str, *arguments: Any) -> Any:
         return self._nvml.call(name, *arguments, about=address, timeout=_PATIENCE)

@@ -57,7 +57,7 @@ class GpuStart:
 
     def begin(self, addresses: Iterable[str]) -> None:
         """Initialize GPUs at the same time, and wait for them; `handle` returns the results."""
-        begun = [self._begin(address, partial(self._look_up, address)) for address in addresses]
+        begun = [self._begin(address, partial(self._get_handle, address)) for address in addresses]
         if begun:
             # Together: a read of one GPU may wait for the initialization of another.
             limit = max(call.waits_until for call in begun)
@@ -65,13 +65,13 @@ class GpuStart:
 
     def handle(self, address: str) -> Any:
         """Return the handle of a GPU. Raises StartingError while it is initialized, and NvmlError."""
-        return self._result(address, partial(self._look_up, address))
+        return self._result(address, partial(self._get_handle, address))
 
     def forget(self) -> None:
         """Drop the pending starts, because the library was restarted."""
         self._calls.clear()
 
-    def has_news(self) -> bool:
+    def has_unread_results(self) -> bool:
         """Return once that something has ended which an earlier scan did not wait for."""
         if self._reported or not any(call.future.done() for call in self._calls.values()):
             return False
@@ -101,7 +101,7 @@ class GpuStart:
         del self._calls[key]
         return begun.future.result()
 
-    def _look_up(self, address: str) -> Any:
+    def _get_handle(self, address: str) -> Any:
         domain, _, rest = address.partition(":")
         bus_id = f"{int(domain, 16):08X}:{rest.upper()}"
         return self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)

@@ -66,7 +66,7 @@ class InstancesChangedError(NvmlError):
     """Instances have changed places in NVML's list while it was read."""
 
 
-def retry_if_changed(look: Callable[[], _T]) -> _T:
+def retry_if_changed(list_once: Callable[[], _T]) -> _T:
     """Read again if an instance was removed, or MIG mode switched off, between list and query.
 
     For a removed handle NVML returns "Invalid Argument", "Not Found" or "Not Supported", as for queries
@@ -74,13 +74,13 @@ def retry_if_changed(look: Callable[[], _T]) -> _T:
     """
     for _ in range(_MAX_READS - 1):
         try:
-            return look()
+            return list_once()
         except (UnknownGpuError, NotSupportedError, InstancesChangedError):
             continue
         except NvmlError as error:
             if error.code != INVALID_ARGUMENT:
                 raise
-    return look()
+    return list_once()
 
 
 def read_instances(
@@ -91,7 +91,7 @@ def read_instances(
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
 
-    def look() -> tuple[list[MigInstance], list[Diagnostic]]:
+    def list_once() -> tuple[list[MigInstance], list[Diagnostic]]:
         seen: list[Diagnostic] = []
         # All are listed before the first is queried: after a removal, later ones get other indexes, and one of them
         # would be skipped. So a removed one is listed too, and the query for it shows its removal.
@@ -100,7 +100,7 @@ def read_instances(
             raise InstancesChangedError("NVML lists one MIG instance twice", 0)
         return found, seen
 
-    instances, seen = retry_if_changed(look)
+    instances, seen = retry_if_changed(list_once)
     problems += seen
     inside = Counter(instance.gpu_instance for instance in instances)
     return [replace(instance, alone=inside[instance.gpu_instance] == 1) for instance in instances]

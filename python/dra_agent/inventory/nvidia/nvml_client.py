@@ -1,6 +1,6 @@
 """NVML as the agent uses it: in a worker process, initialized once, every call with a deadline.
 
-A library that crashes takes its process along and no more; it is started again at the next look. Errors are sorted into
+A crash of the library ends only its process, which is started again at the next scan. Errors are sorted into
 those that a caller handles differently; `gpu_info` interprets results.
 """
 

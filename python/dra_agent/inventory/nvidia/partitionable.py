@@ -83,7 +83,7 @@ class PartitionableGpus:
         address = whole.function.pci_address
         if handle is not None:
             try:
-                self._look(address, facts, handle, whole)
+                self._read_partitions(address, facts, handle, whole)
             except NotPartitionableError as error:
                 whole.problems.append(Diagnostic(whole.name, error.message, error.hint, severity="warning"))
                 return None
@@ -102,7 +102,7 @@ class PartitionableGpus:
             whole.problems.append(memory_denied(whole.name))
         return self._devices(whole, facts, driver, rule, PartitionLayout(profiles, self._foreign(address, rule)))
 
-    def _look(self, address: str, facts: GpuInfo, handle: Any, whole: DeviceBuilder) -> None:
+    def _read_partitions(self, address: str, facts: GpuInfo, handle: Any, whole: DeviceBuilder) -> None:
         if address not in self._profiles:
             self._check_virtualization(address, handle)
             profiles = read_profiles(self._nvml, handle, address)
@@ -232,7 +232,7 @@ class PartitionableGpus:
 def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequence[MigProfile]) -> list[GpuInstance]:
     """List the instances of a GPU, with or without compute instances. Raises HungError, LostError and NvmlError."""
 
-    def look() -> list[GpuInstance]:
+    def list_once() -> list[GpuInstance]:
         found = []
         for profile in profiles:
             for instance in instance_handles(nvml, handle, address, profile.id):
@@ -241,7 +241,7 @@ def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequen
                 found.append(GpuInstance(info.id, profile.id, place))
         return found
 
-    return retry_if_changed(look)
+    return retry_if_changed(list_once)
 
 
 def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) -> list[Any]:
