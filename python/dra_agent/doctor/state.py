@@ -100,7 +100,7 @@ def check_standalone_store(context: CheckContext) -> Iterator[Finding]:
             yield problem(
                 f"an agent (pid {holder}) holds the state directory and does not listen",
                 str(directory),
-                "it may still be starting: run the check again; else read its log (journalctl -u dra-agent) and restart it",
+                "it may still be starting: check again; else read its log (journalctl -u dra-agent) and restart it",
             )
         return  # it checks the store itself, and a copy could be half of a change
     if (directory / context.lock_name).exists() and not _answers(directory, context):
