@@ -191,6 +191,7 @@ bench: build ## run benchmarks; each result is a ratio within one run
 	$(PY) benchmarks/prepare.py
 	$(PY) benchmarks/agent.py
 	$(PY) benchmarks/packing.py
+	$(PY) benchmarks/cluster.py
 
 bench-cluster: build ## compare the agent with a minimal Go driver on a real API server
 	$(PY) benchmarks/drivers.py

@@ -35,19 +35,44 @@ def encode_query(
     deadline: float = 10.0,
     share_id_seed: int | None = None,
 ) -> bytes:
-    """Write a question down as the extension reads it."""
+    """Write a question down as the extension reads it, without the slices that only other nodes can use."""
     seed = int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed
     return msgspec.json.encode(
         {
             "node": node,
             "classes": list(classes),
-            "slices": list(slices),
+            "slices": relevant_slices(slices, node),
             "claims": list(claims),
             "allocated": list(allocated),
             "deadline_ms": int(deadline * 1000),
             "share_id_seed": seed,
         }
     )
+
+
+def relevant_slices(slices: Iterable[Object], node: str | Object) -> list[Object]:
+    """Return the slices of every pool that has a slice for the node, in their order.
+
+    Whether a pool is complete depends on all of its slices. A slice of an unexpected form is kept, to report its error.
+    """
+    name = node if isinstance(node, str) else _member(_member(node, "metadata"), "name")
+    slices = list(slices)
+    pools = {_pool(entry) for entry in slices if not _is_of_other_node(entry, name)}
+    return [entry for entry in slices if not _is_of_other_node(entry, name) or _pool(entry) in pools]
+
+
+def _is_of_other_node(entry: Object, name: Any) -> bool:
+    named = _member(_member(entry, "spec"), "nodeName")
+    return isinstance(named, str) and named not in ("", name)
+
+
+def _pool(entry: Object) -> tuple[str, str]:
+    spec = _member(entry, "spec")
+    return str(_member(spec, "driver")), str(_member(_member(spec, "pool"), "name"))
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
 
 
 def allocate(
@@ -65,7 +90,8 @@ def allocate(
     Arguments:
         node: The node's name, or the Node object where its labels matter.
         classes: The DeviceClasses.
-        slices: The ResourceSlices; may include those of other nodes.
+        slices: The ResourceSlices; may include those of other nodes, which are ignored. For many queries about many
+            nodes, `dra_agent.cluster.Cluster` reads them once.
         claims: The ResourceClaims to allocate. An allocated claim keeps its devices.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.

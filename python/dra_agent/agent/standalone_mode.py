@@ -21,6 +21,7 @@ from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.standalone import StandaloneDrain
+from dra_agent.standalone.claim import Allocate
 from dra_agent.standalone.service import StandaloneService
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class StandaloneMode:
             driver=config.driver_name,
             slices=hardware.slices,
             preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
-            allocate=_allocate,
+            allocate=_allocator(),
             validate=validation_messages,
             unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
@@ -111,7 +112,14 @@ class StandaloneMode:
             await self._service.stop()
 
 
-def _allocate(**question: Any) -> Any:
-    from dra_agent.allocator import allocate  # megabytes that only the first claim needs
+def _allocator() -> Allocate:
+    kept: list[Allocate] = []
 
-    return allocate(**question)
+    def allocate(**question: Any) -> Any:
+        if not kept:
+            from dra_agent.standalone.allocator import ClusterAllocator  # megabytes that only the first claim needs
+
+            kept.append(ClusterAllocator())
+        return kept[0](**question)
+
+    return allocate

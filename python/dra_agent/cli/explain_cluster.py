@@ -19,7 +19,6 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import call_cluster, namespace_of
     from dra_agent.cli.output import emit, progress
     from dra_agent.errors import UsageError
-    from dra_agent.explain import explain
     from dra_agent.explain.pending import explain_claim, explain_pod
     from dra_agent.explain.snapshot import read
 
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         )
     explain_object = explain_pod if args.kind == "pod" else explain_claim
     with progress("evaluating the nodes"), _uncollected():
-        result = explain_object(snapshot, subject, explain, node=args.node)
+        result = explain_object(snapshot, subject, node=args.node)
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:

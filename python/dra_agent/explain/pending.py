@@ -1,28 +1,27 @@
 """Why a claim or a pod of a cluster has no devices: by node, with causes other than devices listed separately.
 
-Everything is evaluated from one snapshot; the allocator (`explain`) determines whether devices fit.
+Everything is evaluated from one snapshot; the allocator (`Cluster.explain`) determines whether devices fit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dra_agent.cluster import Cluster
 from dra_agent.explain.object_state import allocated_node_selector, claim_state, pod_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
-from dra_agent.explain.snapshot import SliceIndex, Snapshot
+from dra_agent.explain.snapshot import Snapshot
 
 Object = dict[str, Any]
-Evaluator = Callable[..., dict[str, Any]]
-"""dra_agent.explain.explain."""
 MAX_CONCURRENCY = 8
 """Nodes that are evaluated concurrently."""
 
 
-def explain_pod(snapshot: Snapshot, pod: Object, evaluate: Evaluator, *, node: str | None = None) -> dict[str, Any]:
+def explain_pod(snapshot: Snapshot, pod: Object, *, node: str | None = None) -> dict[str, Any]:
     """Explain every claim of a pod: they are allocated together, on the node where the pod can be."""
     needs = pod_claims(snapshot, pod)
     claims = [_claim_entry(need) for need in needs]
@@ -44,10 +43,10 @@ def explain_pod(snapshot: Snapshot, pod: Object, evaluate: Evaluator, *, node: s
     if not waiting:
         on = (pod.get("spec") or {}).get("nodeName")
         return _with(result, True, _all_allocated(claims, on))
-    return _on_nodes(result, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, evaluate, node)
+    return _on_nodes(result, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, node)
 
 
-def explain_claim(snapshot: Snapshot, claim: Object, evaluate: Evaluator, *, node: str | None = None) -> dict[str, Any]:
+def explain_claim(snapshot: Snapshot, claim: Object, *, node: str | None = None) -> dict[str, Any]:
     """Explain one claim, with the other claims of the pod that waits for it: they are allocated together."""
     name = claim["metadata"]["name"]
     users = [
@@ -79,7 +78,7 @@ def explain_claim(snapshot: Snapshot, claim: Object, evaluate: Evaluator, *, nod
     others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
     waiting = [claim, *(other for other in others if not _allocation(other))]
     allocated = [other for other in others if _allocation(other)]
-    result = _on_nodes(result, snapshot, waiting, allocated, pod, evaluate, node)
+    result = _on_nodes(result, snapshot, waiting, allocated, pod, node)
     if pod is None and snapshot.pods is not None:
         # Claims are allocated when a pod that uses them is scheduled, and not before.
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
@@ -93,7 +92,6 @@ def _on_nodes(
     waiting: list[Object],
     allocated: list[Object],
     pod: Object | None,
-    evaluate: Evaluator,
     only: str | None,
 ) -> dict[str, Any]:
     if snapshot.slices is None:
@@ -107,7 +105,12 @@ def _on_nodes(
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
-    published = SliceIndex(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
+    cluster = Cluster(
+        snapshot.slices,
+        snapshot.classes or (),
+        nodes=names.values(),
+        claims=[claim for claim in snapshot.claims if _identity(claim) not in own],
+    )
 
     def evaluate_node(name: str) -> dict[str, Any]:
         node = names[name]
@@ -117,10 +120,9 @@ def _on_nodes(
             for claim in allocated
             if (selector := allocated_node_selector(claim)) and not matches(selector, name, _labels(node))
         ]
-        slices, others = published.of(name)
-        if not slices:
+        explanation = cluster.explain(name, waiting)
+        if not explanation["pools"] and not explanation["error"]:
             return _verdict(name, False, "no driver has published devices for it", reasons, None)
-        explanation = evaluate(node, snapshot.classes or [], slices, waiting, others)
         return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
 
     # Nodes are independent, and the allocator releases the GIL.

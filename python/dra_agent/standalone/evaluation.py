@@ -19,6 +19,9 @@ from dra_agent.standalone.index import ClaimIndex
 log = logging.getLogger(__name__)
 
 FILE = "evaluating"
+NOTE_BYTES = 64
+"""The note has always this length. A file that is truncated first goes to the disk when it is closed: ext4 does that
+for files that are replaced (auto_da_alloc, Documentation/admin-guide/ext4.rst), which can take milliseconds."""
 INTERRUPTED = "the agent ended while it evaluated this claim; apply it again to evaluate it again"
 
 
@@ -71,9 +74,9 @@ class Evaluation:
 
     def _write(self, uid: str) -> None:
         try:
-            note = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            note = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.write(note, uid.encode())
+                os.pwrite(note, uid.encode().ljust(NOTE_BYTES), 0)
             finally:
                 os.close(note)
             self._works = True

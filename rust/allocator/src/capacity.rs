@@ -33,11 +33,11 @@ pub(crate) fn consumed(
     device: &Device,
 ) -> Result<Capacities, String> {
     let mut consumed = Capacities::new();
-    for (name, capacity) in &device.capacity {
+    for (name, capacity) in device.capacity.iter() {
         let requested = request.and_then(|request| request.requests.get(name));
         let amount =
             amount(requested, capacity).map_err(|message| format!("capacity {name}: {message}"))?;
-        consumed.insert(name.clone(), amount);
+        consumed.insert(name.to_owned(), amount);
     }
     Ok(consumed)
 }
@@ -54,7 +54,7 @@ pub(crate) fn shortfall(
         request
             .requests
             .keys()
-            .find(|name| !device.capacity.contains_key(*name))
+            .find(|name| !device.capacity.contains_key(name))
     });
     if let Some(name) = missing {
         return Ok(Some(Shortfall::Missing { name: name.clone() }));

@@ -9,7 +9,10 @@ mod sweep;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dra_api::{DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice};
+use dra_api::{
+    DeviceAttribute, DeviceCapacity, DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice,
+    Shared,
+};
 use serde::Serialize;
 
 pub use objects::InvalidObject;
@@ -30,6 +33,14 @@ use objects::{Item, decode, decode_named};
 pub struct Cluster {
     state: Mutex<Arc<State>>,
     programs: Programs,
+    shared: Mutex<SharedValues>,
+}
+
+/// Attributes and capacities that devices have in common.
+#[derive(Debug, Default)]
+struct SharedValues {
+    attributes: Shared<DeviceAttribute>,
+    capacity: Shared<DeviceCapacity>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -72,6 +83,7 @@ impl Cluster {
         for slice in &mut slices {
             keep_name(&mut slice.metadata);
         }
+        self.share_values(&mut slices);
         let mut state = self.lock();
         if new {
             let mut names = BTreeSet::new();
@@ -303,6 +315,14 @@ impl Cluster {
             held: (!options.ignore_held).then_some(&state.held),
             programs: &self.programs,
             limits: options.limits,
+        }
+    }
+
+    fn share_values(&self, slices: &mut [ResourceSlice]) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        for device in slices.iter_mut().flat_map(|slice| &mut slice.spec.devices) {
+            device.attributes.share(&mut shared.attributes);
+            device.capacity.share(&mut shared.capacity);
         }
     }
 

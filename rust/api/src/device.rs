@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::codec::object;
+use crate::named::Named;
 use crate::node::NodeSelector;
 use crate::quantity::Quantity;
 
 object! {
     Device {
         name: String,
-        attributes: BTreeMap<String, DeviceAttribute>,
-        capacity: BTreeMap<String, DeviceCapacity>,
+        attributes: Named<DeviceAttribute>,
+        capacity: Named<DeviceCapacity>,
         consumes_counters: Vec<DeviceCounterConsumption>,
         node_name: Option<String>,
         node_selector: Option<NodeSelector>,

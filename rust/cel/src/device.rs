@@ -24,15 +24,15 @@ impl DeviceInput {
     pub fn new(driver: &str, device: &Device) -> Result<Self, EvalError> {
         let driver: Arc<str> = Arc::from(driver);
         let mut attributes = Domains::default();
-        for (name, attribute) in &device.attributes {
+        for (name, attribute) in device.attributes.iter() {
             let value = attribute_value(attribute).map_err(|message| EvalError::Device {
-                attribute: name.clone(),
+                attribute: name.to_owned(),
                 message,
             })?;
             attributes.add(&driver, name, value);
         }
         let mut capacity = Domains::default();
-        for (name, entry) in &device.capacity {
+        for (name, entry) in device.capacity.iter() {
             capacity.add(&driver, name, quantity::read(as_published(&entry.value)));
         }
         let shared = device.allow_multiple_allocations.unwrap_or(false);

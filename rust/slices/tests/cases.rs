@@ -178,10 +178,7 @@ fn a_device_that_the_api_would_refuse_is_left_out_and_named() {
         string: Some("x".repeat(65)),
         ..Default::default()
     };
-    inputs[1]
-        .device
-        .attributes
-        .insert("productName".into(), long);
+    inputs[1].device.attributes.insert("productName", long);
     inputs[2].device.name = "gpu-0".into();
     let mut orphan = partition(3);
     orphan.device.name = "gpu-3-mig".into();

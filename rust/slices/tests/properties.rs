@@ -1,6 +1,9 @@
 //! Properties of all inventories and all changes of them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot continue should stop")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot continue should stop"
+)]
 
 mod host;
 
@@ -104,7 +107,7 @@ proptest! {
             let mut input = device(n);
             match how {
                 0 => input.device.name = "x".repeat(64),
-                1 => input.device.attributes.extend((0..32).map(|a| (format!("a{a}"), Default::default()))),
+                1 => input.device.attributes = (0..40).map(|a| (format!("a{a}"), Default::default())).collect(),
                 2 => input.device.taints = vec![Default::default(); 17],
                 3 => input.device.binding_conditions = vec!["ready".into()],
                 4 => input = partition(n + 1000),

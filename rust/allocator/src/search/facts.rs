@@ -146,7 +146,7 @@ impl<'a> Search<'_, 'a> {
             return 1;
         }
         let mut room = tasks.len();
-        for (name, capacity) in &candidate.device.capacity {
+        for (name, capacity) in candidate.device.capacity.iter() {
             let minimum = tasks
                 .iter()
                 .filter_map(|task| capacity::consumed(task.request.capacity, candidate.device).ok())

@@ -45,13 +45,13 @@ pub(super) fn validate(
         );
     }
     let attributes = path.member("attributes");
-    for (name, attribute) in &device.attributes {
+    for (name, attribute) in device.attributes.iter() {
         names::qualified(name, &attributes, report);
         self::attribute(attribute, &attributes.key(name), report);
     }
     let capacities = path.member("capacity");
     let shared = device.allow_multiple_allocations == Some(true);
-    for (name, capacity) in &device.capacity {
+    for (name, capacity) in device.capacity.iter() {
         names::qualified(name, &capacities, report);
         policy::validate(capacity, shared, &capacities.key(name), report);
     }

@@ -1,6 +1,9 @@
 //! A node for tests: devices generated from numbers, and a fake API server that applies writes.
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot continue should stop")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot continue should stop"
+)]
 
 use std::collections::BTreeMap;
 

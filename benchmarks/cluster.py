@@ -1,0 +1,138 @@
+"""Measures allocation queries about a whole cluster, on nodes with 8 GPUs and 8 NICs each.
+
+Every size runs in a process of its own, so that its memory is that of one cluster: slices come in as pages of an API
+server, one node at a time. "sweep" is `Cluster.fits` for one claim on all nodes, from Python objects to Python objects;
+"first" also compiles and evaluates the selectors. "cpu" is the CPU time of all threads. "allocate" is the time of
+`dra_agent.allocator.allocate` for one node, measured on the slices of a few hundred nodes, and "ratio" how many times
+longer it takes for all nodes than a sweep. Prints one JSON object for each size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dra_agent import simulate
+from dra_agent.allocator import allocate
+from dra_agent.cluster import Cluster
+from dra_agent.inventory import Collector, Inventory, InventorySettings
+from dra_agent.slices import desired_slices
+from dra_agent.topology import LiveTopology
+
+DRIVER = "dra-agent.internal"
+NODE = "node-xxxxx"
+PER_FAMILY = 8
+ALLOCATE_NODES = 200
+ROUNDS = 5
+
+Json = dict[str, Any]
+
+
+def device_class(kind: str) -> Json:
+    expression = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}"'
+    return {"metadata": {"name": kind}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+
+
+def claim(**counts: int) -> Json:
+    requests = [
+        {"name": kind, "exactly": {"deviceClassName": kind, "allocationMode": "ExactCount", "count": count}}
+        for kind, count in counts.items()
+    ]
+    return {
+        "metadata": {"name": "claim", "namespace": "default", "uid": "claim"},
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+CLASSES = [device_class("gpu"), device_class("nic")]
+CLAIMS = {
+    "one GPU": claim(gpu=1),
+    "8 GPUs and 8 NICs": claim(gpu=PER_FAMILY, nic=PER_FAMILY),
+    "9 GPUs, which fit nowhere": claim(gpu=PER_FAMILY + 1),
+}
+
+
+def template() -> str:
+    """Return the slices of one node as JSON."""
+    with tempfile.TemporaryDirectory() as directory:
+        host = simulate.build("dgx-h100", Path(directory) / "host")
+        collector = Collector(host, InventorySettings())
+        found = collector.collect(LiveTopology(host).snapshot())
+        collector.close()
+    devices = (*found.family("gpu")[:PER_FAMILY], *found.family("nic")[:PER_FAMILY])
+    inventory = Inventory(devices=devices, counter_sets=found.counter_sets)
+    return json.dumps(desired_slices(inventory, node=NODE, driver=DRIVER, naming="fixed").slices)
+
+
+def pages(text: str, nodes: int) -> Iterator[bytes]:
+    """Return the slices of each node; names and UUIDs differ between nodes."""
+    for number in range(nodes):
+        yield text.replace(NODE, f"node-{number:05}").replace("GPU-", f"GPU-{number:05}").encode()
+
+
+def memory_mib(field: str) -> float:
+    """Return VmRSS or VmHWM of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Return seconds, CPU seconds of all threads, and the result."""
+    began, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return time.perf_counter() - began, time.process_time() - cpu, result
+
+
+def measure(nodes: int) -> Json:
+    text = template()
+    before = memory_mib("VmRSS")
+    build_s, _, cluster = timed(lambda: Cluster(pages(text, nodes), CLASSES))
+    result: Json = {"nodes": nodes, "devices": nodes * 2 * PER_FAMILY, "build_s": round(build_s, 3), "sweeps": {}}
+    for name, one in CLAIMS.items():
+        sweep = partial(cluster.fits, [one], deadline=600.0)
+        first_s, first_cpu_s, found = timed(sweep)
+        again = [timed(sweep) for _ in range(ROUNDS)]
+        result["sweeps"][name] = {
+            "fits": len(found.fits),
+            "does_not_fit": len(found.reasons),
+            "first_s": round(first_s, 4),
+            "first_cpu_s": round(first_cpu_s, 4),
+            "sweep_s": round(min(one[0] for one in again), 4),
+            "sweep_cpu_s": round(min(one[1] for one in again), 4),
+        }
+    result["memory_mib"] = round(memory_mib("VmRSS") - before, 1)
+    result["peak_memory_mib"] = round(memory_mib("VmHWM") - before, 1)
+    result["expressions_compiled"] = cluster.counts.expressions_compiled
+    result["slices_decoded"] = cluster.counts.slices_decoded
+    few = min(nodes, ALLOCATE_NODES)
+    slices = [entry for page in pages(text, few) for entry in json.loads(page)]
+    claims = [CLAIMS["one GPU"]]
+    single = partial(allocate, node="node-00000", classes=CLASSES, slices=slices, claims=claims)
+    allocate_s = min(timed(single)[0] for _ in range(ROUNDS))
+    result["allocate_s"] = round(allocate_s, 5)
+    result["ratio"] = round(nodes * allocate_s / result["sweeps"]["one GPU"]["sweep_s"], 1)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, action="append", help="default: 1000 and 5000")
+    parser.add_argument("--here", action="store_true", help="measure in this process")
+    args = parser.parse_args()
+    for nodes in args.nodes or (1000, 5000):
+        if args.here:
+            print(json.dumps(measure(nodes)), flush=True)
+        else:
+            subprocess.run([sys.executable, __file__, "--here", "--nodes", str(nodes)], check=True)
+
+
+if __name__ == "__main__":
+    main()

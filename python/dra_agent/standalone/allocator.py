@@ -1,0 +1,58 @@
+"""The allocator of standalone mode: a cluster of one node that is kept between claims.
+
+Slices and classes are read again only after a change, and of the allocated claims only those that are new. So a long
+queue of waiting claims costs one query for each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra_agent.cluster import Cluster
+from dra_agent.errors import PermanentError
+from dra_agent.standalone.claim import Object
+
+
+class ClusterAllocator:
+    """See dra_agent.standalone.claim.Allocate. Not safe for threads: the queue calls it from one."""
+
+    def __init__(self) -> None:
+        self._slices: list[Object] = []
+        self._classes: list[Object] = []
+        self._held: dict[str, Object] = {}
+        self._cluster: Cluster | None = None
+
+    def __call__(
+        self, *, node: str, classes: list[Object], slices: list[Object], claims: list[Object], allocated: list[Object]
+    ) -> Object:
+        """Return the result of `dra_agent.allocator.allocate`; an object that cannot be read is an error."""
+        try:
+            cluster = self._current(classes, slices)
+            if allocated:
+                self._hold(cluster, allocated)
+            result = cluster.allocate(node, claims, ignore_held=not allocated)
+        except PermanentError as error:
+            return {"allocated": False, "results": [], "error": str(error)}
+        return dict(result)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster of the last query; None before the first one."""
+        return self._cluster
+
+    def _current(self, classes: list[Object], slices: list[Object]) -> Cluster:
+        same_slices = slices is self._slices or slices == self._slices
+        if self._cluster is None or not same_slices or classes != self._classes:
+            self._cluster = None  # if an object cannot be read, the next query tries again
+            self._cluster = Cluster(slices, classes)
+            self._slices, self._classes, self._held = slices, classes, {}
+        return self._cluster
+
+    def _hold(self, cluster: Cluster, allocated: list[Object]) -> None:
+        """Hold the claims that are allocated now, and only those."""
+        now: dict[str, Any] = {claim["metadata"]["uid"]: claim for claim in allocated}
+        if gone := [claim for uid, claim in self._held.items() if uid not in now]:
+            cluster.release(gone)
+        if new := [claim for uid, claim in now.items() if self._held.get(uid) is not claim]:
+            cluster.hold(new)
+        self._held = now
