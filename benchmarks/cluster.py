@@ -23,7 +23,9 @@ from typing import Any
 from dra_agent import simulate
 from dra_agent.allocator import allocate
 from dra_agent.cluster import Cluster
-from dra_agent.inventory import Collector, Inventory, InventorySettings
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.slices import desired_slices
 from dra_agent.topology import LiveTopology
 

@@ -142,7 +142,7 @@ def test_objects_are_applied_all_or_none(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("a")])
     with pytest.raises(PermanentError):
         queue.apply([claim("b"), claim("a", 2)])
-    with pytest.raises(PermanentError, match="Pod is nothing that the agent keeps"):
+    with pytest.raises(PermanentError, match="Pod is a kind that the agent does not store"):
         queue.apply([claim("b"), {"kind": "Pod", "metadata": {"name": "p"}}])
     assert list(phases(queue)) == ["a"]
 
