@@ -21,12 +21,14 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
 from eventually import DEADLINE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 AGENT = re.compile(r"<!-- agent: ([a-z0-9-]+) -->")
+PLAIN = re.compile(r"dra-agent(?: +[\w./:,@+-][\w./:,@+=-]*)*", re.ASCII)
 EXIT = re.compile(r"\[exit (\d+)\]")
 
 
@@ -93,14 +95,7 @@ def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -
     profile = AGENT.search(page.read_text())
     with running_agent(profile[1] if profile else None, tmp_path, environment):
         for example in examples(page):
-            result = subprocess.run(
-                ["bash", "-c", example.command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
+            result = run(example.command, tmp_path, environment)
             printed = (result.stdout + result.stderr).rstrip().splitlines()
             output = "\n".join(printed)
             assert result.returncode == example.code, f"$ {example.command}\n{output}\n[exit {result.returncode}]"
@@ -110,6 +105,14 @@ def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -
             assert re.fullmatch(expected_pattern, "\n".join(line.rstrip() for line in printed)), (
                 f"$ {example.command}\nprints:\n{output}\n\nbut {page.name} shows:\n" + "\n".join(example.expected)
             )
+
+
+def run(command: str, directory: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a line as bash does. One that is a command of the agent and plain words needs neither bash nor imports."""
+    if PLAIN.fullmatch(command):
+        return preloaded.run(command.split()[1:], env=environment, cwd=directory)
+    whole = ["bash", "-c", command]
+    return subprocess.run(whole, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def pattern(expected: str) -> str:
@@ -134,12 +137,8 @@ def running_agent(profile: str | None, directory: Path, environment: dict[str, s
     (directory / "state").mkdir()
     (directory / "cdi").mkdir()
     log = (directory / "agent.log").open("wb")
-    agent = subprocess.Popen(
-        [Path(sys.executable).with_name("dra-agent"), "run", "--standalone", "--simulate", profile],
-        stdout=log,
-        stderr=log,
-        env=environment,
-    )
+    command = ["run", "--standalone", "--simulate", profile]
+    agent = preloaded.Command(command, stdout=log, stderr=log, env=environment)
     log.close()
     try:
         path, log_file = directory / "state" / "agent.sock", directory / "agent.log"
