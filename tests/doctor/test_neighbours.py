@@ -122,7 +122,7 @@ def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, findi
     assert findings(examination) == []
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
     (finding,) = findings(examination)
-    assert finding.severity is Severity.WARNING and "not known" in finding.message and "root" in finding.hint
+    assert finding.severity is Severity.WARNING and "cannot determine" in finding.message and "root" in finding.hint
 
 
 def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned: Scanned) -> None:
