@@ -12,7 +12,7 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.publish import Publisher, feature_gates
 from dra_agent.publish.feature_gates import dropped_fields, gate_of
 from eventually import eventually_async
-from publish.node import NODE, Node, assert_no_more_writes, device, partitioned, tainted, wait_until_published
+from publish.node import NODE, Node, assert_no_more_writes, device, devices, partitioned, tainted, wait_until_published
 
 
 def dropping(*fields: str) -> Any:
@@ -168,12 +168,39 @@ def test_without_consumable_capacity_a_device_has_one_claim(node: Node) -> None:
     node.run(scenario)
 
 
-def test_a_field_dropped_for_an_unknown_reason_is_sent_once(node: Node) -> None:
-    def drop_attributes(plural: str, document: dict[str, Any]) -> None:
-        if plural == "resourceslices":
-            for entry in document["spec"].get("devices", ()):
-                entry.pop("attributes", None)
+def drop_attributes(plural: str, document: dict[str, Any]) -> None:
+    if plural == "resourceslices":
+        for entry in document["spec"].get("devices", ()):
+            entry.pop("attributes", None)
 
+
+def test_a_slice_stored_in_part_follows_its_pool(node: Node) -> None:
+    def drop_unknown(plural: str, document: dict[str, Any]) -> None:
+        drop_attributes(plural, document)
+        for field in document.get("spec", {}).keys() - {"driver", "nodeName", "pool", "devices", "unschedulable"}:
+            del document["spec"][field]
+
+    def change(*changed: int) -> None:
+        node.set_devices(*(tainted(one, "sick") if at in changed else one for at, one in enumerate(devices(192))))
+
+    node.api.drop_fields(drop_unknown)
+    change()
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.names()) == 192)
+        await wait_until_published(publisher)
+        before = {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()}
+        change(0, 70)
+        publisher.devices_changed()
+        await eventually_async(lambda: {slice_["spec"]["pool"]["generation"] for slice_ in node.slices()} != before)
+        await eventually_async(lambda: len(node.names()) == 192)
+        await assert_no_more_writes(node, publisher)
+
+    node.run(scenario)
+    assert len(node.slices()) == 3
+
+
+def test_a_field_dropped_for_an_unknown_reason_is_sent_once(node: Node) -> None:
     node.api.drop_fields(drop_attributes)
     node.set_devices(device(1), device(2))
 

@@ -78,7 +78,7 @@ class Planner:
             self._of_this_pool(context.gates.reduce(context.inventory())),
             node=context.node,
             driver=context.driver,
-            published=[found.encoded for found in published],
+            published=[self._as_sent(found) for found in published],
             naming="generated",
             owner=owner,
         )
@@ -140,7 +140,7 @@ class Planner:
         self._context.gates.record_stored(used(write.slice))
 
     def learn(self, sent: Slice, response: Slice) -> bool:
-        """Compare a write with the response; return whether the server dropped a field."""
+        """Compare a write with the response; return whether another plan is needed for what the server dropped."""
         missing = dropped_fields(sent, response)
         if not missing:
             return False
@@ -158,7 +158,7 @@ class Planner:
         self._context.tally.dropped(error)
         if "name" in response["metadata"]:
             self._adopted[response["metadata"]["name"]] = (sent["spec"], response["spec"])
-        return True
+        return bool(gates)
 
     def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
         """Record a rejection; return whether another plan can avoid it."""
@@ -173,6 +173,16 @@ class Planner:
         error = UnsupportedTaintEffectError(self._pool, paths)
         if self._context.tally.record_unsupported_taints(error):
             log.warning("slices are published without taints that prevent nothing", extra={"reason": str(error)})
+
+    def _as_sent(self, found: CachedSlice) -> msgspec.Raw:
+        """Return a published slice with the fields that the server dropped: without them it would count as changed."""
+        sent, stored = self._adopted.get(found.name, (None, None))
+        if sent is None or stored is None:
+            return found.encoded
+        slice_ = found.decoded()
+        if _content(stored) != _content(slice_["spec"]):
+            return found.encoded
+        return msgspec.Raw(msgspec.json.encode({**slice_, "spec": {**sent, "pool": slice_["spec"]["pool"]}}))
 
     def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
         """Return the slice as the server stored it before: it would drop the same fields again."""
