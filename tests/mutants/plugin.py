@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
+from dra_agent import child
 from mutants.operators import Module
 from mutants.tracing import VARIABLE, Lines
 
@@ -82,6 +83,8 @@ def _record(session: pytest.Session, output: Path) -> None:
     session.config.pluginmanager.register(outcomes)
     recorded: dict[str, Any] = {"": {"lines": _relative(_lines.take())}}
     for item, next_item in _in_order(session.items):
+        # Children that tests share would keep the environment of the first one, and be recorded as its own.
+        child._shared.cache_clear()
         started = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         recorded[item.nodeid] = {
