@@ -6,6 +6,7 @@ The number is the cost in Kubernetes' units. Messages are not compared.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from dra_agent._native import CelError, CelExpression
@@ -13,9 +14,8 @@ from dra_agent._native import CelError, CelExpression
 
 def of_agent(expression: str, driver: str, device: dict[str, Any]) -> str:
     """Return the outcome of the agent's implementation."""
-    try:
-        selector = CelExpression.selector(expression)
-    except CelError:
+    selector = _compiled(expression)
+    if selector is None:
         return "compile"
     encoded = json.dumps(device).encode()
     try:
@@ -28,6 +28,15 @@ def of_agent(expression: str, driver: str, device: dict[str, Any]) -> str:
             return "limit"
         return f"error {selector.cost(driver, encoded)}"
     return f"{str(result).lower()} {selector.cost(driver, encoded)}"
+
+
+@lru_cache(maxsize=1)
+def _compiled(expression: str) -> CelExpression | None:
+    """Compile an expression once for all devices, as the agent does; None if it is refused."""
+    try:
+        return CelExpression.selector(expression)
+    except CelError:
+        return None
 
 
 def of_kubernetes(answer: dict[str, Any]) -> str:
