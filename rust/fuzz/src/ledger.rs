@@ -308,24 +308,24 @@ fn proven(files: &Files) -> BTreeMap<String, Value> {
     let later = journals
         .flat_map(|(_, bytes)| records(bytes))
         .filter(|record| record.seq > included);
-    let mut newest: BTreeMap<String, Record> = BTreeMap::new();
-    for record in snapshot.into_iter().chain(later) {
-        let known = newest.get(&record.uid).map_or(0, |known| known.seq);
+    let all: Vec<Record> = snapshot.into_iter().chain(later).collect();
+    let mut newest: BTreeMap<&str, &Record> = BTreeMap::new();
+    for record in &all {
+        let known = newest.get(record.uid.as_str()).map_or(0, |known| known.seq);
         if matches!(record.kind.as_str(), "claim" | "release") && record.seq >= known {
-            newest.insert(record.uid.clone(), record);
+            newest.insert(&record.uid, record);
         }
     }
     let held = |record: &&Record| record.kind == "claim";
     newest
         .values()
+        .copied()
         .filter(held)
         .filter(|older| {
-            let newer = newest
-                .values()
+            // Also a claim that was released since proves that the older one no longer had the device.
+            !all.iter()
                 .filter(held)
-                .filter(|newer| newer.seq > older.seq);
-            !newer
-                .into_iter()
+                .filter(|newer| newer.uid != older.uid && newer.seq > older.seq)
                 .any(|newer| conflict(&older.entry, &newer.entry))
         })
         .map(|record| (record.uid.clone(), record.entry.clone()))
