@@ -44,8 +44,12 @@ class ReclaimEnvironment:
         response: dict[str, Any] = control.send_request(self.state, request)
         return response
 
+    def devices(self) -> list[dict[str, Any]]:
+        """Return the published devices."""
+        return [device for slice_ in self.api.objects("resourceslices") for device in slice_["spec"]["devices"]]
+
     def effects(self) -> set[str]:
-        devices = [device for slice_ in self.api.objects("resourceslices") for device in slice_["spec"]["devices"]]
+        devices = self.devices()
         effects_by_device = [
             [taint["effect"] for taint in device.get("taints", []) if taint["key"] == KEY] for device in devices
         ]
@@ -327,6 +331,8 @@ def test_a_pod_with_a_long_grace_period_is_evicted_before_the_taint(
     environment.wait_until(
         lambda: [request for request in environment.api.requests if request.path.endswith("/pods/short")]
     )
+    # A slice that is created after the notice has the taint from the start.
+    environment.wait_until(lambda: len(environment.devices()) == 2)
     if not granted:
         environment.api.fail(403, times=None, methods="POST", path="/eviction")
     environment.send(Begin("notice", 300.0))
