@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -64,8 +65,11 @@ def is_path(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     return True
 
 
+whole_parser = functools.cache(build_parser)
+
+
 def problem(words: list[str]) -> str | None:
-    parser = build_parser()
+    parser = whole_parser()
     if is_path(parser, words) or any("..." in word or "…" in word for word in words):
         return None
     try:
