@@ -90,7 +90,9 @@ class Replay:
         )
         result = self.cluster.allocate(self.node, named, share_id_seed=SEED)
         assert result == expected
-        assert (self.node in self.cluster.fits(named, nodes=[self.node]).fits) == expected["allocated"]
+        sweep = self.cluster.fits(named, nodes=[self.node])
+        assert (self.node in sweep.fits) == expected["allocated"]
+        assert (self.node in sweep.errors) == (expected["error"] is not None)
         if result["allocated"]:
             held = [
                 {**entry, "status": {"allocation": allocation}}
@@ -160,6 +162,17 @@ def test_a_sweep_reports_errors_of_the_scheduler() -> None:
     cluster = Cluster([on_node("n1", device("a"))], [CLASS])
     sweep = cluster.fits([claim(make_request(deviceClassName="absent"))])
     assert sweep.errors == {"n1": 'claim default/claim, request main: the device class "absent" does not exist'}
+
+
+def test_a_selector_that_fails_on_a_device_in_use_is_a_reason() -> None:
+    """The search does not evaluate selectors on a device in use, so kube-scheduler reports no error."""
+    cluster = Cluster([on_node("n1", device("a"))], [CLASS])
+    cluster.hold([allocated_claim("holder", {"pool": "n1-gpu", "device": "a"})])
+    waiting = [claim(make_request(expression=model("A")))]
+    assert cluster.allocate("n1", waiting)["error"] is None
+    sweep = cluster.fits(waiting)
+    assert sweep.errors == {}
+    assert "selector 0 fails on device" in sweep.reasons["n1"]
 
 
 def test_requests_that_fit_only_individually_have_a_reason() -> None:

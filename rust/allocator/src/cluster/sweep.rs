@@ -126,13 +126,15 @@ fn each(indices: &[usize], work: impl Fn(usize) + Sync) {
 }
 
 fn examine(question: &Question<'_>) -> Outcome {
-    let result = match question.allocate() {
-        Ok(Some(_)) => return Outcome::Fits,
-        Ok(None) => reason(question).map(Outcome::DoesNotFit),
-        Err(error) => Err(error),
-    };
-    match result {
-        Ok(outcome) => outcome,
+    match question.allocate() {
+        Ok(Some(_)) => Outcome::Fits,
+        Ok(None) => match reason(question) {
+            Ok(reason) => Outcome::DoesNotFit(reason),
+            Err(Error::Deadline { .. }) => Outcome::Late,
+            // The search does not check devices in use, and requests after the first one without devices. An error there
+            // does not change its result.
+            Err(error) => Outcome::DoesNotFit(error.to_string()),
+        },
         Err(Error::Deadline { .. }) => Outcome::Late,
         Err(error) => Outcome::Fails(error.to_string()),
     }
