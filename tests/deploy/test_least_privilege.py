@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -34,17 +34,22 @@ UNNEEDED = {("", "nodes", "create")}
 """The agent applies to its existing Node: without this permission it cannot create one."""
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call of a method of ApiServer, with its location."""
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Return every call of a method of ApiServer, with its location."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] in WITH_OTHER_CREDENTIALS:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
+            if node.func.attr not in VERBS:
+                continue
             owner = ast.unparse(node.func.value).rpartition(".")[2].lstrip("_")
-            if owner in ("api", "server") and node.func.attr in VERBS:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+            if owner in ("api", "server"):
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", node))
+    return found
 
 
 def used_permissions() -> set[Permission]:
