@@ -24,6 +24,8 @@ from dra_agent.agent.conflict_filter import ConflictFilter, _note
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.inventory.model import Device
+from dra_agent.kube_client import ObjectList
+from dra_agent.kube_client.node_watch import NodeWatch
 from eventually import DEADLINE_S, eventually
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import FakeKubelet
@@ -183,7 +185,7 @@ def test_saved_conflicts_apply_until_the_server_answers(
     fake_api.put("nodes", WITHOUT_PLUGIN)
     state.mkdir()
     save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
-    fault = fake_api.fail(503, times=None, path="/nodes/")
+    fault = fake_api.fail(503, times=None, path="/nodes")
     agent = driver().ready()
     agent.wait_for("cannot determine the other drivers")
     assert GPU in load_conflicts(state).verdict.managers
@@ -219,23 +221,20 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
             assert may_continue.wait(DEADLINE_S)
         saved.append(conflicts)
 
-    class Server:
-        async def get(self, kind: Any, name: str) -> dict[str, Any]:
-            return WITH_PLUGIN
-
-        async def list(self, kind: Any, *, fields: dict[str, str]) -> Any:
-            return SimpleNamespace(items=[])
-
     async def scenario() -> None:
         changes: list[bool] = []
         config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
+        api: Any = None
+        node_watch = NodeWatch(api, "node-a")
+        node_watch.store_list(ObjectList([WITH_PLUGIN], "1"))
         filter_ = ConflictFilter(
             config,
-            Server(),
+            node_watch,
             cast(DeviceState, hardware),
             SimpleNamespace(record=ignore),
             changed=lambda: changes.append(True),
         )
+        filter_.slices.listed([])
         await filter_.start()
         assert await asyncio.to_thread(writing.wait, DEADLINE_S)
         hardware.inventory.devices = ()

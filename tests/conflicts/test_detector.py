@@ -1,4 +1,4 @@
-"""Polling the API server for other managers, and the saved result."""
+"""Other managers that the API server shows, and the saved result."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from dra_agent.conflicts.detector import ConflictDetector
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
+from dra_agent.kube_client.node_watch import NodeWatch
+from dra_agent.publish.reflector import SliceReflector
+from dra_agent.publish.slice_store import SliceStore
+from dra_agent.retry import Backoff
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 
@@ -27,38 +31,62 @@ Scenario = Callable[[ConflictDetector, list[DeviceConflicts], list[Device]], Awa
 
 
 class RunDetector(Protocol):
-    """Run a scenario with a detector that polls the API server."""
+    """Run a scenario with a detector that follows the API server."""
 
     def __call__(
-        self, scenario: Scenario, *, every: float = 0.05, patience: float = 60.0, agents: dict[str, str] | None = None
+        self,
+        scenario: Scenario,
+        *,
+        return_delay_s: float = 0.05,
+        patience: float = 60.0,
+        agents: dict[str, str] | None = None,
     ) -> None: ...
 
 
 @pytest.fixture
 def run_detector(fake_api: FakeApi, tmp_path: Path) -> RunDetector:
-    """Run a scenario with a detector that polls the fake API server every 50 ms."""
+    """Run a scenario with a detector, and the watches that it needs."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
     def run(
-        scenario: Scenario, *, every: float = 0.05, patience: float = 60.0, agents: dict[str, str] | None = None
+        scenario: Scenario,
+        *,
+        return_delay_s: float = 0.05,
+        patience: float = 60.0,
+        agents: dict[str, str] | None = None,
     ) -> None:
         async def run_scenario(api: ApiClient) -> None:
             reported: list[DeviceConflicts] = []
             devices = [GPU]
+            watch = NodeWatch(api, "node-1", backoff=Backoff(first=0.01, longest=0.1))
             detector = ConflictDetector(
-                api,
+                watch,
                 node="node-1",
                 driver="ours",
                 devices=lambda: devices,
                 changed=reported.append,
                 agents=lambda: agents or {},
-                every=every,
+                return_delay_s=return_delay_s,
             )
-            await detector.start(patience)
+            slices = SliceReflector(
+                api,
+                SliceStore(),
+                node="node-1",
+                driver="ours",
+                others=detector.slices,
+                on_external_change=lambda _: None,
+                caught_up=lambda: None,
+                urgent=lambda: True,
+            )
+            following = [asyncio.create_task(watch.run()), asyncio.create_task(slices.run())]
             try:
+                await detector.start(patience)
                 await scenario(detector, reported, devices)
             finally:
                 await detector.stop()
+                for task in following:
+                    task.cancel()
+                await asyncio.gather(*following, return_exceptions=True)
 
         async def main() -> None:
             async with connect(path) as api:
@@ -77,7 +105,7 @@ def foreign(name: str = "theirs", **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_first_poll_completes_before_publishing(fake_api: FakeApi, run_detector: RunDetector) -> None:
+def test_first_check_completes_before_publishing(fake_api: FakeApi, run_detector: RunDetector) -> None:
     fake_api.put("nodes", PLUGIN)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
@@ -96,8 +124,8 @@ def test_only_foreign_slices_of_this_node_are_requested(fake_api: FakeApi, run_d
         (query,) = {
             request.query.get("fieldSelector") for request in fake_api.requests if "resourceslices" in request.path
         }
-        assert query == "spec.nodeName=node-1,spec.driver!=ours"
-        assert not any(request.write or request.watch for request in fake_api.requests)
+        assert query == "spec.nodeName=node-1"
+        assert not any(request.write for request in fake_api.requests)
 
     run_detector(scenario)
 
@@ -138,7 +166,31 @@ def test_a_new_device_is_checked_against_the_last_observation(fake_api: FakeApi,
         assert detector.verdict.by_manager() == {"device plugin nvidia.com/gpu": ["gpu-0", "gpu-9"]}
         assert len(fake_api.requests) == requests_before
 
-    run_detector(scenario, every=3600)
+    run_detector(scenario)
+
+
+def test_a_device_returns_only_after_the_other_driver_has_been_gone_for_a_while(
+    fake_api: FakeApi, run_detector: RunDetector
+) -> None:
+    fake_api.put("nodes", NODE)
+    fake_api.put("resourceslices", foreign())
+    conflict = DeviceConflicts({"gpu-0": "driver gpu.amd.com"})
+
+    async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        # A driver that is updated removes its slices and publishes them again.
+        fake_api.remove("resourceslices", "theirs")
+        await eventually_async(lambda: not detector.slices.devices())
+        fake_api.put("resourceslices", foreign())
+        await eventually_async(lambda: detector.slices.devices())
+        assert detector.verdict == conflict and reported == [conflict]
+        # A device that is gone here needs no delay.
+        fake_api.remove("resourceslices", "theirs")
+        await eventually_async(lambda: not detector.slices.devices())
+        devices.clear()
+        detector.devices_changed()
+        assert reported == [conflict, DeviceConflicts()]
+
+    run_detector(scenario, return_delay_s=3600)
 
 
 def test_a_failing_server_keeps_the_verdict_and_is_retried(
@@ -147,11 +199,12 @@ def test_a_failing_server_keeps_the_verdict_and_is_retried(
     fake_api.put("nodes", PLUGIN)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        fake_api.fail(500, times=3)
+        fake_api.fail(500, times=6)
+        fake_api.end_watches()
         await eventually_async(lambda: fake_api.faults.pending == 0)
-        await asyncio.sleep(0.2)
         assert detector.verdict == PLUGIN_CONFLICT and reported == [PLUGIN_CONFLICT]
-        # Checked here: a poll that the end of the scenario interrupts is another failure.
+        fake_api.put("nodes", NODE)
+        await eventually_async(lambda: not detector.verdict)
         reasons = [
             vars(record)["reason"]
             for record in caplog.records

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from dra_agent.conflicts import exclude, find_conflicts, observe
+from dra_agent.conflicts import ForeignDevice, exclude, find_conflicts, foreign_devices, observe
 from dra_agent.inventory.api import Attribute, CounterConsumption, CounterSet
 from dra_agent.inventory.model import Device, Inventory
 
@@ -43,8 +44,12 @@ def api_device(name: str, **attributes: Any) -> dict[str, Any]:
     return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
 
 
+def devices_of(slices: Iterable[dict[str, Any]]) -> list[ForeignDevice]:
+    return list(foreign_devices(slices, driver=DRIVER, node=NODE))
+
+
 def conflicts(*slices: dict[str, Any], node: dict[str, Any] = node(), devices: Any = ALL) -> dict[str, str]:  # noqa: B008
-    return find_conflicts(devices, observe(node=node, slices=slices, driver=DRIVER, name=NODE)).managers
+    return find_conflicts(devices, observe(node=node, foreign=devices_of(slices))).managers
 
 
 def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
@@ -55,7 +60,7 @@ def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
         )
     ]
     agents = {"nvidia.example.com": "/var/lib/second", "nics.example.com": "/var/lib/third"}
-    observation = observe(node=node(), slices=slices, driver=DRIVER, name=NODE, agents=agents)
+    observation = observe(node=node(), foreign=devices_of(slices), agents=agents)
     verdict = find_conflicts(ALL, observation)
     assert verdict.managers == {
         "gpu-0": "driver nvidia.example.com (dra-agent of this host, state directory /var/lib/second)"
@@ -177,9 +182,7 @@ def test_conflicting_devices_are_excluded_with_a_reason() -> None:
     inventory = Inventory(devices=(partitions["a"], partitions["b"], RDMA), counter_sets={"gpu": counters})
     verdict = find_conflicts(
         inventory.devices,
-        observe(
-            node=node(), slices=[api_slice("x.y", api_device("z", pciAddr="0000:0a:00.0"))], driver=DRIVER, name=NODE
-        ),
+        observe(node=node(), foreign=devices_of([api_slice("x.y", api_device("z", pciAddr="0000:0a:00.0"))])),
     )
     published = exclude(inventory, verdict)
     assert published.devices == (partitions["b"], RDMA)
@@ -187,4 +190,4 @@ def test_conflicting_devices_are_excluded_with_a_reason() -> None:
     (exclusion,) = published.excluded
     assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y gives it out on this node too")
     assert "second_manager" in exclusion.reason
-    assert exclude(inventory, find_conflicts((), observe(node={}, slices=(), driver=DRIVER, name=NODE))) is inventory
+    assert exclude(inventory, find_conflicts((), observe(node={}, foreign=()))) is inventory

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dra_agent.kube_client import ForbiddenError, UnavailableError
-from dra_agent.publish.errors import LogDeduplicator
+from dra_agent.kube_client.log_deduplicator import LogDeduplicator
 
 
 def test_an_error_is_logged_once_and_another_kind_at_once() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dra_agent.kube_client import GoneError, ObjectList, UnavailableError, WatchCursor
-from dra_agent.publish import reflector
-from dra_agent.publish.reflector import URGENT_RETRY_S, SliceReflector
+from dra_agent.kube_client import GoneError, ObjectList, UnavailableError, WatchCursor, reflector
+from dra_agent.kube_client.reflector import URGENT_RETRY_S
+from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import SliceStore
 
 AGENTS = 5000
@@ -85,7 +85,9 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         api: Any = server
         agents = [
-            SliceReflector(api, {}, SliceStore(), on_external_change=lambda _: None, caught_up=lambda: None)
+            SliceReflector(
+                api, SliceStore(), node="n", driver="d", on_external_change=lambda _: None, caught_up=lambda: None
+            )
             for _ in range(AGENTS)
         ]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
@@ -122,7 +124,13 @@ def test_a_reclaimed_node_retries_within_a_second(monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         api: Any = Server(loop, away, "gone")
         agent = SliceReflector(
-            api, {}, SliceStore(), on_external_change=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set
+            api,
+            SliceStore(),
+            node="n",
+            driver="d",
+            on_external_change=lambda _: None,
+            caught_up=lambda: None,
+            urgent=urgent.is_set,
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(BREAK_S + away - 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from dra_agent.kube_client.client import connect
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint, ReclaimSettings
 from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.node import NodeSource, signals_of
+from dra_agent.retry import Backoff
 from fake_apiserver.fake import FakeApi
-from reclaim.recording_sink import RecordingSink, fast_schedule, run_source
+from reclaim.recording_sink import RecordingSink
 
 
 def node(*taints: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +121,20 @@ def test_the_node_is_watched(fake_api: FakeApi, tmp_path: Path) -> None:
         fake_api.put("nodes", node(taint("karpenter.sh/disrupted")))
         await sink.wait_until(lambda: sink.latest("node"))
 
-    api = connect(fake_api.kubeconfig(tmp_path / "kubeconfig"))
-    recorded = run_source(NodeSource(api, "n", AUTOSCALERS, pace=fast_schedule), scenario)
+    async def run(sink: RecordingSink) -> None:
+        api = connect(fake_api.kubeconfig(tmp_path / "kubeconfig"))
+        watch = NodeWatch(api, "n", backoff=Backoff(first=0.01, longest=0.1))
+        following = asyncio.create_task(watch.run())
+        reporting = asyncio.create_task(NodeSource(watch, AUTOSCALERS).run(sink))
+        try:
+            await scenario(sink)
+        finally:
+            for task in (following, reporting):
+                task.cancel()
+            await asyncio.gather(following, reporting, return_exceptions=True)
+            await api.close()
+
+    recorded = RecordingSink()
+    asyncio.run(run(recorded))
     assert not recorded.notices()
+    assert {request.query["fieldSelector"] for request in fake_api.requests} == {"metadata.name=n"}

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.host_ownership import other_agents
-from dra_agent.conflicts import DeviceConflicts, SavedConflicts, exclude, load_conflicts, save_conflicts
-from dra_agent.conflicts.detector import ApiReader, ConflictDetector
+from dra_agent.conflicts import DeviceConflicts, ForeignSlices, SavedConflicts, exclude, load_conflicts, save_conflicts
+from dra_agent.conflicts.detector import ConflictDetector
 from dra_agent.inventory.model import Inventory
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status.events import SECOND_MANAGER, EventSink, ObjectReference
 
 MAX_NAMES = 16
@@ -25,7 +26,13 @@ class ConflictFilter:
     """Keeps devices of other drivers out of the published slices, from `start` to `stop`."""
 
     def __init__(
-        self, config: Config, api: ApiReader, hardware: DeviceState, events: EventSink, *, changed: Callable[[], None]
+        self,
+        config: Config,
+        node_watch: NodeWatch,
+        hardware: DeviceState,
+        events: EventSink,
+        *,
+        changed: Callable[[], None],
     ) -> None:
         """`changed` is called on the loop when the devices of `inventory` change."""
         self._config = config
@@ -34,7 +41,7 @@ class ConflictFilter:
         self._changed = changed
         self._save_lock = threading.Lock()
         self._detector = ConflictDetector(
-            api,
+            node_watch,
             node=config.node,
             driver=config.driver_name,
             devices=lambda: hardware.inventory.devices,
@@ -43,8 +50,13 @@ class ConflictFilter:
             agents=lambda: {agent.driver: agent.state_dir for agent in other_agents(config)},
         )
 
+    @property
+    def slices(self) -> ForeignSlices:
+        """The slices of other drivers, which a watch must keep current."""
+        return self._detector.slices
+
     async def start(self) -> None:
-        """Detect other drivers before anything is published, and continue to check."""
+        """Detect other drivers before anything is published, and continue to check. The watches must run."""
         await self._detector.start()
         self._save()
 

@@ -17,6 +17,7 @@ from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient, connect
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.registration import RegistrationStatus
 from dra_agent.kubelet_plugin.sockets import socket_paths
@@ -70,6 +71,8 @@ class KubernetesMode:
         self._publisher: Publisher | None = None
         self._guard: ConflictFilter | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._watched_node: NodeWatch | None = None
+        self._watching_node: asyncio.Task[None] | None = None
         self._reporting: StatusReporter | None = None
         self._reclaim: ReclaimService | None = None
         self._drain: NodeDrain | None = None
@@ -97,7 +100,7 @@ class KubernetesMode:
             return ()
         from dra_agent.reclaim.signals.node import NodeSource
 
-        return (NodeSource(self._api.result(), self._config.node, settings.node_taints),)
+        return (NodeSource(self._node_watch(), settings.node_taints),)
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Attach it; `serve` starts to act on it."""
@@ -122,7 +125,7 @@ class KubernetesMode:
             is_leader=self._leadership.is_leader,
         )
         self._guard = ConflictFilter(
-            self._config, api, hardware, self._reporting.events, changed=self._published_devices_changed
+            self._config, self._node_watch(), hardware, self._reporting.events, changed=self._published_devices_changed
         )
         self._publisher = Publisher(
             api,
@@ -132,6 +135,7 @@ class KubernetesMode:
             peers=self._leadership,
             failed=self._reporting.not_published,
             urgent=lambda: reclaim.state.phase == "notice",
+            others=self._guard.slices,
         )
         if self._metrics is not None:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
@@ -223,9 +227,10 @@ class KubernetesMode:
             await self._orphaned.stop()
         if self._drain is not None:
             await self._drain.stop()
-        if self._publishing is not None:
-            self._publishing.cancel()
-            await asyncio.gather(self._publishing, return_exceptions=True)
+        for task in (self._publishing, self._watching_node):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._guard is not None:
             await self._guard.stop()
         self._leadership.resign()
@@ -244,8 +249,16 @@ class KubernetesMode:
 
     async def _publish(self, guard: ConflictFilter, publisher: Publisher) -> None:
         # Claims can be prepared now: they do not depend on published slices.
+        publisher.follow()
         await guard.start()
         await publisher.start()
+
+    def _node_watch(self) -> NodeWatch:
+        """Return the watch of the Node, which runs from the first call on."""
+        if self._watched_node is None:
+            self._watched_node = NodeWatch(self._api.result(), self._config.node)
+            self._watching_node = asyncio.create_task(self._watched_node.run(), name="node watch")
+        return self._watched_node
 
     def _published_devices_changed(self) -> None:
         if self._publisher is not None:

@@ -6,7 +6,7 @@ Two managers of one device can allocate it to two pods. This part detects that; 
 from __future__ import annotations
 
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
-from dra_agent.conflicts.other_drivers import ForeignDevice, foreign_devices
+from dra_agent.conflicts.other_drivers import ForeignDevice, ForeignSlices, foreign_devices
 from dra_agent.conflicts.verdict import (
     DeviceConflicts,
     Observation,
@@ -21,6 +21,7 @@ from dra_agent.conflicts.verdict import (
 
 __all__ = [
     "ForeignDevice",
+    "ForeignSlices",
     "DevicePluginResource",
     "SavedConflicts",
     "Observation",

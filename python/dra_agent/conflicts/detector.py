@@ -1,7 +1,7 @@
-"""Polls the API server for other drivers that advertise devices of this node.
+"""Detects other drivers that advertise devices of this node, from the watches of the Node and of its ResourceSlices.
 
-Two reads a minute: the Node, for its capacity, and the slices of other drivers. A watch would cost a connection for
-which changes when a driver is installed.
+A device is excluded as soon as another manager advertises it. It returns only after the other manager has been gone for
+a while, which is random: two agents that exclude what the other publishes must not both return at the same time.
 """
 
 from __future__ import annotations
@@ -9,42 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
 
-from dra_agent.conflicts.verdict import DeviceConflicts, Observation, find_conflicts, observe
+from dra_agent.conflicts.other_drivers import ForeignSlices
+from dra_agent.conflicts.verdict import DeviceConflicts, find_conflicts, observe
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import Device
-from dra_agent.kube_client.kinds import NODES, RESOURCE_SLICES, Kind
-from dra_agent.retry import Backoff
+from dra_agent.kube_client.node_watch import NodeState, NodeWatch
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 60.0
-"""Seconds between two checks, with a jitter of a quarter: two agents that exclude each other's devices must not run in
-step, or both would alternate between withdrawing and publishing."""
+RETURN_DELAY_S = 60.0
+"""Seconds after which a device is published again that no other driver advertises any more, a quarter more or less."""
 FIRST_CHECK_TIMEOUT_S = 10.0
 """Seconds to wait for the first check before devices are published without it."""
 
 
-class ApiReader(Protocol):
-    """Requests to the API server; see dra_agent.kube_client.ApiClient."""
-
-    def get(self, kind: Kind, name: str, /) -> Awaitable[dict[str, Any]]:
-        """Read one object."""
-        ...
-
-    def list(self, kind: Kind, /, *, fields: dict[str, str]) -> Awaitable[Any]:
-        """List the objects with these field values, in `.items`."""
-        ...
-
-
 class ConflictDetector:
-    """Keeps a verdict current from `start` to `stop`."""
+    """Keeps a verdict current from `start` to `stop`. All methods belong on the event loop."""
 
     def __init__(
         self,
-        api: ApiReader,
+        node_watch: NodeWatch,
         *,
         node: str,
         driver: str,
@@ -52,81 +38,99 @@ class ConflictDetector:
         changed: Callable[[DeviceConflicts], None],
         verdict: DeviceConflicts | None = None,
         agents: Callable[[], Mapping[str, str]] = dict,
-        every: float = POLL_INTERVAL_S,
+        return_delay_s: float = RETURN_DELAY_S,
     ) -> None:
         """`devices` returns this agent's devices; `changed` is called on the loop with each new verdict.
 
         `verdict` is that of an earlier run: it is valid until the first check. `agents` returns the state directories
-        of other agents of the host, by driver.
+        of other agents of the host, by driver. `slices` receives the slices of other drivers.
         """
-        self._api = api
-        self._node = node
-        self._driver = driver
+        self._node_watch = node_watch
+        self._node: NodeState | None = None
         self._devices = devices
         self._changed = changed
         self._agents = agents
-        self._every = every
-        self._backoff = Backoff.for_lists(longest=every)
-        self._observation: Observation | None = None
+        self._return_delay_s = return_delay_s
+        self._return_at: dict[str, float] = {}
+        """When a device returns that no other driver advertises any more, in the loop's time."""
+        self._timer: asyncio.TimerHandle | None = None
         self._failure: str | None = None
+        self._checked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.slices = ForeignSlices(driver, node, self.devices_changed)
         self.verdict = verdict or DeviceConflicts()
 
     async def start(self, timeout_s: float = FIRST_CHECK_TIMEOUT_S) -> None:
-        """Check once, so that no device is published that another driver advertises, and then periodically.
+        """Wait for the first check, so that no device is published that another driver advertises.
 
-        If the first check times out, the published devices are corrected later: a node without a response of its API
-        server must not stay without devices.
+        If it times out, the published devices are corrected later: a node without a response of its API server must not
+        stay without devices. The watches must run.
         """
-        first = asyncio.Event()
-        self._task = asyncio.create_task(self._run(first), name="conflicts")
+        self._task = asyncio.create_task(self._follow_node(), name="conflicts")
         try:
             async with asyncio.timeout(timeout_s):
-                await first.wait()
+                await self._checked.wait()
         except TimeoutError:
             log.warning("other drivers of this node are not known yet")
 
     async def stop(self) -> None:
         """Stop checking."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def devices_changed(self) -> None:
-        """Evaluate the devices again with the last observation, if any."""
-        if self._observation is None:
+        """Check the devices again, if the other drivers are known."""
+        if self._node is None or not self._node.is_listed or not self.slices.is_listed:
             return
-        verdict = find_conflicts(self._devices(), self._observation)
+        devices = list(self._devices())
+        observation = observe(node=self._node.node or {}, foreign=self.slices.devices(), agents=self._agents())
+        verdict = find_conflicts(devices, observation)
+        if self._checked.is_set():
+            verdict = self._without_early_returns(verdict, {device.name for device in devices})
+        self._checked.set()
         if verdict != self.verdict:
             self.verdict = verdict
             self._log_verdict()
             self._changed(verdict)
 
-    async def _run(self, first: asyncio.Event) -> None:
-        while True:
-            try:
-                self._observation = await self._observe()
-            except AgentError as error:
-                self._fail(str(error))
-                if not first.is_set() and not isinstance(error, RetryableError):
-                    first.set()
-                await asyncio.sleep(self._backoff.delay(error))
+    async def _follow_node(self) -> None:
+        async for state in self._node_watch.states():
+            self._node = state
+            if state.error is not None:
+                self._log_failure(str(state.error))
+                if not state.is_listed and not isinstance(state.error, RetryableError):
+                    self._checked.set()
                 continue
-            self._backoff.reset()
             self._failure = None
-            self.devices_changed()
-            first.set()
-            await asyncio.sleep(self._every * random.uniform(0.75, 1.25))  # noqa: S311
+            try:
+                self.devices_changed()
+            except AgentError as error:
+                self._log_failure(str(error))
 
-    async def _observe(self) -> Observation:
-        fields = {"spec.nodeName": self._node, "spec.driver!": self._driver}
-        # At once, on two connections: so two are kept open, and the slices of two pools find one each when it matters.
-        node, others = await asyncio.gather(
-            self._api.get(NODES, self._node), self._api.list(RESOURCE_SLICES, fields=fields)
-        )
-        return observe(node=node, slices=others.items, driver=self._driver, name=self._node, agents=self._agents())
+    def _without_early_returns(self, found: DeviceConflicts, names: set[str]) -> DeviceConflicts:
+        """Add the devices whose other manager is not gone for long enough, and check again when it is."""
+        now = asyncio.get_running_loop().time()
+        managers, return_at = dict(found.managers), {}
+        for name, manager in self.verdict.managers.items():
+            if name in found.managers or name not in names:
+                continue
+            delay_s = self._return_delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - breaks symmetry
+            due = self._return_at.get(name, now + delay_s)
+            if now < due:
+                managers[name], return_at[name] = manager, due
+        self._return_at = return_at
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if return_at:
+            earliest = min(return_at.values())
+            self._timer = asyncio.get_running_loop().call_at(earliest, self.devices_changed)
+        return DeviceConflicts(managers)
 
-    def _fail(self, reason: str) -> None:
+    def _log_failure(self, reason: str) -> None:
         if reason != self._failure:
             self._failure = reason
             log.warning("cannot determine the other drivers of this node", extra={"reason": reason})

@@ -6,7 +6,7 @@ That is its PCI address, which drivers write into attributes of various names, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,48 @@ class ForeignDevice:
 
     def __str__(self) -> str:
         return f"{self.driver} ({self.name})"
+
+
+class ForeignSlices:
+    """The devices of other drivers on one node, by slice; a watch keeps them current."""
+
+    def __init__(self, driver: str, node: str, changed: Callable[[], None]) -> None:
+        """Slices of `driver` and of other nodes are ignored. `changed` is called after each change of a device."""
+        self._driver = driver
+        self._node = node
+        self._changed = changed
+        self._devices: dict[str, tuple[ForeignDevice, ...]] = {}
+        self.is_listed = False
+        """Whether the slices are known."""
+
+    def devices(self) -> list[ForeignDevice]:
+        """Return the devices of all slices."""
+        return [device for devices in self._devices.values() for device in devices]
+
+    def listed(self, slices: list[dict[str, Any]]) -> None:
+        """Replace the state by these ResourceSlices, as JSON values."""
+        found = {_name_of(item): self._read(item) for item in slices}
+        if found != self._devices or not self.is_listed:
+            self._devices, self.is_listed = found, True
+            self._changed()
+
+    def changed(self, event: str, item: dict[str, Any]) -> None:
+        """Apply a watch event of this type (ADDED, MODIFIED, DELETED)."""
+        name = _name_of(item)
+        devices = () if event == "DELETED" else self._read(item)
+        if devices != self._devices.get(name, ()):
+            self._devices[name] = devices
+            self._changed()
+        if not devices:
+            self._devices.pop(name, None)
+
+    def _read(self, item: dict[str, Any]) -> tuple[ForeignDevice, ...]:
+        return tuple(foreign_devices([item], driver=self._driver, node=self._node))
+
+
+def _name_of(item: Mapping[str, Any]) -> str:
+    metadata = item.get("metadata")
+    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
 
 
 def foreign_devices(slices: Iterable[Mapping[str, Any]], *, driver: str, node: str) -> Iterator[ForeignDevice]:

@@ -14,7 +14,7 @@ import msgspec
 
 from dra_agent import atomic_file
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
-from dra_agent.conflicts.other_drivers import foreign_devices, identities_of
+from dra_agent.conflicts.other_drivers import ForeignDevice, identities_of
 from dra_agent.inventory.model import Device, Exclusion, Inventory
 
 SETTING = "second_manager"
@@ -57,22 +57,16 @@ class DeviceConflicts(msgspec.Struct, frozen=True):
 
 
 def observe(
-    *,
-    node: Mapping[str, Any],
-    slices: Iterable[Mapping[str, Any]],
-    driver: str,
-    name: str,
-    agents: Mapping[str, str] | None = None,
+    *, node: Mapping[str, Any], foreign: Iterable[ForeignDevice], agents: Mapping[str, str] | None = None
 ) -> Observation:
-    """Extract other drivers from the node's objects.
+    """Return the state of other drivers: the Node as JSON values, and devices of slices of other drivers on it.
 
-    `node` is the Node of that `name` and `slices` are ResourceSlices of other drivers (those of `driver` are passed
-    over), both as the API server's JSON values. `agents` is as in Observation.
+    `agents` is as in Observation.
     """
     listed: dict[str, str] = {}
-    for foreign in foreign_devices(slices, driver=driver, node=name):
-        for identity in foreign.identities:
-            listed[identity] = min(foreign.driver, listed.get(identity, foreign.driver))
+    for device in foreign:
+        for identity in device.identities:
+            listed[identity] = min(device.driver, listed.get(identity, device.driver))
     return Observation(listed, tuple(plugins_of(node)), dict(agents or {}))
 
 

@@ -21,8 +21,9 @@ Object = dict[str, Any]
 PAGE_ITEMS = 500
 """Objects per page of a list, as in kubectl."""
 LIST_TIMEOUT_S = 60.0
-WATCH_TIMEOUT_S = (300, 600)
-"""Seconds that one request of a watch lasts, at random between them as client-go's."""
+WATCH_TIMEOUT_S = (1800, 3600)
+"""Seconds that one request of a watch lasts, at random between them, as kube-apiserver itself selects without a timeout
+(--min-request-timeout). TCP keepalives detect a server that has vanished."""
 WATCH_GRACE_S = 30.0
 """Seconds after its end at which a watch that did not end is closed."""
 MAX_EMPTY_WATCHES = 3

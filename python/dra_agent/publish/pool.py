@@ -20,7 +20,7 @@ from dra_agent.kube_client import (
     NotFoundError,
     UnavailableError,
 )
-from dra_agent.publish.errors import LogDeduplicator
+from dra_agent.kube_client.log_deduplicator import LogDeduplicator
 from dra_agent.publish.feature_gates import used
 from dra_agent.publish.plan import Planner, PublishContext
 from dra_agent.publish.slice_store import is_well_formed

@@ -13,7 +13,7 @@ from dra_agent.publish.access import NodeOwnerReference, Peers, WriteAccess
 from dra_agent.publish.feature_gates import Gates
 from dra_agent.publish.plan import PublishContext
 from dra_agent.publish.pool import PoolReconciler
-from dra_agent.publish.reflector import SliceReflector
+from dra_agent.publish.reflector import SliceObserver, SliceReflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
 from dra_agent.publish.stats import PublisherCounters, PublisherStats
 from dra_agent.slices import Slice
@@ -38,13 +38,15 @@ class Publisher:
         peers: Peers | None = None,
         failed: Callable[[AgentError], None] = lambda error: None,
         urgent: Callable[[], bool] = lambda: False,
+        others: SliceObserver | None = None,
     ) -> None:
         """`inventory` returns the current devices; `is_leader` whether this instance is the leader.
 
         Of several agents of one driver on one node (during a rolling update) only one writes: `peers` selects it, and
         is informed whether this one can write. `is_leader` and `peers` are checked before every write and, while the
         result is no, every second. `failed` is called for every failure, and must not block. While `urgent` returns
-        True, requests to an unavailable API server are retried within about a second.
+        True, requests to an unavailable API server are retried within about a second. `others` receives the slices of
+        other drivers of the node.
         """
         self._node = node
         self._inventory = inventory
@@ -54,8 +56,10 @@ class Publisher:
         self._tally = PublisherCounters(failed)
         self._following = SliceReflector(
             api,
-            {"spec.driver": driver, "spec.nodeName": node},
             self._published,
+            node=node,
+            driver=driver,
+            others=others,
             on_external_change=self._disturbed,
             caught_up=self._caught_up,
             urgent=urgent,
@@ -87,13 +91,19 @@ class Publisher:
             access=self._access,
         )
         self._pools: dict[str, PoolReconciler] = {}
+        self._follow: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._running = False
+
+    def follow(self) -> None:
+        """Start to follow the slices of the node without a write; `start` does it otherwise."""
+        if self._follow is None:
+            self._follow = asyncio.create_task(self._following.run(), name="publish follow")
 
     async def start(self) -> None:
         """Start; returns at once. Slices are written after the first list."""
         self._running = True
-        self._tasks.append(asyncio.create_task(self._following.run(), name="publish follow"))
+        self.follow()
         if self._access is not None:
             self._tasks.append(asyncio.create_task(self._access.run(), name="publish access"))
         self.devices_changed()
@@ -102,6 +112,8 @@ class Publisher:
         """Stop writing. A write that is on its way may still happen."""
         self._running = False
         tasks, self._tasks = self._tasks, []
+        if self._follow is not None:
+            tasks.append(self._follow)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,169 +1,94 @@
-"""The list and watch of the driver's slices on this node: keeps the slice store current, and reports its age."""
+"""Follows the slices of this node: those of the driver for the publisher, and those of other drivers.
+
+One watch carries both, because the API server selects slices of a node by an index.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
-import time
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.kube_client import (
-    RESOURCE_SLICES,
-    ApiClient,
-    Backoff,
-    GoneError,
-    NotFoundError,
-    UnauthorizedError,
-    UnavailableError,
-    WatchCursor,
-)
-from dra_agent.publish.errors import LogDeduplicator
+from dra_agent.errors import AgentError, PermanentError
+from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, NotFoundError, ObjectList, WatchEvent
+from dra_agent.kube_client.reflector import Reflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
 
-log = logging.getLogger(__name__)
 
-STEADY_AFTER_S = 30.0
-"""Seconds that a watch must stay open for the next failure to count as the first."""
-RESUME_FOR_S = 300.0
-"""How long after a break a watch is resumed. Later the server has compacted its history (etcd keeps 5 minutes)."""
+class SliceObserver(Protocol):
+    """Receives the slices of other drivers on the node; dra_agent.conflicts.ForeignSlices.
+
+    It is a protocol because conflicts are detected without a publisher too.
+    """
+
+    def listed(self, slices: list[dict[str, Any]]) -> None:
+        """Replace the state by these ResourceSlices, as JSON values."""
+
+    def changed(self, event: str, item: dict[str, Any]) -> None:
+        """Apply a watch event of this type (ADDED, MODIFIED, DELETED)."""
 
 
-URGENT_RETRY_S = 1.0
-"""The longest pause while the node is reclaimed: few nodes are at a time, and their pods wait for the taints."""
-
-
-class SliceReflector:
-    """Follows until it is cancelled. One task."""
+class SliceReflector(Reflector):
+    """Keeps the slice store current."""
 
     def __init__(
         self,
         api: ApiClient,
-        fields: Mapping[str, str],
         published: SliceStore,
         *,
+        node: str,
+        driver: str,
         on_external_change: Callable[[set[ChangedSlice]], None],
         caught_up: Callable[[], None],
+        others: SliceObserver | None = None,
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_external_change` is called with the slices that changed externally.
 
-        `caught_up` is called after the first list, and when a watch is open again after a failure. While `urgent`
-        returns True, pauses are at most `URGENT_RETRY_S` long, unless the server requests more.
+        `caught_up` is called after the first list, and when a watch is open again after a failure. `urgent` as in
+        Reflector.
         """
-        self._api = api
-        self._urgent = urgent
-        self._expedited = asyncio.Event()
-        self._fields = fields
+        super().__init__(api, RESOURCE_SLICES, {"spec.nodeName": node}, subject="slices", urgent=urgent)
+        self._driver = driver
         self._published = published
+        self._others = others
         self._disturbed = on_external_change
         self._caught_up = caught_up
-        self._backoff = Backoff.for_lists()
-        self._cursor: WatchCursor | None = None
-        """The resource version to resume from; None if a list is needed."""
-        self._listed = False
-        """Whether the last watch followed a list."""
-        self._opened_at: float | None = None
-        self._listing = asyncio.Lock()
-        self._broken_since: float | None = time.monotonic()
-        self._log_dedup = LogDeduplicator()
-        self.error: AgentError | None = None
-        """Why it does not follow at the moment."""
 
-    @property
-    def lag_s(self) -> float:
-        """Seconds without a watch; 0 while the watch is open."""
-        return 0.0 if self._broken_since is None else time.monotonic() - self._broken_since
-
-    async def run(self) -> None:
-        """List and watch. A watch that breaks is resumed, or starts with a list if its resource version expired."""
-        while True:
-            try:
-                if self._cursor is None:
-                    self._cursor = WatchCursor(await self.refresh())
-                    self._listed = True
-                await self._watch(self._cursor)
-            except AgentError as error:
-                await self._pause(error)
-            except Exception as caught:
-                log.exception("slices cannot be followed because of a defect")
-                await self._pause(RetryableError(f"a defect: {caught!r}"))
-
-    async def refresh(self) -> str:
-        """List once; return the version from which to watch. Called before the next write if a response was lost."""
-        async with self._listing:
-            found = await self._api.list(RESOURCE_SLICES, fields=self._fields)
-            first = not self._published.complete
-            touched = self._published.listed(found)
+    def store_list(self, found: ObjectList) -> None:
+        """Compare with the published slices."""
+        own = [item for item in found.items if _driver_of(item) == self._driver]
+        if self._others is not None:
+            self._others.listed([item for item in found.items if _driver_of(item) != self._driver])
+        first = not self._published.complete
+        touched = self._published.listed(ObjectList(own, found.resource_version))
         if first:
             self._caught_up()
         elif touched:
             self._disturbed(touched)
-        return found.resource_version
 
-    async def _watch(self, cursor: WatchCursor) -> None:
-        watch = self._api.watch(
-            RESOURCE_SLICES, fields=self._fields, resource_version=cursor, opened=self._watch_opened
+    def store_event(self, event: WatchEvent) -> None:
+        """Compare a change with the published slices."""
+        if _driver_of(event.object) != self._driver:
+            if self._others is not None:
+                self._others.changed(event.type, event.object)
+        elif touched := self._published.changed(event):
+            self._disturbed(touched)
+
+    def recovered(self) -> None:
+        """Publish again: the server may be another one."""
+        self._caught_up()
+
+    def explain(self, error: AgentError) -> AgentError:
+        """Return an error that names the required version of Kubernetes, if slices are unknown."""
+        if not isinstance(error, NotFoundError):
+            return error
+        return PermanentError(
+            "this API server has no ResourceSlices of resource.k8s.io/v1",
+            where=error.where,
+            hint="Kubernetes 1.34 or later is needed",
         )
-        async with aclosing(watch):
-            async for event in watch:
-                if touched := self._published.changed(event):
-                    self._disturbed(touched)
 
-    def _watch_opened(self) -> None:
-        self._opened_at = time.monotonic()
-        if self._log_dedup.is_over():
-            log.info("slices are followed again", extra={"seconds": round(self.lag_s, 1)})
-        self._broken_since = None
-        if self.error is not None:
-            self.error = None
-            self._caught_up()
 
-    async def _pause(self, error: AgentError) -> None:
-        now = time.monotonic()
-        opened_at, self._opened_at = self._opened_at, None
-        if self._broken_since is None:
-            self._broken_since = now
-        if opened_at is not None and now - opened_at > STEADY_AFTER_S:
-            self._backoff.reset()
-        # One that was resumed after a pause, and is too old, has been spread by that pause already.
-        spread = self._backoff.failures > 0 and not self._listed
-        self._listed = False
-        resumable = isinstance(error, UnavailableError | UnauthorizedError)
-        if not resumable or now - self._broken_since > RESUME_FOR_S:
-            self._cursor = None
-        if isinstance(error, GoneError):
-            if spread:
-                return
-        else:
-            self._note(error)
-        await self._sleep(error)
-
-    def expedite(self) -> None:
-        """End the current delay, if any: a change of the slices is urgent."""
-        self._expedited.set()
-
-    async def _sleep(self, error: AgentError) -> None:
-        seconds = self._backoff.delay(error)
-        self._expedited.clear()
-        if getattr(error, "retry_after", None) is not None:
-            await asyncio.sleep(seconds)
-            return
-        if self._urgent():
-            seconds = min(seconds, URGENT_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._expedited.wait()
-
-    def _note(self, error: AgentError) -> None:
-        if isinstance(error, NotFoundError):
-            error = PermanentError(
-                "this API server has no ResourceSlices of resource.k8s.io/v1",
-                where=error.where,
-                hint="Kubernetes 1.34 or later is needed",
-            )
-        if self._log_dedup.should_log(error):
-            log.warning("slices cannot be followed, trying again", extra={"reason": str(error)})
-        self.error = error
+def _driver_of(item: dict[str, Any]) -> Any:
+    spec = item.get("spec")
+    return spec.get("driver") if isinstance(spec, dict) else None

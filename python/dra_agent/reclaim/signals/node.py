@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from dra_agent.clock import STEADY
-from dra_agent.errors import AgentError
-from dra_agent.kube_client.client import ApiClient
-from dra_agent.kube_client.errors import GoneError
-from dra_agent.kube_client.kinds import NODES
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reclaim.settings import NodeTaint
 from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, parse_time, printable
-from dra_agent.reclaim.signals.polling import PollSchedule
-
-POLL_INTERVAL_S = 1.0
 
 
 def signals_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
@@ -52,46 +44,26 @@ class NodeSource:
 
     names = ("node",)
 
-    def __init__(
-        self,
-        api: ApiClient,
-        name: str,
-        rules: Sequence[NodeTaint],
-        *,
-        pace: Callable[[float], PollSchedule] = PollSchedule,
-    ) -> None:
-        self._api = api
-        self._name = name
+    def __init__(self, watch: NodeWatch, rules: Sequence[NodeTaint]) -> None:
+        self._watch = watch
         self._rules = rules
-        self._pace = pace(POLL_INTERVAL_S)
         self._first_seen: dict[str, datetime] = {}
 
     async def run(self, sink: SignalSink) -> None:
-        """Watch the object; after a break start again with a GET."""
-        while True:
-            try:
-                async with aclosing(self._objects()) as objects:
-                    async for node in objects:
-                        sink.observed("node", signals_of(node, self._rules, self._first_seen))
-                        self._pace.after_success()
-            except GoneError:
-                wait = self._pace.after_success()  # the resource version expired: read the node again
-            except AgentError as error:
-                sink.failed("node", str(error))
-                wait = self._pace.after_failure(getattr(error, "retry_after", None))
-            await asyncio.sleep(wait)
+        """Report each state of the object, and each failure of the watch."""
+        async for state in self._watch.states():
+            if state.error is not None:
+                sink.failed("node", str(state.error))
+            elif state.node is not None:
+                try:
+                    signals = signals_of(state.node, self._rules, self._first_seen)
+                except SourceError as error:
+                    sink.failed("node", str(error))
+                else:
+                    sink.observed("node", signals)
 
     async def released(self) -> None:
         """Nothing waits for the release."""
-
-    async def _objects(self) -> AsyncGenerator[dict[str, Any], None]:
-        chosen = {"metadata.name": self._name}
-        found = await self._api.list(NODES, fields=chosen)
-        for node in found.items:
-            yield node
-        events = self._api.watch(NODES, fields=chosen, resource_version=found.resource_version)
-        async for event in events:
-            yield event.object  # after a deletion: the last state, which changes nothing
 
 
 def _rule(taint: Any, rules: Sequence[NodeTaint]) -> NodeTaint | None:
