@@ -113,6 +113,33 @@ def test_a_claim_from_prepare_to_unprepare(
     )
 
 
+def test_a_start_needs_few_requests_and_an_idle_agent_none(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi
+) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}, "status": {"capacity": {}}})
+    agent = kubernetes().ready()
+
+    def sent() -> list[tuple[str, str]]:
+        return sorted(
+            ("WATCH" if request.watch else request.method, request.path.rpartition("/")[2])
+            for request in fake_api.requests
+        )
+
+    expected = [
+        ("GET", "node-a"),  # whether an earlier notice left a condition or a cordon
+        ("GET", "nodes"),
+        ("GET", "resourceslices"),
+        ("POST", "resourceslices"),  # GPUs
+        ("POST", "resourceslices"),  # and others
+        ("WATCH", "nodes"),
+        ("WATCH", "resourceslices"),
+    ]
+    eventually(lambda: len(sent()) >= len(expected), agent.log_text)
+    time.sleep(1)
+    assert sent() == expected
+    assert agent.end() == 0
+
+
 def test_readiness_and_systemd_status_show_the_registration(
     kubernetes: Callable[..., AgentProcess], kubelet_dir: Path, service_manager: ServiceManager
 ) -> None:

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import Backoff, connect
-from dra_agent.publish import Publisher, reflector
+from dra_agent.kube_client import Backoff, connect, reflector
+from dra_agent.publish import Publisher
 from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi

@@ -136,6 +136,7 @@ class KubernetesMode:
             failed=self._reporting.not_published,
             urgent=lambda: reclaim.state.phase == "notice",
             others=self._guard.slices,
+            node_watch=self._node_watch(),
         )
         if self._metrics is not None:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))

@@ -23,21 +23,28 @@ from dra_agent.kube_client import (
     ConflictError,
     ForbiddenError,
     NotFoundError,
+    Object,
     ThrottledError,
     UnauthorizedError,
     UnavailableError,
 )
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import SliceStore
 from dra_agent.slices import Slice
 
 
 class NodeOwnerReference:
-    """Caches the Node's uid. It is read again after slices were deleted, as the Node may be a new one."""
+    """The Node's uid, from its watch if there is one. Otherwise it is read, and read again after slices were deleted.
 
-    def __init__(self, api: ApiClient, node: str) -> None:
+    The Node may be a new one then. A reference to an earlier Node does no harm for long: the garbage collector deletes
+    the slice, and it is published again.
+    """
+
+    def __init__(self, api: ApiClient, node: str, watch: NodeWatch | None = None) -> None:
         self._api = api
         self._node = node
+        self._watch = watch
         self._reference: dict[str, Any] | None = None
 
     def invalidate(self) -> None:
@@ -51,7 +58,7 @@ class NodeOwnerReference:
         """
         if self._reference is None:
             try:
-                node = await self._api.get(NODES, self._node)
+                node = self._watched() or await self._api.get(NODES, self._node)
             except NotFoundError as error:
                 raise RetryableError(
                     f"there is no Node {self._node!r} (yet)",
@@ -70,6 +77,10 @@ class NodeOwnerReference:
                 "controller": True,
             }
         return self._reference
+
+    def _watched(self) -> Object | None:
+        state = None if self._watch is None else self._watch.state
+        return state.node if state is not None and state.error is None else None
 
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.kube_client import ApiClient, ForbiddenError, UnauthorizedError
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish.access import NodeOwnerReference, Peers, WriteAccess
 from dra_agent.publish.feature_gates import Gates
 from dra_agent.publish.plan import PublishContext
@@ -39,6 +40,7 @@ class Publisher:
         failed: Callable[[AgentError], None] = lambda error: None,
         urgent: Callable[[], bool] = lambda: False,
         others: SliceObserver | None = None,
+        node_watch: NodeWatch | None = None,
     ) -> None:
         """`inventory` returns the current devices; `is_leader` whether this instance is the leader.
 
@@ -46,13 +48,13 @@ class Publisher:
         is informed whether this one can write. `is_leader` and `peers` are checked before every write and, while the
         result is no, every second. `failed` is called for every failure, and must not block. While `urgent` returns
         True, requests to an unavailable API server are retried within about a second. `others` receives the slices of
-        other drivers of the node.
+        other drivers of the node. `node_watch` saves reads of the Node, which owns the slices.
         """
         self._node = node
         self._inventory = inventory
         self._watchers: list[Callable[[], None]] = []
         self._published = SliceStore(self._notify)
-        self._ownership = NodeOwnerReference(api, node)
+        self._ownership = NodeOwnerReference(api, node, node_watch)
         self._tally = PublisherCounters(failed)
         self._following = SliceReflector(
             api,
