@@ -87,7 +87,7 @@ def test_missing_permissions_are_logged_by_name(cluster: Cluster, as_service: St
     agent = as_service(requested(cluster, "default", namespace.name))
     agent.wait_for_log("registered with the kubelet")
     agent.wait_for_log("slices cannot be followed.*cannot list resource.*resourceslices.*deploy/ has the RBAC rules")
-    agent.wait_for_log("cannot determine the other drivers.*cannot get resource.*nodes")
+    agent.wait_for_log("cannot determine the other drivers.*cannot list resource.*nodes")
     assert agent.slices() == [] and agent.get("/healthz")[0] == 200
     assert agent.get("/readyz")[0] == 503, "an update of the DaemonSet must stop here"
 
