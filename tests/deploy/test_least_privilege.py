@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.kube_client import kinds
 
 PACKAGE = ROOT / "python/dra_agent"
+REFLECTOR = PACKAGE / "kube_client/reflector.py"
 WITH_OTHER_CREDENTIALS = ("cli", "cluster", "explain")
 """Commands use the credentials of their user; cluster/ is the client itself."""
 VERBS = {
@@ -36,10 +38,10 @@ UNNEEDED = {("", "nodes", "create")}
 
 @cache
 def calls() -> list[tuple[str, ast.Call]]:
-    """Return every call of a method of ApiServer, with its location."""
+    """Return every call of a method of ApiClient, with its location. Reflectors call with the kind of a subclass."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] in WITH_OTHER_CREDENTIALS:
+        if path.relative_to(PACKAGE).parts[0] in WITH_OTHER_CREDENTIALS or path == REFLECTOR:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -52,8 +54,26 @@ def calls() -> list[tuple[str, ast.Call]]:
     return found
 
 
+def reflected_kinds() -> Iterator[kinds.Kind]:
+    """Yield the kind that each subclass of Reflector lists and watches: the second argument of its constructor."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef) or "Reflector" not in map(ast.unparse, node.bases):
+                continue
+            (call,) = [
+                call
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__"
+            ]
+            kind = getattr(kinds, ast.unparse(call.args[1]), None)
+            assert isinstance(kind, kinds.Kind), f"{path}:{call.lineno}: name the kind by its constant"
+            yield kind
+
+
 def used_permissions() -> set[Permission]:
-    found: set[Permission] = set()
+    reflected = list(reflected_kinds())
+    assert reflected, "the search finds no reflectors"
+    found = {(kind.group, kind.plural, verb) for kind in reflected for verb in ("list", "watch")}
     for where, call in calls():
         assert isinstance(call.func, ast.Attribute)
         name = call.args[0].id if isinstance(call.args[0], ast.Name) else ""

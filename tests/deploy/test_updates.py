@@ -10,8 +10,8 @@ import pytest
 from deploy.rendering import RefusedError, Render, only_object
 
 RULE = """
-[reclaim]
-shutdown = "hint"
+[claims]
+release_gone_after = 60
 """
 
 

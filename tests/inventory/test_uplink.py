@@ -122,6 +122,7 @@ def test_the_kernel_answers_through_the_process_of_its_own() -> None:
     assert set(facts.default_routes) <= {link.name for link in facts.links}
 
 
+@pytest.mark.usefixtures("real_children")
 def test_a_process_that_fails_or_hangs_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable, message in (("/bin/false", "exit code 1"), ("/nonexistent", "No such file")):
         monkeypatch.setattr(sys, "executable", executable)

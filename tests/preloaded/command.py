@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,7 +118,8 @@ class Command:
     def send_signal(self, number: int) -> None:
         """Send a signal unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

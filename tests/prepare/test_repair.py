@@ -164,3 +164,24 @@ def test_durations_of_all_phases_are_observed(node: SimulatedNode) -> None:
     total = time.perf_counter() - start
     assert [phase for phase, _ in observed] == ["lock", "ledger", "cdi", "lock", "ledger", "setup", "ledger", "cdi"]
     assert all(0 <= seconds <= total for _, seconds in observed)
+
+
+def test_a_stop_ends_the_repairs_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    executor = DaemonExecutor(1, "test")
+    started, may_end = threading.Event(), threading.Event()
+
+    def repair(uid: str) -> bool:
+        started.set()
+        assert may_end.wait(DEADLINE_S)
+        return False
+
+    def stop() -> None:
+        assert started.wait(DEADLINE_S)
+        executor.shutdown()
+        may_end.set()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    report = repair_all([entry("a"), entry("b"), entry("c")], repair, ExecutorRunner(executor, DEADLINE_S))
+    stopping.join()
+    assert report == RecoveryReport(kept=("a",)) and not caplog.records

@@ -56,7 +56,7 @@ def test_the_page_lists_every_profile(capsys: pytest.CaptureFixture[str]) -> Non
         ("build cpu-only {full}", 1, "not empty, and not a simulated host; name an empty or a new directory"),
         ("unplug {root} 0000:3b:00.0", 2, "not a simulated host; make one with `dra-agent simulate build PROFILE "),
         ("unplug {host} nothing", 2, "no device 'nothing' in cpu-only; known: 0000:3b:00.0, "),
-        ("xid {host} 0000:3b:00.0 48", 2, "0000:3b:00.0 is not an NVIDIA GPU; those of cpu-only: none"),
+        ("xid {host} 0000:3b:00.0 48", 2, "0000:3b:00.0 is not an NVIDIA GPU; the GPUs of cpu-only: none"),
         ("xid {host} 0000:3b:00.0 many", 2, "invalid positive_number value: 'many'"),
     ],
 )

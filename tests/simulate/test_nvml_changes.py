@@ -230,7 +230,7 @@ tell([wrong, nvml.nvmlDeviceGetCount()])"""
         (lambda root: inject.unplug(root, "0000:77:00.0"), "no device '0000:77:00.0' in dgx-h100; known: 0000:01:00.0"),
         (
             lambda root: inject.xid(root, "mlx5_0", 48),
-            "0000:18:00.0 is not an NVIDIA GPU; those of dgx-h100: 0000:1b:00.0",
+            "0000:18:00.0 is not an NVIDIA GPU; the GPUs of dgx-h100: 0000:1b:00.0",
         ),
         (
             lambda root: inject.hang(root, "nvmlDeviceGetNothing"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Protocol, TypeVar
@@ -64,6 +64,10 @@ def run_inline(description: str, call: Callable[[], _T]) -> _T:
     return call()
 
 
+class ClosedRunnerError(RetryableError):
+    """No more calls are made: the agent stops."""
+
+
 class ExecutorRunner:
     """Makes each call on a thread of an executor, with a timeout."""
 
@@ -72,10 +76,18 @@ class ExecutorRunner:
         self._timeout_s = timeout_s
 
     def __call__(self, description: str, call: Callable[[], _T]) -> _T:
-        """Return the result of `call`. Raises RetryableError after the timeout; the call continues."""
-        future = self._executor.submit(call)
+        """Return the result of `call`. Raises RetryableError after the timeout; the call continues.
+
+        Raises ClosedRunnerError if the executor takes no more calls.
+        """
+        try:
+            future = self._executor.submit(call)
+        except RuntimeError as error:
+            raise ClosedRunnerError("the agent is stopping") from error
         try:
             return future.result(self._timeout_s)
+        except CancelledError as error:
+            raise ClosedRunnerError("the agent is stopping") from error
         except FutureTimeoutError:
             if future.done():
                 return future.result()  # or the call's own timeout
@@ -98,6 +110,8 @@ def repair_all(
     for entry in entries:
         try:
             repaired = run_call(f"repair of claim {entry.uid}", partial(repair, entry.uid))
+        except ClosedRunnerError:
+            break  # the next start repairs the other claims
         except LockedError:
             busy.append(entry.uid)
         except AgentError as error:
