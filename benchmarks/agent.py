@@ -1,6 +1,6 @@
 """The agent as a process: start to ready, resident memory with 64 claims, and growth over many claims.
 
-Prints each result with its target. Results depend on the machine, so the benchmark never fails. `PAIRS` sets how many
+Results depend on the machine, so the benchmark never fails. `PAIRS` sets how many
 claims are applied and deleted to measure the growth (default 2000).
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from results import Measure, Target, measure, this_machine
+from results_table import publish
 
 from dra_agent.simulate import build
 from dra_agent.standalone.protocol import Apply, Client, Delete
@@ -28,6 +30,7 @@ MIB = 1024
 
 
 def main() -> None:
+    machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="dra-bench-") as directory:
         state = Path(directory)
         build(PROFILE, state / "simulated" / PROFILE)
@@ -38,36 +41,39 @@ def main() -> None:
             starts.append(seconds)
             if number < STARTS - 1:
                 stop(agent)
-        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-        print(
-            f"start to ready      min {min(starts) * 1000:.0f} ms, median {statistics.median(starts) * 1000:.0f} ms"
-            f"  (target below 500 ms; an empty Python takes {statistics.median(bare) * 1000:.0f} ms)"
+        first = measure(
+            "start to ready",
+            "ms",
+            [one * 1000 for one in starts],
+            compared_with="an empty Python",
+            reference=[one * 1000 for one in bare],
+            target=Target("value", "at most", 500),
         )
         try:
-            measure_memory(agent, state)
+            publish("agent", [first, *measure_memory(agent, state)], machine)
         finally:
             stop(agent)
 
 
-def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> None:
-    print(f"resident, idle      {memory(agent)}")
+def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> list[Measure]:
+    measures = memory("idle", agent)
     with Client(state / "agent.sock") as client:
         client.call(Apply([device_class()]))
         for number in range(CLAIMS):
             (applied,) = client.call(Apply([claim(f"held-{number}")]))
             assert applied["claim"]["phase"] == "Prepared", applied["claim"]["message"]
-        print(
-            f"resident, {CLAIMS} claims {memory(agent)}  (target at most 60 MiB; a Go driver that does nothing: 37.6)"
-        )
+        measures += memory(f"{CLAIMS} claims", agent, Target("value", "at most", 60))
         pairs(client, 200)
         before = resident(agent)
         began = time.perf_counter()
         pairs(client, PAIRS)
         each = (time.perf_counter() - began) / PAIRS
         grown = (resident(agent) - before) / MIB
-        print(
-            f"growth              {grown:+.2f} MiB over {PAIRS} claims applied and deleted, {each * 1000:.1f} ms each"
-        )
+    return [
+        *measures,
+        measure(f"growth over {PAIRS} claims", "MiB", [grown], target=Target("value", "at most", 1)),
+        measure("claim applied and deleted, mean", "ms", [each * 1000]),
+    ]
 
 
 def pairs(client: Client, count: int) -> None:
@@ -133,9 +139,12 @@ def resident(agent: subprocess.Popen[bytes]) -> int:
     return rollup(agent)["Rss"]
 
 
-def memory(agent: subprocess.Popen[bytes]) -> str:
+def memory(phase: str, agent: subprocess.Popen[bytes], target: Target | None = None) -> list[Measure]:
     kb = rollup(agent)
-    return f"{kb['Rss'] / MIB:.1f} MiB, of which {kb['Anonymous'] / MIB:.1f} MiB are its own alone"
+    return [
+        measure(f"resident, {phase}", "MiB", [kb["Rss"] / MIB], target=target),
+        measure(f"private, {phase}", "MiB", [kb["Anonymous"] / MIB]),
+    ]
 
 
 if __name__ == "__main__":

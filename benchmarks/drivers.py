@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from pathlib import Path
 from drivers_claims import Claim, make_claims, make_namespace, make_node, published
 from drivers_contenders import Contender, Probe
 from drivers_plane import ControlPlane
+from results import Measure, Target, measure, this_machine
+from results_table import publish
 
 from dra_agent.simulate import build
 
@@ -35,7 +36,8 @@ HELD = 64
 BATCH = 20
 STEPS = ("prepare", "prepare", "unprepare")
 NAMES = ("prepare", "prepare again", "unprepare")
-TARGETS = ("at most 1.00", "at most 0.33", "none")
+TARGETS = (Target("ratio", "at most", 1), Target("ratio", "at most", 0.33), None)
+READS = ("get", "list", "watch")
 
 
 def main() -> None:
@@ -67,19 +69,21 @@ class Comparison:
         self.ours = ours
         self.theirs = theirs
         self.both = (ours, theirs)
+        self.measures: list[Measure] = []
 
     def measure(self, args: argparse.Namespace) -> None:
-        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
+        machine = this_machine()
         self.starts(args.starts)
         claims = {one.name: self.claims(one, "measured", args.claims) for one in self.both}
         self.latencies("no other claim held", claims)
         for one in self.both:
             self.probe.calls(one.driver, self.claims(one, "held", HELD, admin=True), ["prepare"])
         time.sleep(5)
-        self.memory(f"idle, {HELD} claims held", "at most 60 MiB, then 48")
+        self.memory(f"idle, {HELD} claims held", Target("value", "at most", 60))
         self.latencies(f"{HELD} other claims held", claims)
         self.growth({name: made[:DEVICES] for name, made in claims.items()}, args.pairs)
         self.idle(args.idle)
+        publish("drivers", self.measures, machine)
         print(f"load {os.getloadavg()[0]:.1f} at the end")
 
     def claims(self, one: Contender, start: str, count: int, *, admin: bool = False) -> list[Claim]:
@@ -106,9 +110,8 @@ class Comparison:
                 for one in self.both:
                     one.stop(self.probe)
         took = {name: times[1:] for name, times in took.items()}  # the first start fills caches
-        print(f"\n{'start to registered, ms':42}{'least':>9}{'median':>9}   target")
-        for name, target in ((self.ours.name, "below 500"), (self.theirs.name, "")):
-            print(f"{name:42}{min(took[name]):9.0f}{statistics.median(took[name]):9.0f}   {target}")
+        target = Target("value", "at most", 500)
+        self.add("start to registered", "ms", took[self.ours.name], took[self.theirs.name], target=target)
 
     def latencies(self, title: str, claims: dict[str, list[Claim]]) -> None:
         took: dict[str, list[list[int]]] = {name: [[] for _ in STEPS] for name in claims}
@@ -119,53 +122,59 @@ class Comparison:
                 batch = claims[one.name][first : first + BATCH]
                 for all_times, times in zip(took[one.name], self.probe.calls(one.driver, batch, STEPS), strict=True):
                     all_times += times
-        calls = len(took[self.ours.name][0])
-        head = f"{title}, {calls} calls each, ms"
-        print(
-            f"\n{head:42}"
-            + "".join(f"{name:>9}" for name in ("p50", "p99", "Go p50", "p99", "ratio", "p99"))
-            + "   target"
-        )
         for step, name in enumerate(NAMES):
-            values = [percentile(took[one.name][step], share) / 1e6 for one in self.both for share in (0.5, 0.99)]
-            values += [values[0] / values[2], values[1] / values[3]]
-            print(f"{name:42}" + "".join(f"{value:9.2f}" for value in values) + f"   {TARGETS[step]}")
+            ours, theirs = ([time / 1e6 for time in took[one.name][step]] for one in self.both)
+            for share in (0.5, 0.99):
+                self.add(f"{name}, {title}, p{share * 100:.0f}", "ms", ours, theirs, at=share, target=TARGETS[step])
 
-    def memory(self, title: str, target: str) -> dict[str, float]:
-        resident = {}
-        print(f"\n{f'{title}, MiB':42}{'resident':>9}{'share':>9}{'its own':>9}   target")
-        for one in self.both:
-            kinds = one.memory()
-            resident[one.name] = kinds["Rss"]
-            aim = target if one is self.ours else ""
-            print(f"{one.name:42}{kinds['Rss']:9.1f}{kinds['Pss']:9.1f}{kinds['Anonymous']:9.1f}   {aim}")
-        return resident
+    def memory(self, title: str, target: Target | None = None) -> dict[str, float]:
+        ours, theirs = (one.memory() for one in self.both)
+        for field, name, limit in (
+            ("Rss", "resident", target),
+            ("Pss", "proportional", None),
+            ("Anonymous", "private", None),
+        ):
+            self.add(f"{name}, {title}", "MiB", [ours[field]], [theirs[field]], target=limit)
+        return {one.name: kinds["Rss"] for one, kinds in zip(self.both, (ours, theirs), strict=True)}
 
     def growth(self, claims: dict[str, list[Claim]], pairs: int) -> None:
-        before = self.memory("before the pairs", "")
+        before = self.memory("before the pairs")
         rounds = max(1, pairs // DEVICES)
+        each = []
         for one in self.both:
             began = time.perf_counter()
             self.probe.calls(one.driver, claims[one.name], ["prepare", "unprepare"], rounds)
-            each = (time.perf_counter() - began) / (rounds * DEVICES) * 1000
-            print(f"{one.name}: {rounds * DEVICES} pairs of prepare and unprepare, {each:.2f} ms each")
-        after = self.memory("after the pairs", "")
-        for one in self.both:
-            aim = "   target below 1 MiB over 100,000" if one is self.ours else ""
-            print(f"{one.name + ': growth, MiB':42}{after[one.name] - before[one.name]:+9.2f}{aim}")
+            each.append((time.perf_counter() - began) / (rounds * DEVICES) * 1000)
+        self.add("prepare and unprepare, mean of the pairs", "ms", each[:1], each[1:])
+        after = self.memory("after the pairs")
+        ours, theirs = ([after[one.name] - before[one.name]] for one in self.both)
+        self.add(f"growth over {rounds * DEVICES} pairs", "MiB", ours, theirs, target=Target("value", "at most", 1))
 
     def idle(self, seconds: float) -> None:
         time.sleep(min(seconds, 60))  # the requests that the calls above caused are complete
         before = {one.name: self.plane.requests(one.name) for one in self.both}
         time.sleep(seconds)
-        print(f"\nAPI requests when idle, counted for {seconds:.0f} s")
+        hourly: dict[str, list[float]] = {"API reads when idle": [], "API writes when idle": []}
         for one in self.both:
             asked = self.plane.requests(one.name) - before[one.name]
-            writes = sum(count for verb, count in asked.items() if verb not in ("get", "list", "watch"))
-            kinds = ", ".join(f"{count} {verb}" for verb, count in sorted(asked.items())) or "none"
-            hourly = sum(asked.values()) * 3600 / seconds
-            aim = "   target: 0 writes" if one is self.ours else ""
-            print(f"{one.name:42}{kinds}: {hourly:.0f} an hour, {writes} of them writes{aim}")
+            reads = sum(count for verb, count in asked.items() if verb in READS)
+            for counts, count in zip(hourly.values(), (reads, sum(asked.values()) - reads), strict=True):
+                counts.append(count * 3600 / seconds)
+        for (name, (ours, theirs)), target in zip(hourly.items(), (None, Target("value", "at most", 0)), strict=True):
+            self.add(name, "1/h", [ours], [theirs], target=target)
+
+    def add(
+        self,
+        name: str,
+        unit: str,
+        ours: list[float],
+        theirs: list[float],
+        *,
+        at: float = 0.5,
+        target: Target | None = None,
+    ) -> None:
+        compared = self.theirs.name
+        self.measures.append(measure(name, unit, ours, at=at, compared_with=compared, reference=theirs, target=target))
 
     def turns(self, number: int) -> tuple[Contender, ...]:
         return self.both if number % 2 == 0 else self.both[::-1]
@@ -233,10 +242,6 @@ def binaries() -> Path:
     from cluster.kube.build import programs
 
     return programs()
-
-
-def percentile(values: list[int], share: float) -> int:
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from results import Measure, measure, this_machine
+from results_table import publish
 
 from dra_agent import _native
 
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
+    machine = this_machine()
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         folder = Path(directory)
         (folder / "shared").mkdir()
@@ -78,21 +81,20 @@ def main() -> int:
             if shared.compaction_due:
                 with_lease(shared, shared.compact)
         times["ledger: release"] = releases
-        base = times["bare write + fdatasync"]
+        bare_name = "bare write + fdatasync"
+        base = milliseconds(times.pop(bare_name))
+        measures = [
+            measure(f"{name}, p{share * 100:.0f}", "ms", taken, at=share, compared_with=bare_name, reference=base)
+            for name, taken in ((name, milliseconds(taken)) for name, taken in times.items())
+            for share in (0.5, 0.99)
+        ]
         print(f"{args.rounds} rounds, {HELD} other claims held, {size} bytes recorded per claim")
-        print(f"{'':34}{'p50 ms':>10}{'p99 ms':>10}{'p50 ratio':>12}{'p99 ratio':>12}")
-        for name, taken in times.items():
-            p50, p99 = quantile(taken, 0.5), quantile(taken, 0.99)
-            print(
-                f"{name:34}{p50 * 1e3:10.3f}{p99 * 1e3:10.3f}"
-                f"{p50 / quantile(base, 0.5):12.2f}{p99 / quantile(base, 0.99):12.2f}"
-            )
-        together(ledger, bare, args.rounds // 4)
+        publish("ledger", [*measures, together(ledger, bare, args.rounds // 4)], machine)
         ledger.close()
     return 0
 
 
-def together(ledger: _native.Ledger, bare: Bare, rounds: int, threads: int = 8) -> None:
+def together(ledger: _native.Ledger, bare: Bare, rounds: int, threads: int = 8) -> Measure:
     """Measure concurrent claims, which share a sync."""
 
     def work(thread: int) -> None:
@@ -110,9 +112,12 @@ def together(ledger: _native.Ledger, bare: Bare, rounds: int, threads: int = 8) 
     for _ in range(rounds):
         bare.append()
     alone = (time.perf_counter() - begin) / rounds
-    print(
-        f"{threads} threads at once: {shared * 1e3:.3f} ms per claim, {shared / alone:.2f} times the bare loop of one"
-    )
+    name = f"{threads} threads at once, a claim"
+    return measure(name, "ms", [shared * 1e3], compared_with="bare loop of one thread", reference=[alone * 1e3])
+
+
+def milliseconds(seconds: list[float]) -> list[float]:
+    return [one * 1e3 for one in seconds]
 
 
 def prepare(ledger: _native.Ledger, uid: str) -> None:
@@ -169,10 +174,6 @@ class WholeFile:
         handle = os.open(self._folder, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
-
-
-def quantile(values: list[float], q: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
 
 
 if __name__ == "__main__":

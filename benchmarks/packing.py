@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 from packing_replay import Partition, Replay
+from results import Measure, measure, this_machine
+from results_table import publish
 
 from dra_agent import simulate
 from dra_agent.allocator import allocate
@@ -76,10 +78,7 @@ def main() -> None:
     parser.add_argument("--mix", choices=list(MIXES), action="append")
     args = parser.parse_args()
     table, agent = published(by_table), published(lambda device: device.order)
-    print(f"claims placed before the first refusal, mean of {args.sequences} sequences, on 8 GPUs")
-    print(
-        f"{'mix':48}{'leaving':>8}{'NVML order':>12}{'agent order':>12}{'more':>8}{'95 %':>8}{'better':>8}{'worse':>7}"
-    )
+    machine, measures = this_machine(), list[Measure]()
     for mix in args.mix or MIXES:
         for leaving in (0.0, 0.4):
             for slices in (table, agent):
@@ -88,17 +87,33 @@ def main() -> None:
                 tuple(len(sequence(Counted(slices), MIXES[mix], leaving, seed)) for slices in (table, agent))
                 for seed in range(args.sequences)
             ]
-            print(f"{mix:48}{leaving:8.0%}{compared(pairs)}", flush=True)
+            measures += compared(f"{mix}, {leaving:.0%} leave", pairs)
+    publish("packing", measures, machine)
 
 
-def compared(pairs: Sequence[tuple[int, ...]]) -> str:
-    """Compare claims placed in NVML's order and the agent's, by sequence."""
-    table, agent = (statistics.mean(pair[which] for pair in pairs) for which in (0, 1))
+def compared(mix: str, pairs: Sequence[tuple[int, ...]]) -> list[Measure]:
+    """Compare the claims placed before the first refusal in NVML's order and the agent's, by sequence."""
+    table, agent = ([float(pair[which]) for pair in pairs] for which in (0, 1))
+    mean = [statistics.mean(placed) for placed in (table, agent)]
     gains = [after - before for before, after in pairs]
     half = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     better, worse = (sum(sign * gain > 0 for gain in gains) / len(gains) for sign in (1, -1))
-    more = f"{statistics.mean(gains) / table * 100:+.1f} %"
-    return f"{table:12.1f}{agent:12.1f}{more:>8}{half / table * 100:7.1f}%{better:8.0%}{worse:7.0%}"
+    gain = measure(
+        f"{mix}: claims placed, mean",
+        "claims",
+        mean[1:],
+        better="higher",
+        compared_with="NVML's order",
+        reference=mean[:1],
+    )
+    print(
+        f"{mix}: {statistics.mean(gains) / mean[0]:+.1%}, 95 % interval {half / mean[0]:.1%} to each side", flush=True
+    )
+    return [
+        gain,
+        measure(f"{mix}: sequences with more", "%", [better * 100], better="higher"),
+        measure(f"{mix}: sequences with fewer", "%", [worse * 100]),
+    ]
 
 
 def check(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: float, sequences: int) -> None:

@@ -16,6 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from results import Measure, this_machine
+from results import measure as measured
+from results_table import publish
+
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.host import Host
@@ -39,10 +43,12 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=64, help="claims that stay prepared during the run")
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
-    print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
-    for title, shared_as in (("one agent", None), ("able to share the ledger (rolling update)", "bench")):
+    print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds")
+    machine, measures = this_machine(), list[Measure]()
+    for title, shared_as in (("one agent", None), ("shared ledger", "bench")):
         with tempfile.TemporaryDirectory(dir=args.dir) as directory, tempfile.TemporaryDirectory(dir=TMPFS) as owners:
-            report(title, run(Path(directory), Path(owners), args, shared_as))
+            measures += report(title, run(Path(directory), Path(owners), args, shared_as))
+    publish("prepare", measures, machine)
 
 
 def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str, dict[str, list[float]]]:
@@ -123,20 +129,19 @@ def measure(preparer: Preparer, bare: Bare, ledger: JournalLedger, rounds: int) 
     return times
 
 
-def report(title: str, times: dict[str, dict[str, list[float]]]) -> None:
-    print(title)
-    print(f"{'':16}{'dra-agent p50':>15}{'p99':>9}{'bare p50':>12}{'p99':>9}{'ratio p50':>12}{'ratio p99':>12}")
-    for step, sides in times.items():
-        ours, bare = sides["dra-agent"], sides["bare"]
-        values = [percentile(side, share) * 1e6 for side in (ours, bare) for share in (0.5, 0.99)]
-        print(
-            f"{step:16}{values[0]:15.0f}{values[1]:9.0f}{values[2]:12.0f}{values[3]:9.0f}"
-            f"{values[0] / values[2]:12.2f}{values[1] / values[3]:12.2f}"
+def report(title: str, times: dict[str, dict[str, list[float]]]) -> list[Measure]:
+    return [
+        measured(
+            f"{step}, {title}, p{share * 100:.0f}",
+            "us",
+            [one * 1e6 for one in sides["dra-agent"]],
+            at=share,
+            compared_with="its file operations only",
+            reference=[one * 1e6 for one in sides["bare"]],
         )
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+        for step, sides in times.items()
+        for share in (0.5, 0.99)
+    ]
 
 
 def make_devices(root: Path, count: int) -> dict[str, Device]:

@@ -14,7 +14,6 @@ It needs the test cluster (docs/tutorials/test-cluster.md), and tests/ in PYTHON
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import sys
@@ -26,8 +25,10 @@ from pathlib import Path
 from reclaim_hosts import Host, prepare
 from reclaim_results import Results
 from reclaim_rounds import Round, Watches, leave
-from reclaim_table import show
+from reclaim_table import measures_of, show
 from reclaim_workload import CLAIM_PODS, Workload
+from results import this_machine
+from results_table import publish
 
 from cluster.kube.cluster import Cluster, running
 
@@ -159,16 +160,21 @@ def main() -> None:
         raise SystemExit(f"{args.results} is not there: nothing was measured yet")
     results = Results(args.results, settings, restart=args.restart and not args.show)
     parts = [Part(name, args) for name in args.parts]
+    machine = this_machine()
     try:
         if not args.show and any(part.left(results.of(part.name)) for part in parts):
-            print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start", flush=True)
             # On SIGTERM, print the tables of the completed rounds and stop all processes.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
             with running() as cluster, hosts_of(cluster) as hosts:
                 Bench(cluster, hosts, args, results).measure(parts)
     finally:
+        measures = []
         for part in parts:
-            show(part.title, results.of(part.name), part.limit)
+            rounds = results.of(part.name)
+            show(part.title, rounds, part.limit)
+            measures += measures_of(part.name, rounds, part.limit)
+        if measures:
+            publish("reclaim", measures, machine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints the rounds of one part as a table: the agent, the drain, and the ratio of the drain's times to the agent's."""
+"""The rounds of one part as measures: the agent, compared with the drain."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reclaim_rounds import OWN, PHASES, Round
+from results import Measure, Target, measure
 
 SHARES = (0.5, 0.95)
 SHARED_PHASES = PHASES[2:5]
 """The phases that agent and drain have in common."""
-EQUAL = 1.25
-"""Times are equal up to this ratio."""
 FROM_NOTICE = "from the notice"
-TARGETS = {OWN: "below 0.10", f"pods ready there, {FROM_NOTICE}": "at most 1.00"}
+TARGETS = {
+    OWN: Target("value", "at most", 0.10),
+    f"pods ready there, {FROM_NOTICE}": Target("value", "at most", 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,38 @@ def lines_of(rounds: Sequence[Round]) -> list[Line]:
     return lines
 
 
+def measures_of(title: str, rounds: Sequence[Round], limit: float) -> list[Measure]:
+    """Return the measures of a part, the drain as the reference.
+
+    A round that did not reach a phase within the limit counts as the limit, and in "not reached".
+    """
+    measures = []
+    for line in lines_of(rounds):
+        if not line.ours:
+            continue
+        ours, theirs = ([min(took, limit) for took in times or ()] for times in (line.ours, line.theirs))
+        name, compared = f"{title}: {line.name}", "drain" if theirs else ""
+        measures += [
+            measure(
+                f"{name}, p{share * 100:.0f}",
+                "s",
+                ours,
+                at=share,
+                compared_with=compared,
+                reference=theirs,
+                target=TARGETS.get(line.name) if share == SHARES[0] else None,
+            )
+            for share in SHARES
+        ]
+        failed = [[float(sum(map(math.isinf, times)))] if times else [] for times in (line.ours, line.theirs)]
+        measures.append(
+            measure(f"{name}, not reached", "rounds", failed[0], compared_with=compared, reference=failed[1])
+        )
+    return measures
+
+
 def show(title: str, rounds: Sequence[Round], limit: float) -> None:
-    """Print the table. Times are in seconds since T0; a phase that was not reached within the limit is a failure."""
+    """Print the conditions of a part."""
     ours = [one for one in rounds if one.who == "agent"]
     theirs = [one for one in rounds if one.who == "drain"]
     if not ours or not theirs:
@@ -62,10 +94,6 @@ def show(title: str, rounds: Sequence[Round], limit: float) -> None:
         f"\n{title}\n{len(ours)} rounds of the agent and {len(theirs)} of the drain, {limit:.0f} s for each;", end=" "
     )
     print(f"load {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}")
-    names = ("agent p50", "p95", "failed", "drain p50", "p95", "failed", "ratio p50", "p95")
-    print(f"{'seconds from T0':42}" + "".join(f"{name:>10}" for name in names))
-    for line in lines_of(rounds):
-        _row(line)
     for who, some in (("agent", ours), ("drain", theirs)):
         print(f"plain pods deleted in a round of the {who}: {statistics.mean(one.plain_moved for one in some):.0f}")
     errors = [one.error.partition(": ")[2] or one.error for one in theirs if one.error]
@@ -87,38 +115,3 @@ def _summary(times: Sequence[float]) -> dict[str, float | None]:
     values = {f"p{share * 100:.0f}": percentile(times, share) for share in SHARES}
     known = {name: None if math.isinf(value) else round(value, 3) for name, value in values.items()}
     return {**known, "failed": sum(1 for took in times if math.isinf(took)), "rounds": len(times)}
-
-
-def _row(line: Line) -> None:
-    text = f"{line.name:42}" + _cells(line.ours) + _cells(line.theirs)
-    if line.ours is not None and line.theirs is not None:
-        pairs = [(percentile(line.ours, share), percentile(line.theirs, share)) for share in SHARES]
-        text += "".join(f"{_ratio(*pair):>10}" for pair in pairs) + f"   {_comparison(*pairs[0])}"
-    if line.name in TARGETS:
-        text += f"   target: {TARGETS[line.name]}"
-    print(text.rstrip())
-
-
-def _cells(times: Sequence[float] | None) -> str:
-    if times is None:
-        return " " * 30
-    failed = sum(1 for took in times if math.isinf(took))
-    cells = [_seconds(percentile(times, share)) for share in SHARES] + [str(failed)]
-    return "".join(f"{cell:>10}" for cell in cells)
-
-
-def _seconds(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.2f}"
-
-
-def _ratio(ours: float, theirs: float) -> str:
-    return "-" if math.isinf(ours) or math.isinf(theirs) else f"{theirs / ours:.2f}"
-
-
-def _comparison(ours: float, theirs: float) -> str:
-    """Compare the agent with the drain at the median."""
-    if math.isinf(ours) and math.isinf(theirs):
-        return "both failed"
-    if theirs > ours * EQUAL:
-        return "faster"
-    return "slower" if ours > theirs * EQUAL else "equal"

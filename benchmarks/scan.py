@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from results import Measure, Target, measure, this_machine
+from results_table import publish
 from scan_tree import Built, build
 
 HERE = Path(__file__).resolve().parent
@@ -47,27 +47,23 @@ class Contender:
             assert seen == functions, f"{self.name} saw {seen} of {functions} functions"
             self.times.append(time)
 
-    @property
-    def least(self) -> float:
-        return min(self.times) / 1000
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.times) / 1000
+    def measure(self, name: str, other: Contender, target: Target | None) -> Measure:
+        """Compare the minimum times, which other load affects least."""
+        ours, theirs = ([time / 1000 for time in one.times] for one in (self, other))
+        return measure(name, "us", ours, at=0.0, compared_with=other.name, reference=theirs, target=target)
 
 
 def main() -> int:
+    machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="dra-agent-bench-") as folder:
         work = Path(folder)
         ours = build_ours()
-        print(f"host: {platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {cpu_model()}")
-        compare_scans(work, ours)
-        time_event(work, ours)
+        publish("scan", [*compare_scans(work, ours), *time_event(work, ours)], machine)
     # A missed target is reported and not a failure: a busy machine must not prevent the benchmarks that follow.
     return 0
 
 
-def compare_scans(work: Path, ours: Path) -> None:
+def compare_scans(work: Path, ours: Path) -> list[Measure]:
     tree = build(work / "small", functions=137, wanted=12)
     sysfs = str(tree.root / "sys")
     scan = Contender("dra-agent", [str(ours), "scan", sysfs], 40)
@@ -83,23 +79,21 @@ def compare_scans(work: Path, ours: Path) -> None:
     for _ in range(TURNS):
         for contender in (scan, *(other for other, _, _ in others)):
             contender.turn(tree.functions)
-    print(f"\nscan of {tree.functions} PCI functions, {len(tree.wanted)} of them wanted")
-    print(f"  {'':24}{'min us':>10}{'median us':>12}   ratio of the least times")
-    print(f"  {scan.name:24}{scan.least:10.0f}{scan.median:12.0f}")
-    for other, target, slower in others:
+    scanned = f"scan of {tree.functions} PCI functions"
+    measures = []
+    for other, limit, slower in others:
         if other.missing:
-            print(f"  {other.name:24}skipped: {other.missing}")
+            print(f"{other.name}: skipped: {other.missing}")
             continue
-        ratio = other.least / scan.least if slower else scan.least / other.least
-        said = f"dra-agent is {ratio:.1f} times faster" if slower else f"dra-agent takes {ratio:.2f} times this"
-        verdict = ""
-        if target is not None:
-            good = ratio >= target if slower else ratio <= target
-            verdict = f" (target: at {'least' if slower else 'most'} {target:g}): {'met' if good else 'NOT MET'}"
-        print(f"  {other.name:24}{other.least:10.0f}{other.median:12.0f}   {said}{verdict}")
+        target = None
+        if limit is not None:
+            target = Target("ratio", "at most", 1 / limit if slower else limit)
+        name = f"{scanned}, {other.name}"
+        measures.append(scan.measure(name, other, target))
+    return measures
 
 
-def time_event(work: Path, ours: Path) -> None:
+def time_event(work: Path, ours: Path) -> list[Measure]:
     tree = build(work / "large", functions=4096, wanted=360)
     sysfs = str(tree.root / "sys")
     scan = Contender("full scan", [str(ours), "scan", sysfs], 5)
@@ -114,16 +108,15 @@ def time_event(work: Path, ours: Path) -> None:
     for _ in range(TURNS):
         for contender in (scan, *events):
             contender.turn(tree.functions)
-    print(f"\none uevent on a host of {tree.functions} PCI functions, {len(tree.wanted)} of them wanted")
-    print(f"  {'':24}{'min us':>10}{'median us':>12}   share of the full scan, by the least times")
-    print(f"  {scan.name:24}{scan.least:10.0f}{scan.median:12.0f}")
+    measures = []
     for event in events:
         if event.missing:
-            print(f"  {event.name:24}failed: {event.missing}")
+            print(f"{event.name}: failed: {event.missing}")
             continue
-        share = event.least / scan.least
-        verdict = "met" if share <= 0.01 else "NOT MET"
-        print(f"  {event.name:24}{event.least:10.0f}{event.median:12.0f}   {share:.2%} (target: at most 1%): {verdict}")
+        measures.append(
+            event.measure(f"{event.name}, {tree.functions} functions", scan, Target("ratio", "at most", 0.01))
+        )
+    return measures
 
 
 def middle(tree: Built) -> str:
@@ -191,12 +184,6 @@ def build_ghw(work: Path) -> str:
         if done.returncode != 0:
             raise LookupError(f"go {command[0]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
     return str(program)
-
-
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
 
 
 if __name__ == "__main__":

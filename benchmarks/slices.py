@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -23,10 +22,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from drivers import AGENT, HERE, NAMES, PROFILE, STEPS, binaries, percentile
+from drivers import AGENT, HERE, NAMES, PROFILE, STEPS, binaries
 from drivers_claims import GROUP, Claim, make_namespace, make_node, published
 from drivers_contenders import Contender, Probe, rollup
 from drivers_plane import ControlPlane
+from results import Measure, measure, this_machine
+from results_table import publish
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
 
 from dra_agent.simulate import inject
@@ -59,13 +60,14 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
         running(args, Path(directory)) as it,
     ):
-        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
+        machine = this_machine()
         it.publishing()
         claims = it.scheduling()
         it.preparing(claims, args.rounds)
         it.beside_a_slow_one(claims, args.rounds)
         it.holding(claims)
         it.growing(claims, args.pairs)
+        publish("slices", it.measures, machine)
         print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
@@ -79,6 +81,7 @@ class Slices:
         self.probe = probe
         self.agent = agent
         self.root = agent.folder / "state/simulated" / PROFILE
+        self.measures: list[Measure] = []
         self.resident: list[tuple[str, float, float, float]] = []
         """Steps, each with MiB: resident, anonymous, and resident in the library's process."""
 
@@ -100,9 +103,10 @@ class Slices:
         counters = sum(len(one["spec"].get("sharedCounters", ())) for one in gpus)
         devices = sum(len(one["spec"].get("devices", ())) for one in gpus)
         sizes = [len(json.dumps(one["spec"], separators=(",", ":"))) for one in gpus]
-        print(f"\nregistered after {took * 1000:.0f} ms")
         print(f"{devices} devices and {counters} counter sets of {GPUS} GPUs in {len(gpus)} ResourceSlices")
-        print(f"specs as JSON: {sum(sizes)} bytes together, the largest {max(sizes)}, the median {_median(sizes)}")
+        self.add("start to registered", "ms", [took * 1000])
+        self.add("specs as JSON, sum", "bytes", [sum(sizes)])
+        self.add("specs as JSON, largest", "bytes", [max(sizes)])
 
     def scheduling(self) -> dict[str, list[Claim]]:
         make_ready(self.plane, NODE)
@@ -117,9 +121,7 @@ class Slices:
         self.note("slices allocated by the scheduler")
         claims = allocated(self.plane)
         by_gpu = [sum(name.startswith(gpu) for name in claims) for gpu in sorted({name[:16] for name in claims})]
-        print(
-            f"\nallocation of {count - 1} slices to as many pods: {took:.2f} s, {took / (count - 1) * 1000:.1f} ms each"
-        )
+        self.add(f"allocation of {count - 1} partitions to as many pods, mean", "ms", [took / (count - 1) * 1000])
         print(f"devices: {len(claims)} different ones, by GPU {by_gpu}")
         return claims
 
@@ -128,7 +130,7 @@ class Slices:
         self.probe.calls(DRIVER, everything[:1], STEPS)
         self.note("one claim prepared and unprepared")
         took = self.probe.calls(DRIVER, everything, STEPS, rounds)
-        _print(f"MIG, one claim at a time, {len(took[0])} calls each, ms", took)
+        self.add_calls("all GPUs", took)
         self.note("every claim prepared and unprepared by turns")
 
     def beside_a_slow_one(self, claims: dict[str, list[Claim]], rounds: int) -> None:
@@ -161,9 +163,9 @@ class Slices:
         inject.clear(self.root)
         asking.join()
         other_probe.close()
-        _print(f"claims of the other GPUs, {len(quiet[0])} calls each, ms", quiet)
-        _print("the same while a GPU's calls take 1 s each, ms", took)
-        print(f"prepare and unprepare on the slow GPU meanwhile: {len(slow_calls)} pairs, {_seconds(slow_calls)}")
+        self.add_calls("other GPUs while one is slow", took, quiet)
+        if slow_calls:
+            self.add("prepare and unprepare on the slow GPU", "s", slow_calls)
 
     def holding(self, claims: dict[str, list[Claim]]) -> None:
         everything = [claim for found in claims.values() for claim in found]
@@ -183,31 +185,28 @@ class Slices:
             made += part * len(everything)
             self.note(f"{made} pairs of prepare and unprepare")
         each = (time.monotonic() - began) / max(1, made) * 1000
-        print(f"\n{made} pairs of prepare and unprepare, {each:.1f} ms each")
-        print(f"\n{'resident, MiB':50}{'agent':>9}{'its own':>9}{'library':>9}")
+        self.add("prepare and unprepare, mean of the pairs", "ms", [each])
         for phase, *sizes in self.resident:
-            print(f"{phase:50}" + "".join(f"{size:9.1f}" for size in sizes))
+            for kind, size in zip(("agent", "private", "library"), sizes, strict=True):
+                self.add(f"resident, {kind}, {phase}", "MiB", [size])
+
+    def add(self, name: str, unit: str, samples: list[float], *, at: float = 0.5) -> None:
+        self.measures.append(measure(name, unit, samples, at=at))
+
+    def add_calls(self, title: str, took: list[list[int]], quiet: list[list[int]] | None = None) -> None:
+        """Add the times in ns of each step; `quiet` are those of the same calls without the disturbance."""
+        for name, times, others in zip(NAMES, took, quiet or [[]] * len(took), strict=True):
+            for share in (0.5, 0.99):
+                label = f"{name}, {title}, p{share * 100:.0f}"
+                ours, theirs = ([one / 1e6 for one in some] for some in (times, others))
+                compared = "no slow GPU" if others else ""
+                self.measures.append(measure(label, "ms", ours, at=share, compared_with=compared, reference=theirs))
 
     def note(self, phase: str) -> None:
         assert self.agent.process is not None
         pid = self.agent.process.pid
         own, together = rollup(pid), self.agent.memory()
         self.resident.append((phase, own["Rss"], own["Anonymous"], together["Rss"] - own["Rss"]))
-
-
-def _print(title: str, took: list[list[int]]) -> None:
-    print(f"\n{title:50}{'p50':>9}{'p99':>9}{'most':>9}")
-    for name, times in zip(NAMES, took, strict=True):
-        values = [percentile(times, share) / 1e6 for share in (0.5, 0.99, 1)]
-        print(f"{name:50}" + "".join(f"{value:9.2f}" for value in values))
-
-
-def _seconds(times: list[float]) -> str:
-    return f"median {statistics.median(times):.1f} s" if times else "none"
-
-
-def _median(sizes: list[int]) -> int:
-    return int(statistics.median(sizes))
 
 
 @contextmanager

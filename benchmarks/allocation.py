@@ -3,8 +3,8 @@
 Every size runs in a process of its own, so that its memory is that of one cluster: slices come in as pages of an API
 server, one node at a time. "sweep" is `Cluster.fits` for one claim on all nodes, from Python objects to Python objects;
 "first" also compiles and evaluates the selectors. "cpu" is the CPU time of all threads. "allocate" is the time of
-`dra_agent.allocator.allocate` for one node, measured on the slices of a few hundred nodes, and "ratio" how many times
-longer it takes for all nodes than a sweep. Prints one JSON object for each size.
+`dra_agent.allocator.allocate` for one node, measured on the slices of a few hundred nodes, multiplied by
+the number of nodes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from results import Measure, this_machine
+from results import measure as measured
+from results_table import publish
 
 from dra_agent import simulate
 from dra_agent.allocator import allocate
@@ -105,10 +109,10 @@ def measure(nodes: int) -> Json:
         result["sweeps"][name] = {
             "fits": len(found.fits),
             "does_not_fit": len(found.reasons),
-            "first_s": round(first_s, 4),
-            "first_cpu_s": round(first_cpu_s, 4),
-            "sweep_s": round(min(one[0] for one in again), 4),
-            "sweep_cpu_s": round(min(one[1] for one in again), 4),
+            "first_s": [round(first_s, 4)],
+            "first_cpu_s": [round(first_cpu_s, 4)],
+            "sweep_s": [round(one[0], 5) for one in again],
+            "sweep_cpu_s": [round(one[1], 5) for one in again],
         }
     result["memory_mib"] = round(memory_mib("VmRSS") - before, 1)
     result["peak_memory_mib"] = round(memory_mib("VmHWM") - before, 1)
@@ -120,7 +124,6 @@ def measure(nodes: int) -> Json:
     single = partial(allocate, node="node-00000", classes=CLASSES, slices=slices, claims=claims)
     allocate_s = min(timed(single)[0] for _ in range(ROUNDS))
     result["allocate_s"] = round(allocate_s, 5)
-    result["ratio"] = round(nodes * allocate_s / result["sweeps"]["one GPU"]["sweep_s"], 1)
     return result
 
 
@@ -129,11 +132,47 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, action="append", help="default: 1000 and 5000")
     parser.add_argument("--here", action="store_true", help="measure in this process")
     args = parser.parse_args()
-    for nodes in args.nodes or (1000, 5000):
-        if args.here:
+    sizes = args.nodes or (1000, 5000)
+    if args.here:
+        for nodes in sizes:
             print(json.dumps(measure(nodes)), flush=True)
-        else:
-            subprocess.run([sys.executable, __file__, "--here", "--nodes", str(nodes)], check=True)
+        return
+    machine, measures = this_machine(), list[Measure]()
+    for nodes in sizes:
+        command = [sys.executable, __file__, "--here", "--nodes", str(nodes)]
+        measures += measures_of(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    publish("allocation", measures, machine)
+
+
+def measures_of(found: Json) -> list[Measure]:
+    """Return what a process measured."""
+    host = f"{found['nodes']} nodes"
+    measures = [measured(f"{host}: build", "s", [found["build_s"]])]
+    for name, one in found["sweeps"].items():
+        for kind in ("first", "sweep"):
+            for suffix, label in (("_s", kind), ("_cpu_s", f"{kind}, CPU")):
+                measures.append(measured(f"{host}: {name}: {label}", "s", one[kind + suffix]))
+        counts = f"fits {one['fits']}, does not fit {one['does_not_fit']}"
+        print(f"{host}: {name}: {counts}")
+    for field, unit in (
+        ("memory_mib", "MiB"),
+        ("peak_memory_mib", "MiB"),
+        ("expressions_compiled", "count"),
+        ("slices_decoded", "count"),
+    ):
+        measures.append(measured(f"{host}: {field.removesuffix('_mib').replace('_', ' ')}", unit, [found[field]]))
+    one_by_one = [found["nodes"] * found["allocate_s"]]
+    sweep = found["sweeps"]["one GPU"]["sweep_s"]
+    measures.append(
+        measured(
+            f"{host}: one GPU: sweep, once",
+            "s",
+            [min(sweep)],
+            compared_with="allocate, all nodes",
+            reference=one_by_one,
+        )
+    )
+    return measures
 
 
 if __name__ == "__main__":
