@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-compare bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -107,6 +107,10 @@ test-tools: $(SYNC) ## build helm and kubectl, which tests of the chart run, if 
 
 test-python: build test-tools ## run pytest
 	$(PY) -m pytest -n 4 --dist worksteal
+
+EXPRESSIONS ?= 3000
+test-cel: build ## compare CEL with Kubernetes' code for many random expressions (EXPRESSIONS=100000: more); requires Go
+	DRA_AGENT_TEST_ORACLES=required DRA_AGENT_TEST_EXPRESSIONS=$(EXPRESSIONS) $(PY) -m pytest -n 3 tests/cel/test_corpus.py
 
 # Data of processes that a test kills is lost, so the true values are higher.
 coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of test-python)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from cel import answers, generate
 from cel.conftest import Devices, Evaluate
 
 HERE = Path(__file__).parent
+EXPRESSIONS = int(os.environ.get("DRA_AGENT_TEST_EXPRESSIONS", "300"))
+"""Random expressions of each seed, and half of the mutations; `make test-cel` has more."""
 
 
 def corpus() -> list[tuple[str, bool]]:
@@ -74,7 +77,7 @@ def test_corpus_matches_kubernetes(evaluate_with_kubernetes: Evaluate, devices: 
 
 @pytest.mark.parametrize("seed", [20261121, 7])
 def test_random_expressions_match_kubernetes(evaluate_with_kubernetes: Evaluate, devices: Devices, seed: int) -> None:
-    expressions = [(text, True) for text in generate.expressions(seed, 3000)]
+    expressions = [(text, True) for text in generate.expressions(seed, EXPRESSIONS)]
     devices = {name: devices[name] for name in ("gpu", "bare")}
     expected = kubernetes_outcomes(evaluate_with_kubernetes, expressions, devices)
     # The grammar must produce all kinds of outcomes, otherwise the test proves nothing.
@@ -91,11 +94,11 @@ def test_mutated_expressions_match_kubernetes(evaluate_with_kubernetes: Evaluate
         r"lists\.range|google|\\\\B|get[A-Z]|\bv\b|device\.(attributes|capacity)\b[^.]*\.(map|all|exists|filter)"
     )
     originals = [text for text, deterministic in corpus() if deterministic and not excluded.search(text)]
-    mutants = [text for text in generate.mutations(1, 6000, originals) if not excluded.search(text)]
+    mutants = [text for text in generate.mutations(1, 2 * EXPRESSIONS, originals) if not excluded.search(text)]
     expressions = [(text, True) for text in dict.fromkeys(mutants)]
     devices = {"gpu": devices["gpu"]}
     expected = kubernetes_outcomes(evaluate_with_kubernetes, expressions, devices)
-    assert len(expected) > 2000
+    assert len(expected) > EXPRESSIONS * 2 // 3
     assert (
         differences(expected, agent_outcomes(expressions, devices), cost_is_deterministic(expressions, devices)) == []
     )

@@ -85,7 +85,7 @@ def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{preloaded.program_folder()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "DRA_AGENT_STATE_DIR": str(tmp_path / "state"),
         "DRA_AGENT_CDI_DIR": str(tmp_path / "cdi"),
         "DRA_AGENT_NODE_NAME": "node-1",
@@ -108,7 +108,7 @@ def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -
 
 
 def run(command: str, directory: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a line as bash does. One that is a command of the agent and plain words needs neither bash nor imports."""
+    """Run a line as bash does. One that is a command of the agent and plain words needs no bash."""
     if PLAIN.fullmatch(command):
         return preloaded.run(command.split()[1:], env=environment, cwd=directory)
     whole = ["bash", "-c", command]
@@ -156,5 +156,5 @@ def end_successor(lock: Path) -> None:
     """Kill the agent that a page started after it had killed the first one; its pid is in the lock while it runs."""
     pid = lock.read_text().strip()
     command = Path(f"/proc/{pid}/cmdline")
-    if pid.isdigit() and command.exists() and b"dra-agent" in command.read_bytes():
+    if pid.isdigit() and command.exists() and b"preloaded/server.py" in command.read_bytes():
         os.kill(int(pid), signal.SIGKILL)

@@ -9,6 +9,6 @@ command line itself use `subprocess`. Child processes of the agent are forked to
 from __future__ import annotations
 
 from preloaded.children import fork_children, start_interpreters
-from preloaded.command import Command, close, fork, run
+from preloaded.command import Command, close, fork, program_folder, run
 
-__all__ = ["Command", "close", "fork", "fork_children", "run", "start_interpreters"]
+__all__ = ["Command", "close", "fork", "fork_children", "program_folder", "run", "start_interpreters"]

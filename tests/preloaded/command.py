@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +17,7 @@ from typing import IO, Any
 
 from eventually import DEADLINE_S
 from leftovers import record_process
-from preloaded import server
+from preloaded import client, server
 from preloaded.children import Requests, forks_children, read_status
 
 READ_BY_INTERPRETER = ("PYTHON", "LC_", "LANG", "MALLOC_", "LD_")
@@ -29,6 +31,7 @@ class _Server:
         self._lock = threading.Lock()
         self._requests: Requests | None = None
         self._pid = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Return the pid of the child."""
@@ -36,12 +39,29 @@ class _Server:
             requests = self._requests or self._start()
         return requests.fork(request, descriptors)
 
+    def program_folder(self) -> Path:
+        """Return a directory with a program `dra-agent`."""
+        with self._lock:
+            if self._requests is None:
+                self._start()
+            assert self._folder is not None
+            return Path(self._folder.name) / "bin"
+
     def _start(self) -> Requests:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests = Requests(ours)
-        with theirs:
+        self._folder = tempfile.TemporaryDirectory(prefix="dra-forks-")
+        path, program = Path(self._folder.name) / "socket", Path(self._folder.name) / "bin/dra-agent"
+        program.parent.mkdir()
+        run_client = shlex.join([sys.executable, "-I", "-S", client.__file__, str(path)])
+        program.write_text(f'#!/bin/sh\nexec {run_client} "$@"\n')
+        program.chmod(0o755)
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(os.fspath(path))
+            listening.listen(socket.SOMAXCONN)
             theirs.set_inheritable(True)
-            command = [sys.executable, server.__file__, str(theirs.fileno())]
+            listening.set_inheritable(True)
+            command = [sys.executable, server.__file__, str(theirs.fileno()), str(listening.fileno())]
             environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
             # Not a Popen: it outlives the test that needs it first.
             self._pid = os.posix_spawn(sys.executable, command, environment)
@@ -53,11 +73,16 @@ class _Server:
                 self._requests.close()
                 self._requests = None
                 os.waitpid(self._pid, 0)
+            if self._folder is not None:
+                self._folder.cleanup()
+                self._folder = None
 
 
 _server = _Server()
 fork = _server.fork
 """Fork a child of the preloaded process."""
+program_folder = _server.program_folder
+"""A directory for PATH with `dra-agent` as a program that runs a fork: for commands in scripts."""
 close = _server.close
 """End the preloaded process, if there is one; commands continue."""
 

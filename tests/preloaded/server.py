@@ -1,7 +1,8 @@
 """The process that has imported the agent's modules: forks a child for each request until its socket is closed.
 
 A request has descriptors for files of the child and one that receives the exit status. The reply is the pid. A child
-that runs the agent's command has a socket for requests of its own.
+that runs the agent's command has a socket for requests of its own. Programs connect to the listening socket that the
+second argument names (`client.py`).
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ RECORDED = "DRA_AGENT_MUTANTS_TRACE"
 class _Server:
     """Forks; `serve` returns in each child."""
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, listening: socket.socket) -> None:
         self._first = requests
+        self._listening = listening
         self._selector = selectors.PollSelector()
-        self._selector.register(requests, selectors.EVENT_READ)
+        for source in (requests, listening):
+            self._selector.register(source, selectors.EVENT_READ)
         self._running: dict[int, tuple[int, int]] = {}
 
     def serve(self) -> dict[str, Any] | None:
@@ -90,6 +93,9 @@ class _Server:
                 if not isinstance(source, socket.socket):
                     self._selector.unregister(source)
                     _report(*self._running.pop(key.fd), key.fd)
+                    continue
+                if source is self._listening:
+                    self._selector.register(source.accept()[0], selectors.EVENT_READ)
                     continue
                 try:
                     data, descriptors, _, _ = socket.recv_fds(source, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
@@ -111,9 +117,15 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
+            # Otherwise each object closes its number when it is freed, which may be another file by then.
+            opened = [key.fileobj for key in self._selector.get_map().values()]
+            for held in (ours, *opened):
+                if isinstance(held, socket.socket):
+                    held.detach()
+            requests = theirs.detach()
             is_command = request["module"] is None
             request["requests"] = _take_files(
-                dict(zip(request["files"], files, strict=True)), theirs.detach() if is_command else None
+                dict(zip(request["files"], files, strict=True)), requests if is_command else None
             )
             return True
         for file in (*files, theirs.detach()):
@@ -155,14 +167,13 @@ def _report(pid: int, status: int, ended: int) -> None:
 
 def main() -> int:
     """Import, serve, and run the command or module in each child."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests, listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     sys.path.insert(1, os.path.dirname(sys.path[0]))  # noqa: PTH120
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    request = _Server(requests).serve()
-    requests.detach()
+    request = _Server(requests, listening).serve()
     if request is None:
         return 0
     recorded = os.environ.get(RECORDED)
