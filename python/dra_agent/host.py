@@ -39,10 +39,14 @@ class Host:
         """Return the path on this host of the device node that containers see as `node` ("/dev/nvidia0")."""
         return self.dev / Path(node).relative_to("/dev")
 
-    def driver_node(self, node: str) -> Path:
-        """Where the agent sees a device node of NVIDIA's driver, which may have a /dev of its own."""
+    def driver_dev(self) -> Path:
+        """Return the directory with the device nodes of NVIDIA's driver, which may have a /dev of its own."""
         own = self.driver_root.dev() if self.driver_root is not None else None
-        return self.dev_path(node) if own is None else own / Path(node).relative_to("/dev")
+        return self.dev if own is None else own
+
+    def driver_node(self, node: str) -> Path:
+        """Where the agent sees a device node of NVIDIA's driver ("/dev/nvidiactl")."""
+        return self.driver_dev() / Path(node).relative_to("/dev")
 
     def driver_program(self, name: str) -> Path | None:
         """Find a program of NVIDIA's driver: never elsewhere if it has a root, nor this machine's on a simulated host.

@@ -27,7 +27,8 @@ from dra_agent.inventory.model import DeviceNode as HostNode
 from dra_agent.inventory.nvidia.mig_access import has_capabilities
 
 # The nodes that the inventory lists for a GPU are required; the others are injected if they exist.
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+"""Names in /dev."""
 _LEGACY_HOOK_OFF = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps the toolkit's legacy runtime hook from adding GPUs that the claim does not hold."""
 _NO_LIBRARIES = (
@@ -65,7 +66,9 @@ class NvidiaGpu:
                 return DeviceEdits(own=_with_numbers(generated, own), common=common)
         common = ContainerEdits(env=(_LEGACY_HOOK_OFF,))
         control = {node.path: node.host_path for node in device.nodes if node.role == "control"}
-        others = [(path, str(self._host.driver_node(path))) for path in CONTROL_NODES if path not in control]
+        dev = self._host.driver_dev()
+        # Texts: a Path for each node of each claim takes longer than the check of the node.
+        others = [(f"/dev/{name}", f"{dev}/{name}") for name in CONTROL_NODES if f"/dev/{name}" not in control]
         common = common.merged(node_edits(control.items(), device=device.name))
         common = common.merged(node_edits(others, device=device.name, optional=True))
         return DeviceEdits(own=own, common=common, notes=(_NO_LIBRARIES,))
