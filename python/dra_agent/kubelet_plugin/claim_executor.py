@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dra_agent.daemon_threads import DaemonExecutor
@@ -18,14 +19,17 @@ from dra_agent.errors import RetryableError
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     operation: str
     key: Hashable
     thread: Future[Any]
-    done: asyncio.Future[Any]
     began: float
     """In the loop's time."""
+    ended: bool = False
+    """Whether the loop knows that it has ended."""
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
+    """One for each waiting caller."""
 
 
 class ClaimExecutor:
@@ -51,7 +55,7 @@ class ClaimExecutor:
             if work is None:
                 work = self._begin(uid, operation, key, call)
             same_call = (work.operation, work.key) == (operation, key)
-            if not await _ends(work.done, deadline_s):
+            if not await _ends(work, deadline_s):
                 # Work that has not started is dropped if its caller no longer waits.
                 work.thread.cancel()
                 raise RetryableError(
@@ -59,8 +63,8 @@ class ClaimExecutor:
                     where=f"claim {uid}",
                     hint="if it persists, `dra-agent doctor` and the log name the call that hangs",
                 )
-            if same_call and not work.done.cancelled():
-                result: _T = work.done.result()
+            if same_call and not work.thread.cancelled():
+                result: _T = work.thread.result()
                 return result
 
     def close(self) -> None:
@@ -77,25 +81,46 @@ class ClaimExecutor:
 
     async def finished(self, grace: float) -> bool:
         """Wait until nothing is worked on; False where something still is after `worth_waiting`."""
-        running = [work.done for work in self._work.values()]
-        if running:
-            await asyncio.wait(running, timeout=max(0.0, self.worth_waiting(grace)))
+        deadline_s = asyncio.get_running_loop().time() + max(0.0, self.worth_waiting(grace))
+        await asyncio.gather(*(_ends(work, deadline_s) for work in self._work.values()))
         return not self._work
 
     def _begin(self, uid: str, operation: str, key: Hashable, call: Callable[[], Any]) -> _Work:
-        thread = self._executor.submit(call)
-        work = _Work(operation, key, thread, asyncio.wrap_future(thread), asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        work = _Work(operation, key, self._executor.submit(call), loop.time())
         self._work[uid] = work
-        work.done.add_done_callback(lambda done: self._ended(uid, done))
+
+        def ended(_: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop was closed while the work hung
+                loop.call_soon_threadsafe(self._ended, uid, work)
+
+        work.thread.add_done_callback(ended)
         return work
 
-    def _ended(self, uid: str, done: asyncio.Future[Any]) -> None:
+    def _ended(self, uid: str, work: _Work) -> None:
         del self._work[uid]
-        if not done.cancelled():
-            done.exception()  # waiting callers get the error; without one, it was logged
+        work.ended = True
+        for waiter in work.waiters:
+            _wake(waiter)
 
 
-async def _ends(future: asyncio.Future[Any], deadline_s: float) -> bool:
-    remaining_s = deadline_s - asyncio.get_running_loop().time()
-    await asyncio.wait({future}, timeout=max(0.0, remaining_s))
-    return future.done()
+async def _ends(work: _Work, deadline_s: float) -> bool:
+    """Wait until the work has ended; False if it has not at `deadline_s`, in the loop's time.
+
+    Not asyncio.wait on a wrapped future, which takes another turn of the loop for each claim.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    work.waiters.add(waiter)
+    timer = loop.call_at(deadline_s, _wake, waiter)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        work.waiters.discard(waiter)
+    return work.ended
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
