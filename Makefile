@@ -85,13 +85,20 @@ check: ## format, lint, check types and import rules, run unit tests, in about a
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PY) -m pytest -n 2 $(addprefix tests/,$(UNIT))
 
-# All parts run, even if an earlier one fails. The last lines name the duration of each part and the parts that failed.
+# All parts run, even if one fails. The others leave a CPU idle most of the time, so they run while pytest does, and their
+# output follows that of pytest. The last lines name the duration of each part and the parts that failed.
 TEST_PARTS := test-rust lint test-python
 test: build ## run all tests that need no cluster
-	@failed=; took=; for part in $(TEST_PARTS); do \
-	  echo "== make $$part"; start=$$(date +%s); $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
-	  took="$$took $$part $$(($$(date +%s) - start)) s,"; \
-	done; echo; echo "make test: duration:$${took%,}"; \
+	@logs=target/test; rm -rf $$logs; mkdir -p $$logs; trap 'kill 0' INT; \
+	run() { began=$$(date +%s); $(MAKE) --no-print-directory $$1 || touch $$logs/$$1.failed; \
+	  echo "$$1 $$(($$(date +%s) - began)) s" > $$logs/$$1.duration; }; \
+	others='$(filter-out test-python,$(TEST_PARTS))'; start=$$(date +%s); \
+	(for part in $$others; do run $$part > $$logs/$$part.log 2>&1; done) & \
+	echo "== make test-python, and at the same time: $$others"; run test-python; wait; \
+	for part in $$others; do echo "== make $$part"; cat $$logs/$$part.log; done; \
+	failed=; took=; for part in $(TEST_PARTS); do \
+	  took="$$took $$(cat $$logs/$$part.duration),"; test ! -e $$logs/$$part.failed || failed="$$failed $$part"; \
+	done; echo; echo "make test: duration:$$took total $$(($$(date +%s) - start)) s"; \
 	if [ -n "$$failed" ]; then \
 	  echo "make test: FAILED:$$failed. See the output above, after '== make PART'; each part is also a make target."; exit 1; \
 	fi; \

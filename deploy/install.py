@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from importlib.metadata import Distribution, distribution
@@ -45,21 +46,19 @@ DESCRIBE = (
     "import sys, sysconfig, json; print(json.dumps([sys.version_info[:2], sysconfig.get_config_var('EXT_SUFFIX')]))"
 )
 TRY = """
-import importlib, sys
+import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
 libraries = "grpc google.protobuf h11 jeepney msgspec prometheus_client pynvml pyroute2 rich yaml"
 for name in libraries.split():
     importlib.import_module(name)
 import dra_agent._native
-from dra_agent.cli.main import main
-sys.exit(main(["--version"]))
-"""
-COMPLETION = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
 from dra_agent.cli.completion import script
+from dra_agent.cli.main import main
+if code := main(["--version"]):
+    sys.exit(code)
 print(json.dumps({shell: script(shell) for shell in sys.argv[2:]}))
 """
+"""Imports what the agent needs; the last line that it prints has the completion scripts of the command."""
 COMPILE = """
 import compileall, py_compile, sys
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -201,7 +200,9 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
         library.mkdir()
         copy_package(library, wheel)
         add_dependencies(library, python)
-        run_python(python, f"{python} cannot run the agent", "-B", "-c", TRY, library)
+        failure = f"{python} cannot run the agent"
+        printed = run_python(python, failure, "-B", "-c", TRY, library, *layout.completions)
+        scripts: dict[str, str] = json.loads(printed.splitlines()[-1])
         # A service with a read-only file system would otherwise compile at every start, which takes longer than the
         # rest of it. Package managers and images change modification times, so Python does not compare them.
         if compiled:
@@ -213,8 +214,7 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
         texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
-        printed = run_python(python, "no completion scripts", "-B", "-c", COMPLETION, library, *layout.completions)
-        texts |= {layout.completions[shell]: script for shell, script in json.loads(printed).items()}
+        texts |= {layout.completions[shell]: script for shell, script in scripts.items()}
         config = layout.staged(layout.config)
         if not config.exists():
             texts[layout.config] = (REPOSITORY / "systemd/config.toml").read_text()
@@ -277,7 +277,7 @@ def add_dependencies(target: Path, python: Path) -> None:
     """Add the libraries of the build, or, for another version of Python, a download of the same versions."""
     described = run_python(python, f"{python} does not work", "-c", DESCRIBE)
     version, suffix = json.loads(described)
-    own = json.loads(run_python(Path(sys.executable), "the build's interpreter does not work", "-c", DESCRIBE))
+    own = [list(sys.version_info[:2]), sysconfig.get_config_var("EXT_SUFFIX")]
     if tuple(version) < (3, 11):
         raise InstallError(f"{python} is Python {version[0]}.{version[1]}; the agent requires 3.11")
     needed = requirements(PACKAGE)

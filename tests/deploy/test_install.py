@@ -67,7 +67,7 @@ def test_a_target_that_cannot_be_written_leaves_the_former_installation(installe
     blocked.write_text("")
     before = files(installed)
     try:
-        result = attempt(installed)
+        result = attempt(installed, "--no-compile")
         assert result.returncode == 1 and str(blocked) in result.stderr
         assert files(installed) == before
     finally:
@@ -89,7 +89,7 @@ def test_an_environment_of_the_systems_python_installs_with_it(tmp_path: Path) -
     (environment / "bin").mkdir()
     (environment / "bin/python").symlink_to(DEBIAN_PYTHON)
     (environment / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-    run_installer(tmp_path, python=environment / "bin/python")
+    run_installer(tmp_path, "--no-compile", python=environment / "bin/python")
     launcher = tmp_path / "prefix/bin/dra-agent"
     interpreter = launcher.read_text().splitlines()[0].removeprefix("#!").removesuffix(" -I")
     assert Path(interpreter).parent == Path("/usr/bin")
@@ -112,7 +112,7 @@ def test_the_kubectl_plugin_and_completions_are_installed(installed: Path) -> No
 
 
 def test_drop_ins_name_their_installed_path(installed: Path) -> None:
-    run_installer(installed)
+    run_installer(installed, "--no-compile")
     examples = installed / "prefix/share/doc/dra-agent/examples"
     assert {path.name for path in examples.iterdir()} == {path.name for path in (ROOT / "systemd").glob("*.conf")}
     for path in examples.iterdir():
@@ -120,7 +120,7 @@ def test_drop_ins_name_their_installed_path(installed: Path) -> None:
 
 
 def test_uninstall_keeps_the_configuration(tmp_path: Path) -> None:
-    run_installer(tmp_path)
+    run_installer(tmp_path, "--no-compile")
     messages = run_installer(tmp_path, "--uninstall")
     assert [path.name for path in tmp_path.rglob("*") if not path.is_dir()] == ["config.toml"]
     assert any(line.startswith(f"kept      {tmp_path / 'sysconfdir/dra-agent'};") for line in messages)

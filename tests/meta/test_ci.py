@@ -32,7 +32,15 @@ def test_all_parts_run_and_pass(checkout: Path) -> None:
     result = subprocess.run(["make", "test"], cwd=checkout, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "make test: passed: test-rust lint test-python"
-    assert [line for line in result.stdout.splitlines() if line.startswith("ran ")] == [f"ran {p}" for p in _parts()]
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("ran ")) == sorted(
+        f"ran {part}" for part in _parts()
+    )
+
+
+def test_the_output_of_a_part_follows_its_name(checkout: Path) -> None:
+    lines = subprocess.run(["make", "test"], cwd=checkout, capture_output=True, text=True, check=False).stdout
+    for part in _parts():
+        assert re.search(rf"^== make {part}\b.*\nran {part}\n", lines, re.MULTILINE), lines
 
 
 def test_a_failing_part_is_named_at_the_end_and_the_others_run(checkout: Path) -> None:
