@@ -198,6 +198,7 @@ cluster-down: ## stop the two-node cluster
 
 bench: build ## run benchmarks; each result is a ratio within one run
 	$(PY) benchmarks/scan.py
+	$(PY) benchmarks/uevent.py
 	$(PY) benchmarks/ledger.py
 	$(PY) benchmarks/prepare.py
 	$(PY) benchmarks/agent.py

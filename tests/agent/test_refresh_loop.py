@@ -108,6 +108,24 @@ def test_a_burst_of_events_causes_one_refresh(monkeypatch: pytest.MonkeyPatch) -
     run_loop(monkeypatch, scenario)
 
 
+def test_virtual_interfaces_of_pods_cause_no_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = "/devices/virtual/net/veth0"
+    pod = (Uevent("add", interface, "net"), Uevent("add", f"{interface}/queues/rx-0", "queues"))
+
+    async def scenario(uevents: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        uevents.send(UeventBatch(pod, lost=False))
+        await eventually_async(lambda: not uevents.queued)
+        # Polls continue, which a refresh would have delayed.
+        await eventually_async(lambda: hardware.polls > 0)
+        assert hardware.refreshes == []
+        uevents.send(UeventBatch((*pod, EVENT, Uevent("add", "/devices/virtual/vfio/7", "vfio")), lost=False))
+        await eventually_async(lambda: bool(hardware.refreshes))
+        assert hardware.refreshes == [(2, False)]
+
+    monkeypatch.setattr(refresh_loop, "POLL_INTERVAL_S", 0.1)
+    run_loop(monkeypatch, scenario)
+
+
 @pytest.mark.parametrize("batch", [UeventBatch((), lost=True), ValueError("no ACTION in the uevent")])
 def test_lost_or_malformed_events_cause_a_full_scan(
     monkeypatch: pytest.MonkeyPatch, batch: UeventBatch | Exception

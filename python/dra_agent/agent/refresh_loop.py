@@ -27,6 +27,11 @@ RESCAN_INTERVAL_S = 300.0
 """Seconds between two full scans, which find changes without an event."""
 UNANNOUNCED_INTERVAL_S = 1.0
 """Both for simulated hosts and other roots (--simulate, --sysfs-root), for which the kernel sends no uevents."""
+_VIRTUAL = "/devices/virtual/"
+_UNRELATED_SUBSYSTEMS = frozenset({"net", "queues", "bdi", "block", "workqueue"})
+"""Subsystems whose virtual devices are never claimed. Each pod's interface pair causes about 20 events. Interfaces also
+decide whether a NIC is an uplink, but together with routes, which change without a uevent: the health check finds both.
+"""
 
 Work = Callable[[str, Callable[[], InventoryDiff]], Awaitable[InventoryDiff]]
 
@@ -73,7 +78,10 @@ class RefreshLoop:
             log.warning("uevent not understood", extra={"reason": str(error)})
             self._lost = True
         else:
-            self._events += received.events
+            events = [event for event in received.events if not _is_unrelated(event)]
+            if not events and not received.lost:
+                return
+            self._events += events
             self._lost = self._lost or received.lost
         self._woken.set()
 
@@ -117,3 +125,7 @@ class RefreshLoop:
         except Exception:  # the known devices must remain available
             log.exception("the host cannot be scanned")
         return None
+
+
+def _is_unrelated(event: Uevent) -> bool:
+    return event.subsystem in _UNRELATED_SUBSYSTEMS and event.devpath.startswith(_VIRTUAL)
