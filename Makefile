@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -211,6 +211,9 @@ bench-cluster: build ## compare the agent with a minimal Go driver on a real API
 
 bench-compare: ## compare two results of benchmarks with their noise: OLD=, NEW= (files, or directories like target/bench)
 	@$(PY) benchmarks/compare.py "$(OLD)" "$(NEW)" $(ARGS)
+
+bench-fleet: build ## count the requests of 200 agents on a real API server; ARGS='--agents 1000' for more
+	$(PY) benchmarks/fleet.py $(ARGS)
 
 bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a real two-node cluster
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)

@@ -39,6 +39,9 @@ DRIVER_RULES = [
 class ControlPlane:
     """etcd and kube-apiserver in one directory, for the given users; stopped by `close`."""
 
+    user_groups = "benchmarks"
+    """Groups of every user but the administrator, separated by commas."""
+
     def __init__(self, binaries: Path, folder: Path, users: list[str]) -> None:
         import httpx2
 
@@ -132,7 +135,7 @@ class ControlPlane:
         key = self._folder / "service-account.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         tokens = [
-            f'{token},{user},{user},"{"system:masters" if user == ADMIN else "benchmarks"}"'
+            f'{token},{user},{user},"{"system:masters" if user == ADMIN else self.user_groups}"'
             for user, token in self._tokens.items()
         ]
         (self._folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
