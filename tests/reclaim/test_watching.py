@@ -75,6 +75,7 @@ def test_a_reclaim_on_a_terminal_is_started_after_confirmation(agent: Agent, gat
     agent.command("reclaim", "cancel")
     with Terminal(*start_words, "--yes", interactive=True) as terminal:
         assert terminal.end()[0] == 0 and "start?" not in terminal.shown
+    eventually(lambda: agent.status()["complete"])
     code, text = agent.command("reclaim", "start")
     assert code == 0 and "no claim holds a device" in text and "start?" not in text, "a pipe is not asked"
 
