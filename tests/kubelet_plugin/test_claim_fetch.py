@@ -507,3 +507,25 @@ def test_a_uid_with_two_names_is_refused_without_affecting_others(node: Node, ru
 
 def test_the_budget_is_well_below_the_timeout_of_the_kubelet() -> None:
     assert service.BUDGET_S + 2 * service.SPARE_S < 45
+
+
+def test_a_stop_does_not_wait_for_work_that_ends_meanwhile() -> None:
+    """All waits of `finished` begin a turn of the loop later; work may have ended by then."""
+
+    async def scenario() -> None:
+        executor = ClaimExecutor(2)
+        loop = asyncio.get_running_loop()
+        began, work = threading.Event(), []
+        for uid in ("a", "b"):
+            call = executor.run(uid, "preparing", None, began.wait, loop.time() + DEADLINE_S)
+            work.append(asyncio.create_task(call))
+        await asyncio.sleep(0)
+        finishing = asyncio.create_task(executor.finished(DEADLINE_S))
+        began.set()
+        await asyncio.gather(*work)
+        start_s = loop.time()
+        assert await finishing
+        assert loop.time() - start_s < DEADLINE_S / 2
+        executor.close()
+
+    asyncio.run(scenario())

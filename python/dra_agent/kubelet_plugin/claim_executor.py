@@ -109,6 +109,8 @@ async def _ends(work: _Work, deadline_s: float) -> bool:
 
     Not asyncio.wait on a wrapped future, which takes another turn of the loop for each claim.
     """
+    if work.ended:
+        return True
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
     work.waiters.add(waiter)
