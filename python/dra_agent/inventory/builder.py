@@ -172,7 +172,7 @@ class DeviceBuilder:
         return generation, width
 
     def _fitting(self, name: str, text: str) -> str:
-        printable = "".join(char for char in text if char.isprintable())
+        printable = text if text.isprintable() else "".join(char for char in text if char.isprintable())
         raw = printable.encode(errors="replace")
         if len(raw) > MAX_STRING_BYTES:
             self._warn(f"{name} is {len(raw)} bytes long and cut to {MAX_STRING_BYTES}, the most that the API allows")

@@ -29,7 +29,7 @@ from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
 from dra_agent.topology.model import PciFunction as Function
-from dra_agent.topology.model import Topology
+from dra_agent.topology.model import Topology, address_order
 
 _log = logging.getLogger(__name__)
 
@@ -74,18 +74,20 @@ class Collector:
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
         excluded: list[Exclusion] = []
         handed_over = self._passthrough.handed_over(problems)
-        found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
+        found: list[Device] = []
+        if handed_over:
+            found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
         self._partitions.begin()
         for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)
         found = self._passthrough.with_new_bindings(found, handed_over, problems)
         if self._handovers is not None:
-            found = self._handovers.moved.apply(found, {one.pci_address: one.net for one in topology.devices})
-        found = self._passthrough.apply(found, topology.by_address, problems, excluded)
+            found = self._handovers.moved.apply(found, topology)
+        found = self._passthrough.apply(found, topology, problems, excluded)
         devices = self._without_uplinks(found, excluded)
         # In the order of the topology, by address; partitions of one address keep their order.
-        place = {function.pci_address: number for number, function in enumerate(topology.devices)}
-        devices.sort(key=lambda device: place.get(device.pci_address, len(place)))
+        known = {function.pci_address for function in topology.relevant}
+        devices.sort(key=lambda device: (device.pci_address not in known, address_order(device.pci_address)))
         problems += self._partitions.problems()
         for backend in self._backends.values():
             if isinstance(backend, ExclusionSource):
@@ -141,7 +143,7 @@ class Collector:
         self, topology: Topology, handed_over: Container[str], problems: list[Diagnostic]
     ) -> dict[str, list[Function]]:
         chosen: dict[str, list[Function]] = {}
-        for function in topology.devices:
+        for function in topology.relevant:
             name = backend_of(function)
             if name is None or function.pci_address in handed_over:
                 continue

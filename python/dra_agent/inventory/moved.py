@@ -15,6 +15,7 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
+from dra_agent.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +46,12 @@ class MovedInterfaces:
         self._folder = state_dir / "net"
         self._complained: set[str] = set()
 
-    def apply(self, devices: Iterable[Device], interfaces: Mapping[str, tuple[str, ...]]) -> list[Device]:
-        """Return the devices as published before their claims changed them.
-
-        `interfaces`: the interfaces of the host now, by PCI address.
-        """
+    def apply(self, devices: Iterable[Device], topology: Topology) -> list[Device]:
+        """Return the devices as published before their claims changed them."""
         notes = self._notes()
         if not notes:
             return list(devices)
+        interfaces = {function.pci_address: function.net for function in topology.devices}
         return [_kept(device, notes.get(device.pci_address), interfaces) for device in devices]
 
     def _notes(self) -> dict[str, _Note]:

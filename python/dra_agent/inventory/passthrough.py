@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
 from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class Passthrough:
     def apply(
         self,
         devices: Iterable[Device],
-        functions: Mapping[str, Function],
+        topology: Topology,
         problems: list[Diagnostic],
         excluded: list[Exclusion],
     ) -> list[Device]:
@@ -216,7 +217,7 @@ class Passthrough:
             if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
                 given.append(device)
                 continue
-            reason = _reason_not_to(device, functions[device.pci_address])
+            reason = _reason_not_to(device, topology.by_address[device.pci_address])
             if reason is None:
                 given.append(_passed_through(device))
                 continue

@@ -10,7 +10,7 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.topology.model import Distance, PciFunction, Topology, TopologyChange
+from dra_agent.topology.model import Distance, Topology, TopologyChange, address_order
 from dra_agent.topology.uevent import Uevent
 
 _topology = msgspec.json.Decoder(Topology)
@@ -67,7 +67,7 @@ class LiveTopology:
                 devices[positions[device.pci_address]] = device
         else:
             kept = [device for device in last.devices if device.pci_address not in self._outdated]
-            devices = sorted([*kept, *read.devices], key=_order)
+            devices = sorted([*kept, *read.devices], key=lambda device: address_order(device.pci_address))
             self._positions = None
         return Topology(read.numa_nodes, tuple(devices), problems=read.problems)
 
@@ -106,11 +106,6 @@ class LiveTopology:
 
     def _refused(self, error: Exception) -> PermanentError:
         return PermanentError(str(error), hint="check that --sysfs-root is a directory like /sys")
-
-
-def _order(device: PciFunction) -> tuple[int, str]:
-    """Sort key: addresses of one domain have equal length, and those of a higher one are never shorter."""
-    return len(device.pci_address), device.pci_address
 
 
 def scan(host: Host, *, distances: bool = False) -> Topology:

@@ -151,6 +151,11 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         return self.distances.get(f"{one},{other}") or self.distances.get(f"{other},{one}")
 
 
+def address_order(address: str) -> tuple[int, str]:
+    """Sort key of PCI addresses: those of one domain have equal length, and those of a higher one are never shorter."""
+    return len(address), address
+
+
 class TopologyChange(msgspec.Struct, frozen=True):
     """The changes of an event or a rescan, by PCI address."""
 
