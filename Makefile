@@ -85,6 +85,8 @@ check: ## format, lint, check types and import rules, run unit tests, in about a
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PY) -m pytest -n 2 $(addprefix tests/,$(UNIT))
 
+# A short form of exhaustive tests of the ledger: one case of five. `make test-rust` runs all.
+test: export DRA_TEST_SAMPLE ?= 5
 # All parts run, even if one fails. The others leave a CPU idle most of the time, so they run while pytest does, and their
 # output follows that of pytest. The last lines name the duration of each part and the parts that failed.
 TEST_PARTS := test-rust lint test-python
@@ -104,7 +106,7 @@ test: build ## run all tests that need no cluster
 	fi; \
 	echo "make test: passed: $(TEST_PARTS)"
 
-test-rust: ## run cargo tests, clippy and rustfmt
+test-rust: ## run all cargo tests, clippy and rustfmt
 	$(CARGO) test --locked --workspace --quiet
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) fmt --all --check

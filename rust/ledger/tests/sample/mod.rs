@@ -1,4 +1,4 @@
-//! The size of exhaustive tests: all cases, or one in `DRA_TEST_SAMPLE` where a mutation run sets it.
+//! The size of exhaustive tests: all cases, or one in `DRA_TEST_SAMPLE`, which `make test` and mutation runs set.
 
 #![allow(dead_code, unreachable_pub)]
 
