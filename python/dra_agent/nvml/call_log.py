@@ -19,6 +19,7 @@ _MAX_DEPTH = 8
 _MAX_WORD = 1 << 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}(?:\[[0-9]{1,6}\]|\*){0,4}")
+_HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 class CallLogError(ValueError):
@@ -120,4 +121,4 @@ def _is_type(name: str, size: int) -> bool:
 
 
 def _is_hex(text: str) -> bool:
-    return len(text) % 2 == 0 and all(digit in "0123456789abcdef" for digit in text)
+    return len(text) % 2 == 0 and _HEX_DIGITS.issuperset(text)
