@@ -4,7 +4,8 @@ Every agent is Kubernetes mode as in production (`fleet_agent.py`), with its own
 hundreds share this process. Devices come from simulated profiles. No kubelet, scheduler or controller runs. The fleet
 starts at once, idles, sees a restart of the API server, is updated, loses a tenth of its nodes, and one GPU of each
 node fails. A second part measures slices of nodes with MIG partitions. Prints each result with its target; a missed
-target is not a failure. The results are in target/bench/fleet.json, and all counts by phase in target/bench-fleet.json.
+target is not a failure. The results are in target/bench/fleet-AGENTS.json, and all counts by phase in
+target/bench-fleet.json.
 
 Uses etcd and kube-apiserver of the test cluster (tests/cluster), and openssl.
 """
@@ -17,9 +18,7 @@ import logging
 import os
 import resource
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from fleet_inventory import scan
 from fleet_observer import FleetObserver
 from fleet_phases import RIGHT_WITHIN_S, Fleet, Meter, Phases
 from fleet_plane import API_SERVER, USER, FleetPlane
+from fleet_supervisor import supervise
 from fleet_table import Phase, extrapolate, save_phases, show_phase
 from results import Measure, Target, measure, this_machine
 from results_table import publish
@@ -44,7 +44,7 @@ PHASES = ROOT / "target" / "bench-fleet.json"
 PROFILES = ("dgx-h100", "vm-1gpu", "mi300x", "l40s")
 """Every fourth node has the same."""
 MIG_PROFILE = "dgx-h100"
-FILES_PER_AGENT = 40
+FILES_PER_AGENT = 18
 """Open files of an agent: connections, ledger, locks and sockets; in a rolling update there are two."""
 MAX_START_REQUESTS = 8.0
 LEAST_START_REQUESTS = 4
@@ -65,29 +65,33 @@ def main() -> None:
     parser.add_argument("--mig-nodes", type=int, default=50, help="nodes of the part with MIG; 0: without it")
     parser.add_argument("--binaries", type=Path, help="directory of etcd and kube-apiserver (default: the cluster's)")
     parser.add_argument("--phases", type=Path, default=PHASES, help="file of the counts by phase")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.agents < 1 or args.mig_nodes < 0:
         sys.exit("--agents must be 1 or more, --mig-nodes 0 or more")
     binaries = args.binaries or default_binaries()
     check_programs(binaries)
     allow_files(max(args.agents, args.mig_nodes) * FILES_PER_AGENT)
-    # Otherwise SIGTERM would leave the processes and the directory behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="fleet-") as directory:
-        folder = Path(directory)
-        logging.basicConfig(filename=folder / "agents.log", level=logging.WARNING)
-        machine = this_machine()
-        phases, per_watch = run_fleet(args, binaries, folder / "fleet")
-        by_name = {phase.name: phase for phase in phases}
-        measures, steps = measures_of(by_name, per_watch), extrapolate(by_name, per_watch)
-        if args.mig_nodes:
-            measures += run_mig(args.mig_nodes, binaries, folder / "mig", phases)
-        print(f"\nextrapolated from {args.agents} agents, not measured:")
-        print("\n".join(f"  {step}" for step in steps), end="\n\n")
-        settings = {"agents": args.agents, "idle_s": args.idle, "mig_nodes": args.mig_nodes}
-        save_phases(args.phases, settings, phases, steps)
-        publish("fleet", measures, machine)
-        print(f"load {os.getloadavg()[0]:.1f} at the end")
+    if args.folder is None:
+        sys.exit(supervise(lambda folder: [sys.executable, __file__, *sys.argv[1:], "--folder", str(folder)]))
+    run(args, binaries, args.folder)
+
+
+def run(args: argparse.Namespace, binaries: Path, folder: Path) -> None:
+    """Measure everything below a folder, and publish the results."""
+    logging.basicConfig(filename=folder / "agents.log", level=logging.WARNING)
+    machine = this_machine()
+    phases = run_fleet(args, binaries, folder / "fleet")
+    by_name = {phase.name: phase for phase in phases}
+    measures, steps = measures_of(by_name), extrapolate(by_name)
+    if args.mig_nodes:
+        measures += run_mig(args.mig_nodes, binaries, folder / "mig", phases)
+    print(f"\nextrapolated from {args.agents} agents, not measured:")
+    print("\n".join(f"  {step}" for step in steps), end="\n\n")
+    settings = {"agents": args.agents, "idle_s": args.idle, "mig_nodes": args.mig_nodes}
+    save_phases(args.phases, settings, phases, steps)
+    publish(f"fleet-{args.agents}", measures, machine)
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
 def default_binaries() -> Path:
@@ -111,13 +115,16 @@ def allow_files(count: int) -> None:
     """Raise the limit of open files; exit with one message if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = max(count, 4096)
-    if hard != resource.RLIM_INFINITY and hard < count:
-        sys.exit(f"{count} open files are needed, {hard} are allowed: raise `ulimit -Hn`, or lower --agents")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+    if hard != resource.RLIM_INFINITY:
+        hard = max(hard, count)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+    except (ValueError, OSError) as error:
+        sys.exit(f"{count} open files are not allowed ({error}): run as root, raise `ulimit -Hn`, or lower --agents")
 
 
-def run_fleet(args: argparse.Namespace, binaries: Path, folder: Path) -> tuple[list[Phase], float]:
-    """Measure all phases; also return the bytes of memory of the API server per watch."""
+def run_fleet(args: argparse.Namespace, binaries: Path, folder: Path) -> list[Phase]:
+    """Measure all phases."""
     hosts = [scan(profile, folder / "hosts" / profile) for profile in PROFILES]
     plane = FleetPlane(binaries, folder / "plane")
     try:
@@ -128,19 +135,22 @@ def run_fleet(args: argparse.Namespace, binaries: Path, folder: Path) -> tuple[l
 
 async def _phases(
     args: argparse.Namespace, plane: FleetPlane, folder: Path, hosts: Sequence[tuple[Host, Inventory]]
-) -> tuple[list[Phase], float]:
+) -> list[Phase]:
     done: list[Phase] = []
     async with fleet_of(plane, folder, hosts, args.agents) as (run, meter):
-        before = usage(plane.pids[API_SERVER]).resident
+        before = (usage(plane.pids[API_SERVER]).resident, plane.metrics().live)
         steps: list[Callable[[], Awaitable[Phase]]] = [run.start_storm, lambda: run.idle(args.idle)]
         for step in steps:
             done.append(await step())
             show_phase(done[-1])
-        per_watch = (done[-1].resident[API_SERVER] - before) / max(1, meter.watches())
+        live = plane.metrics().live - before[1]
+        resident = done[-1].resident[API_SERVER] - before[0]
+        watches = max(1, meter.watches())
+        done[-1].values |= {"resident bytes per watch": resident / watches, "live bytes per watch": live / watches}
         for step in (run.restart, run.rolling_update, run.mass_reclaim, run.health_flap):
             done.append(await step())
             show_phase(done[-1])
-    return done, per_watch
+    return done
 
 
 @asynccontextmanager
@@ -159,7 +169,9 @@ async def fleet_of(
             await asyncio.sleep(0.05)
         meter = await asyncio.to_thread(Meter, plane)
         stack.push_async_callback(fleet.stop)
-        yield Phases(plane, fleet, observer, meter), meter
+        phases = Phases(plane, fleet, observer, meter)
+        stack.push_async_callback(_cancel, asyncio.create_task(phases.watch_delay(), name="delay"))
+        yield phases, meter
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -168,7 +180,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
         await task
 
 
-def measures_of(phases: dict[str, Phase], per_watch: float) -> list[Measure]:
+def measures_of(phases: dict[str, Phase]) -> list[Measure]:
     """Return the measures with their targets."""
     start, idle, restart = phases["start storm"], phases["idle"], phases["API server restart"]
     lists, most = restart.values["lists"], restart.values["most lists in 100 ms"]
@@ -209,7 +221,10 @@ def measures_of(phases: dict[str, Phase], per_watch: float) -> list[Measure]:
     measures.append(measure("nodes with wrong slices in a rolling update", "count", [disturbed], target=at_most(0)))
     for phase in (update, phases["mass reclaim"], phases["health flap"]):
         measures.append(measure(f"{phase.name}: requests per agent", "count", [phase.per_agent]))
-    measures.append(measure("growth of the API server's memory per watch", "KiB", [per_watch / 1024]))
+    measures += [
+        measure(f"growth of the API server's memory, {name}", "KiB", [idle.values[name] / 1024])
+        for name in ("resident bytes per watch", "live bytes per watch")
+    ]
     return measures
 
 

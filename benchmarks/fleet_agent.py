@@ -63,7 +63,7 @@ class NoClaims:
 
 
 class FleetAgent:
-    """One agent from `start` to `stop`. Two with different uids on one folder are those of a rolling update."""
+    """One agent from `open` to `stop`. Two with different uids on one folder are those of a rolling update."""
 
     def __init__(self, kubeconfig: Path, node: str, folder: Path, devices: SimulatedDevices, *, uid: str) -> None:
         self.node = node
@@ -92,19 +92,25 @@ class FleetAgent:
             on_status_change=lambda: None,
         )
         self.reclaim: ReclaimService | None = None
+        self._ledger: JournalLedger | None = None
+
+    async def open(self) -> None:
+        """Start what sends nothing to the API server: sockets, credentials and the ledger."""
+        await self.mode.open()
+        config = self._config
+        self._ledger = await asyncio.to_thread(JournalLedger, config.state_dir, BOOT, shared_as=config.pod_uid)
+        self._closers.append(self._ledger.close)
 
     async def start(self) -> None:
-        """Start in the order of a real agent."""
+        """Start the rest in the order of a real agent."""
         config = self._config
-        await self.mode.open()
+        assert self._ledger is not None
         sources = self.mode.signal_sources(config.reclaim)
         self.reclaim = ReclaimService(config.state_dir, BOOT, sources, is_newest=self._instances.is_newest)
         self.mode.attach_reclaim(self.reclaim)
         await self.reclaim.start()
-        ledger = await asyncio.to_thread(JournalLedger, config.state_dir, BOOT, shared_as=config.pod_uid)
-        self._closers.append(ledger.close)
         # `KubernetesMode` reads only what SimulatedDevices has.
-        await self.mode.serve(NoClaims(), cast(DeviceState, self.devices), ledger)
+        await self.mode.serve(NoClaims(), cast(DeviceState, self.devices), self._ledger)
 
     def set_inventory(self, inventory: Inventory) -> None:
         """Change the devices, as a rescan does."""

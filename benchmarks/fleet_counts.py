@@ -142,6 +142,13 @@ class Scrape:
         )
 
     @property
+    def live(self) -> int:
+        """Approximate bytes of live heap and stacks, from the last garbage collection of a Go process."""
+        # The collector runs when the heap is twice the live heap (GOGC=100, https://go.dev/doc/gc-guide).
+        live = self.total("go_memstats_next_gc_bytes") / 2
+        return round(live + self.total("go_memstats_stack_inuse_bytes"))
+
+    @property
     def sent(self) -> int:
         """Bytes of responses to reads, and of watch events."""
         # No bytes of responses to writes: the server has no metric of them.

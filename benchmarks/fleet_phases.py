@@ -25,6 +25,7 @@ RIGHT_WITHIN_S = 300.0
 SETTLE_S = 5.0
 """Seconds after an event for which requests that follow it are still counted."""
 WINDOW_S = 0.1
+DELAY_INTERVAL_S = 0.05
 SURGE = 0.1
 """Share of the nodes that a rolling update changes at a time: maxSurge of the deployment."""
 RECLAIMED = 0.1
@@ -71,11 +72,15 @@ class Fleet:
         """Create an agent of a node, not started."""
         return FleetAgent(self._kubeconfig, node, self._folder / node, self.devices[node], uid=uid)
 
-    async def start(self) -> None:
-        """Start the first agent of every node, all at once."""
+    async def open(self) -> None:
+        """Do the local part of the start, which is distributed over as many hosts in production."""
         for node in self.nodes:
             self._observer.expect(node, self.inventories[node])
             self.agents[node] = self.create(node, "a")
+            await self.agents[node].open()
+
+    async def start(self) -> None:
+        """Start the first agent of every node, all at once."""
         await asyncio.gather(*(agent.start() for agent in self.agents.values()))
 
     def flap(self, nodes: Sequence[str], *, ill: bool) -> None:
@@ -108,6 +113,7 @@ class Fleet:
         old = {node: self.agents[node] for node in nodes}
         self.agents.update(new)
         try:
+            await asyncio.gather(*(agent.open() for agent in new.values()))
             await asyncio.gather(*(agent.start() for agent in new.values()))
             async with asyncio.timeout(limit_s):
                 while not all(agent.leadership.is_leader() for agent in new.values()):
@@ -183,9 +189,20 @@ class Phases:
         self._fleet = fleet
         self._observer = observer
         self._meter = meter
+        self.longest_delay_s = 0.0
+        """The longest delay of the event loop since the last phase ended."""
+
+    async def watch_delay(self) -> None:
+        """Record delays of the event loop: with many agents in one process, times include them."""
+        time = asyncio.get_running_loop().time
+        while True:
+            began = time()
+            await asyncio.sleep(DELAY_INTERVAL_S)
+            self.longest_delay_s = max(self.longest_delay_s, time() - began - DELAY_INTERVAL_S)
 
     async def start_storm(self) -> Phase:
         """Start all agents at once."""
+        await self._fleet.open()
         await asyncio.to_thread(self._meter.begin)
         starting = asyncio.create_task(self._fleet.start())
         began = time.monotonic()
@@ -277,4 +294,6 @@ class Phases:
     async def _end(self, name: str, right: dict[str, float | None], agents: int | None = None) -> Phase:
         phase = await asyncio.to_thread(self._meter.end, name, agents or len(self._fleet.nodes))
         phase.right_s = right
+        phase.values["longest delay of the agents' event loop, s"] = self.longest_delay_s
+        self.longest_delay_s = 0.0
         return phase

@@ -60,11 +60,13 @@ def show_phase(phase: Phase) -> None:
     cpu = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phase.cpu_s.items())
     memory = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in phase.resident.items())
     print(f"  CPU: {cpu}; resident: {memory}")
+    for name, value in phase.values.items():
+        print(f"  {name}: {value:.2f}")
     for name, seconds in phase.right_s.items():
         print(f"  every slice is right, {name}: {'never' if seconds is None else f'{seconds:.2f} s'}", flush=True)
 
 
-def extrapolate(phases: Mapping[str, Phase], watch_bytes: float, size: int = LARGE_FLEET) -> list[str]:
+def extrapolate(phases: Mapping[str, Phase], size: int = LARGE_FLEET) -> list[str]:
     """Return the reasoning for a larger fleet, one step per line, from the phases that were measured."""
     steps = []
     if (start := phases.get("start storm")) is not None:
@@ -74,11 +76,14 @@ def extrapolate(phases: Mapping[str, Phase], watch_bytes: float, size: int = LAR
             f"start: {start.per_agent:.2f} requests x {size} agents = {total:.0f} requests; at {cpu:.2f} ms of CPU of "
             f"the API server for each, {total * cpu / 1000:.0f} CPU seconds"
         )
-        watches = start.watches / start.agents * size
+    if (idle := phases.get("idle")) is not None:
+        watches = idle.watches / idle.agents * size
+        live, resident = (idle.values[f"{name} bytes per watch"] for name in ("live", "resident"))
         steps.append(
-            f"watches: {start.watches / start.agents:.1f} per agent x {size} = {watches:.0f}; at "
-            f"{watch_bytes / 1024:.0f} KiB of the API server's memory for each (all of its growth divided by the "
-            f"watches, so garbage and caches count too), {watches * watch_bytes / 2**20:.0f} MiB"
+            f"watches: {idle.watches / idle.agents:.1f} per agent x {size} = {watches:.0f}; the live heap and stacks "
+            f"of the API server grow by {live / 1024:.0f} KiB for each, with connections and cached slices: "
+            f"{watches * live / 2**20:.0f} MiB; its resident memory grows by {resident / 1024:.0f} KiB for each, with "
+            f"garbage: {watches * resident / 2**20:.0f} MiB"
         )
     if (restart := phases.get("API server restart")) is not None:
         lists = restart.values["lists"] / restart.agents

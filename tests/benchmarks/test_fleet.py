@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import os
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fleet_counts import AuditLog, Scrape, by_kind, connections, most_in_a_windo
 from fleet_inventory import DRIVER, mismatch, of_node, with_flap, with_notice
 from fleet_observer import FleetObserver
 from fleet_phases import Fleet
+from fleet_supervisor import supervise
 from fleet_table import Phase, extrapolate, save_phases
 from results import load, save, this_machine
 
@@ -53,6 +55,7 @@ def test_agents_publish_and_follow_their_devices(fake_api: FakeApi, tmp_path: Pa
             for node in fleet.nodes:
                 fake_api.put("nodes", {"metadata": {"name": node}})
             try:
+                await fleet.open()
                 await fleet.start()
                 await right(observer)
                 sent = Counter(
@@ -213,8 +216,10 @@ def test_metrics_are_added_up_by_label() -> None:
         'apiserver_longrunning_requests{resource="leases",verb="WATCH"} 5\n'
         'apiserver_response_sizes_sum{resource="nodes"} 1e+03\n'
         "apiserver_watch_events_sizes_sum 20\n"
+        "go_memstats_next_gc_bytes 200\n"
+        "go_memstats_stack_inuse_bytes 7\n"
     )
-    assert (scrape.watches, scrape.sent, scrape.received) == (3, 1020, 0)
+    assert (scrape.watches, scrape.sent, scrape.received, scrape.live) == (3, 1020, 0, 107)
 
 
 def phase(name: str, **values: float) -> Phase:
@@ -227,14 +232,17 @@ def phase(name: str, **values: float) -> Phase:
 def test_results_state_whether_targets_hold(tmp_path: Path) -> None:
     done = [
         phase("start storm"),
-        phase("idle", **{"requests per agent and hour": 11.0}),
+        phase(
+            "idle",
+            **{"requests per agent and hour": 11.0, "live bytes per watch": 1024, "resident bytes per watch": 2048},
+        ),
         phase("API server restart", **{"lists": 20, "most lists in 100 ms": 3}),
         phase("rolling update", **{"nodes with wrong slices at any moment": 0}),
         phase("mass reclaim"),
         phase("health flap"),
     ]
     phases = {one.name: one for one in done}
-    path, _ = save("fleet", measures_of(phases, 1024), this_machine(), directory=tmp_path)
+    path, _ = save("fleet", measures_of(phases), this_machine(), directory=tmp_path)
     holds = {one.name: one.holds for one in load(path).measures}
     assert holds["requests at start, per agent"] is True
     assert holds["requests while idle, per agent and hour"] is False
@@ -242,14 +250,24 @@ def test_results_state_whether_targets_hold(tmp_path: Path) -> None:
     assert holds["every slice is right: health flap, after it"] is False
     assert holds["nodes with wrong slices in a rolling update"] is True
     assert right_within("never", None).holds is False
-    steps = extrapolate(phases, 1024, 5000)
+    steps = extrapolate(phases, 5000)
     assert "7.00 requests x 5000 agents = 35000 requests" in steps[0]
     assert "2.0 per agent x 5000 = 10000" in steps[1]
+    assert "1 KiB for each, with connections and cached slices: 10 MiB" in steps[1]
     assert "2000 lists a second, 200 in 100 ms (4.0% of the fleet)" in steps[2]
     save_phases(tmp_path / "target/phases.json", {"agents": 10}, done, steps)
     saved = json.loads((tmp_path / "target/phases.json").read_text())
     assert saved["phases"][0]["requests"]["list nodes"] == 60
     assert saved["extrapolation"] == steps
+
+
+def test_nothing_is_left_after_a_crash(tmp_path: Path) -> None:
+    """As with a crash of a native library: the process stops none of those that it has started."""
+    script = 'sleep 600 & echo $! > "$1/pid"; echo "$0" > "$1/folder"; kill -KILL $$'
+    assert supervise(lambda folder: ["sh", "-c", script, str(folder), str(tmp_path)]) == -signal.SIGKILL
+    assert not Path((tmp_path / "folder").read_text().strip()).exists()
+    process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    assert not process.exists() or ") Z " in (process / "stat").read_text()
 
 
 def test_missing_programs_are_one_message(tmp_path: Path) -> None:
