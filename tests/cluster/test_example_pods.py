@@ -81,7 +81,10 @@ def test_pod(agents: Agents, namespace: Namespace, apply: Apply) -> None:
     apply("pod.yaml")
     namespace.running("one-gpu")
     (device,) = devices_of(namespace, "one-gpu")
-    assert f"DRA_AGENT_REQUEST_GPU={device}" in namespace.log("one-gpu")
+    # A container is running before its first output is in the log.
+    namespace.api.wait(
+        lambda: f"DRA_AGENT_REQUEST_GPU={device}" in namespace.log("one-gpu"), "its device is in the log"
+    )
 
 
 def test_deployment(agents: Agents, namespace: Namespace, apply: Apply) -> None:

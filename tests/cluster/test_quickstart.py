@@ -51,6 +51,10 @@ def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_pa
         .replace("namespace dra-agent", f"namespace {NAMESPACE}")
         .replace("-n dra-agent", f"-n {NAMESPACE}")
         .replace("--timeout=120s", "--timeout=600s")
+        # A pod is ready before its first output is in the log.
+        .replace(
+            "kubectl logs one-gpu", "timeout 600 sh -c 'until kubectl logs one-gpu | grep DRA_; do sleep 0.2; done'"
+        )
     )
     environment = {
         **os.environ,
