@@ -1,6 +1,6 @@
 //! Constraints of a claim: the same attribute value on all of its devices, or a different one on each.
 
-use dra_api::{Device, DeviceAttribute, DeviceConstraint};
+use dra_api::{Device, DeviceAttribute, DeviceConstraint, ResourceClaim};
 
 use crate::in_use::DeviceId;
 use crate::pools::Candidate;
@@ -29,6 +29,19 @@ impl<'a> Constraint<'a> {
             distinct,
             accepted: Vec::new(),
         })
+    }
+
+    /// The constraints of a claim, without unknown kinds.
+    pub(crate) fn of_claim(claim: &'a ResourceClaim) -> Vec<Self> {
+        let specs = &claim.spec.devices.constraints;
+        specs.iter().filter_map(Self::new).collect()
+    }
+
+    /// The constraints of a claim that apply to one of its requests.
+    pub(crate) fn of_request(claim: &'a ResourceClaim, request: &Request<'_>) -> Vec<Self> {
+        let mut constraints = Self::of_claim(claim);
+        constraints.retain(|constraint| constraint.applies_to(request));
+        constraints
     }
 
     /// Whether the constraint applies to the request. Without names it applies to all requests.

@@ -87,10 +87,7 @@ fn evaluate_claims(question: &Question<'_>, explanation: &mut Explanation) -> Re
                     });
                 }
             }
-            let specs = &claim.spec.devices.constraints;
-            let constraints: Vec<Constraint<'_>> =
-                specs.iter().filter_map(Constraint::new).collect();
-            groups::check(&mut report, &constraints, &matching);
+            groups::check(&mut report, &Constraint::of_claim(claim), &matching);
         }
         explanation.claims.push(report);
     }
@@ -142,14 +139,7 @@ fn evaluate_devices<'a>(
     matching: &mut Match<'a>,
     in_use: &InUse<'a>,
 ) {
-    let constraints: Vec<Constraint<'_>> = claim
-        .spec
-        .devices
-        .constraints
-        .iter()
-        .filter_map(Constraint::new)
-        .filter(|constraint| constraint.applies_to(&task.request))
-        .collect();
+    let constraints = Constraint::of_request(claim, &task.request);
     for index in 0..matching.candidates.len() {
         let device = rejections::evaluate_device(task, index, &constraints, matching, in_use);
         if report.error.is_none() {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use dra_api::{DeviceRequestAllocationResult, Quantity, ResourceClaim};
 
 use crate::held::Held;
+use crate::query::allocation_of;
 use crate::request::claim_name;
 
 /// Consumed capacity by its name.
@@ -131,11 +132,7 @@ impl<'a> InUse<'a> {
         };
         let mut seen = HashSet::new();
         for claim in claims {
-            let allocation = claim
-                .status
-                .as_ref()
-                .and_then(|status| status.allocation.as_ref());
-            let Some(allocation) = allocation else {
+            let Some(allocation) = allocation_of(claim) else {
                 continue;
             };
             let is_known = |identity: Identity<'a>| {

@@ -129,10 +129,7 @@ impl<'s, 'a> Search<'s, 'a> {
     ) -> Self {
         let constraints = claims
             .iter()
-            .map(|planned| {
-                let specs = &planned.claim.spec.devices.constraints;
-                specs.iter().filter_map(Constraint::new).collect()
-            })
+            .map(|planned| Constraint::of_claim(planned.claim))
             .collect();
         Self {
             constraints,

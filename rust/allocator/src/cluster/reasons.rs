@@ -137,14 +137,7 @@ fn tally<'a>(
     matching: &mut Match<'a>,
     in_use: &InUse<'a>,
 ) -> Result<Tally, Error> {
-    let constraints: Vec<Constraint<'_>> = claim
-        .spec
-        .devices
-        .constraints
-        .iter()
-        .filter_map(Constraint::new)
-        .filter(|constraint| constraint.applies_to(&task.request))
-        .collect();
+    let constraints = Constraint::of_request(claim, &task.request);
     let mut tally = Tally::default();
     let mut counters: Vec<Option<Counters<'a>>> = matching.pools.iter().map(|_| None).collect();
     for index in 0..matching.candidates.len() {
