@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from dra_agent.conflicts import ForeignSlices
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.kube_client import ApiClient, ForbiddenError, UnauthorizedError
@@ -14,7 +15,7 @@ from dra_agent.publish.access import NodeOwnerReference, Peers, WriteAccess
 from dra_agent.publish.feature_gates import Gates
 from dra_agent.publish.plan import PublishContext
 from dra_agent.publish.pool import PoolReconciler
-from dra_agent.publish.reflector import SliceObserver, SliceReflector
+from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
 from dra_agent.publish.stats import PublisherCounters, PublisherStats
 from dra_agent.slices import Slice
@@ -39,7 +40,7 @@ class Publisher:
         peers: Peers | None = None,
         failed: Callable[[AgentError], None] = lambda error: None,
         urgent: Callable[[], bool] = lambda: False,
-        others: SliceObserver | None = None,
+        others: ForeignSlices | None = None,
         node_watch: NodeWatch | None = None,
     ) -> None:
         """`inventory` returns the current devices; `is_leader` whether this instance is the leader.

@@ -6,25 +6,13 @@ One watch carries both, because the API server selects slices of a node by an in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from dra_agent.conflicts import ForeignSlices
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, NotFoundError, ObjectList, WatchEvent
 from dra_agent.kube_client.reflector import Reflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
-
-
-class SliceObserver(Protocol):
-    """Receives the slices of other drivers on the node; dra_agent.conflicts.ForeignSlices.
-
-    It is a protocol because conflicts are detected without a publisher too.
-    """
-
-    def listed(self, slices: list[dict[str, Any]]) -> None:
-        """Replace the state by these ResourceSlices, as JSON values."""
-
-    def changed(self, event: str, item: dict[str, Any]) -> None:
-        """Apply a watch event of this type (ADDED, MODIFIED, DELETED)."""
 
 
 class SliceReflector(Reflector):
@@ -39,7 +27,7 @@ class SliceReflector(Reflector):
         driver: str,
         on_external_change: Callable[[set[ChangedSlice]], None],
         caught_up: Callable[[], None],
-        others: SliceObserver | None = None,
+        others: ForeignSlices | None = None,
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_external_change` is called with the slices that changed externally.
