@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.standalone import StandaloneDrain
-from dra_agent.standalone.claim import Allocate
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.service import StandaloneService
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class StandaloneMode:
             driver=config.driver_name,
             slices=hardware.slices,
             preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
-            allocate=_allocator(),
+            allocate=ClusterAllocator(),
             validate=validation_messages,
             unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
@@ -110,16 +109,3 @@ class StandaloneMode:
             await self._drain.stop()
         if self._service is not None:
             await self._service.stop()
-
-
-def _allocator() -> Allocate:
-    kept: list[Allocate] = []
-
-    def allocate(**question: Any) -> Any:
-        if not kept:
-            from dra_agent.standalone.allocator import ClusterAllocator  # megabytes that only the first claim needs
-
-            kept.append(ClusterAllocator())
-        return kept[0](**question)
-
-    return allocate
