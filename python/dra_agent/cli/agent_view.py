@@ -59,26 +59,25 @@ def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
     return holders
 
 
-def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory:
-    """Return the inventory with the health of its devices."""
+def collected(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
+    """Return the inventory with the health of its devices, also of those that another manager advertises."""
     from dra_agent.agent.device_state import boot_id
     from dra_agent.health.state_file import HealthStateFile
     from dra_agent.health.taints import apply_recorded
-
-    noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
-    return apply_recorded(inventory, shown.config.health, shown.config.driver_name, noted)
-
-
-def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
-    """Return the inventory as it is published: with health, and without devices of other managers."""
-    from dra_agent.conflicts import exclude, load_conflicts
     from dra_agent.inventory.collector import collect
     from dra_agent.inventory.passthrough import VfioBindingStore
 
     config = shown.config
     handovers = VfioBindingStore(shown.records)
-    inventory = with_health(
-        collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers), shown, host
-    )
+    inventory = collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers)
+    noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
+    return apply_recorded(inventory, config.health, config.driver_name, noted)
+
+
+def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
+    """Return the inventory as it is published: with health, and without devices of other managers."""
+    from dra_agent.conflicts import exclude, load_conflicts
+
+    inventory = collected(shown, host, topology)
     saved = load_conflicts(shown.records)
     return inventory if saved.published else exclude(inventory, saved.verdict)

@@ -118,11 +118,9 @@ def _record(args: argparse.Namespace) -> int:
 def examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; a scan that fails is a finding, and the other checks run."""
     config = shown.config
-    from dra_agent.cli.agent_view import with_health
+    from dra_agent.cli.agent_view import collected
     from dra_agent.doctor import CheckContext
     from dra_agent.errors import AgentError
-    from dra_agent.inventory.collector import collect
-    from dra_agent.inventory.passthrough import VfioBindingStore
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store import FILE
     from dra_agent.topology import scan
@@ -141,15 +139,8 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:
         examination.topology = scan(host)
-        collected = collect(
-            host,
-            examination.topology,
-            config.inventory,
-            driver=config.driver_name,
-            handovers=VfioBindingStore(shown.records),
-        )
-        examination.inventory = with_health(collected, shown, host)
-        examination.other_agents = tuple(_other_agents(shown, host, examination.topology, collected))
+        inventory = examination.inventory = collected(shown, host, examination.topology)
+        examination.other_agents = tuple(_other_agents(shown, host, examination.topology, inventory))
     except AgentError as error:
         examination.failure = str(error)
     return examination

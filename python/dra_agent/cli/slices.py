@@ -62,20 +62,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _desired(shown: ShownHost, host: Host) -> DesiredSlices:
     from dra_agent import topology
-    from dra_agent.cli.agent_view import with_health
-    from dra_agent.inventory.collector import collect
-    from dra_agent.inventory.passthrough import VfioBindingStore
+    from dra_agent.cli.agent_view import collected
     from dra_agent.slices import desired_slices
 
     config = shown.config
-    collected = collect(
-        host,
-        topology.scan(host),
-        config.inventory,
-        driver=config.driver_name,
-        handovers=VfioBindingStore(shown.records),
-    )
-    found = with_health(collected, shown, host)
+    found = collected(shown, host, topology.scan(host))
     return desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
 
 
