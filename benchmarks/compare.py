@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from results import Measure, Results, ResultsError, load
+from results import Measure, Results, ResultsError, load, quantile
 from results_table import columns, number
 
 THRESHOLD = 0.05
@@ -108,7 +108,7 @@ def _interval(sides: Sequence[tuple[Sequence[float], int]], share: float) -> tup
     """
     chance = random.Random(0)
     ordered = [(sorted(samples), power) for samples, power in sides]
-    ratio = math.prod(_at(samples, share) ** power for samples, power in ordered)
+    ratio = math.prod(quantile(samples, share) ** power for samples, power in sides)
     draws = []
     for _ in range(RESAMPLES):
         drawn = 1.0
@@ -122,10 +122,6 @@ def _interval(sides: Sequence[tuple[Sequence[float], int]], share: float) -> tup
     few = sum(len(samples) < MIN_SAMPLES for samples, _ in sides)
     assumed = 1 + SINGLE_VALUE_NOISE if few else 1.0
     return ratio, draws[tail] / assumed, draws[-1 - tail] * assumed
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def pairs(old: Path, new: Path) -> list[tuple[Results, Results | None]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,11 +67,6 @@ def _unix(text: str) -> float:
 def by_kind(requests: Iterable[Request]) -> dict[str, int]:
     """Count requests by verb and resource."""
     return dict(sorted(Counter(f"{one.verb} {one.resource}" for one in requests).items()))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that this share of values does not exceed; 0 without values."""
-    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)] if values else 0.0
 
 
 def most_in_a_window(times: Iterable[float], window_s: float) -> int:

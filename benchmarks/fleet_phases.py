@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fleet_agent import FleetAgent, SimulatedDevices
-from fleet_counts import AuditLog, Request, Scrape, Usage, by_kind, connections, most_in_a_window, percentile, usage
+from fleet_counts import AuditLog, Request, Scrape, Usage, by_kind, connections, most_in_a_window, usage
 from fleet_inventory import of_node, with_flap, with_notice
 from fleet_observer import FleetObserver
 from fleet_plane import API_SERVER, USER, FleetPlane
 from fleet_table import Phase
+from results import percentile
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory

@@ -51,19 +51,26 @@ def main() -> None:
     publish("prepare", measures, machine)
 
 
+def make_preparer(
+    root: Path, owners: Path, ledger: JournalLedger, devices: dict[str, Device], *, shared_as: str | None = None
+) -> Preparer:
+    """Return a preparer with its specs and state below `root`, and owner files in `owners`."""
+    return Preparer(
+        DRIVER,
+        ledger,
+        SpecDirectory(root / "cdi", DRIVER),
+        lambda pool, name: devices.get(name),
+        node=POOL.partition("/")[0],
+        edit_providers=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
+        device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
+        ownership=DeviceOwnership(owners, root / "state", "bench"),
+    )
+
+
 def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str, dict[str, list[float]]]:
     devices = make_devices(root, GPUS + args.held)
     with JournalLedger(root / "state", "boot", shared_as=shared_as) as ledger:
-        preparer = Preparer(
-            DRIVER,
-            ledger,
-            SpecDirectory(root / "cdi", DRIVER),
-            lambda pool, name: devices.get(name),
-            node=POOL.partition("/")[0],
-            edit_providers=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
-            device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
-            ownership=DeviceOwnership(owners, root / "state", "bench"),
-        )
+        preparer = make_preparer(root, owners, ledger, devices, shared_as=shared_as)
         for number in range(args.held):
             preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
         bare = Bare(root / "bare", devices["gpu-0"], preparer)

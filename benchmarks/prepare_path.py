@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
@@ -31,21 +31,17 @@ import msgspec
 from results import Measure, save, this_machine
 from results import measure as measured
 
-from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.edits import EditProviders
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
-from dra_agent.host import Host
 from dra_agent.kube_client import ApiClient, connect
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2
 from dra_agent.kubelet_plugin.sockets import SocketPaths
-from dra_agent.prepare import ClaimPreparer, Preparer
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ownership import DeviceOwnership
-from prepare import DRIVER, POOL, TMPFS, make_devices
+from prepare import DRIVER, POOL, TMPFS, make_devices, make_preparer
 
 if TYPE_CHECKING:
     import grpc
@@ -143,8 +139,12 @@ async def measure(args: argparse.Namespace, state: Path, run: Path) -> list[Meas
     api = connect(kubeconfig(run, port))
     stored, read, nothing = StoredClaims(claims), ReadClaims(api), NoPreparer()
     found: dict[str, list[Result]] = {}
-    with ExitStack() as stack:
-        preparer = make_preparer(stack, state, run, args.held)
+    devices = make_devices(state, GROUP + args.held)
+    (run / "owners").mkdir()
+    with JournalLedger(state / "state", "boot") as ledger:
+        preparer = make_preparer(state, run / "owners", ledger, devices)
+        for number in range(args.held):
+            preparer.prepare(claim(f"held-{number}", f"gpu-{GROUP + number}"))
         parts: tuple[tuple[ClaimSource, ClaimPreparer, tuple[tuple[str, str, list[str]], ...]], ...] = (
             (stored, nothing, (("an empty call", "prepare", []),)),
             (stored, nothing, (("and a thread", "prepare", names),)),
@@ -219,24 +219,6 @@ async def serving(run: Path, source: ClaimSource, preparer: ClaimPreparer) -> As
         yield
     finally:
         await plugin.close()
-
-
-def make_preparer(stack: ExitStack, state: Path, run: Path, held: int) -> Preparer:
-    devices = make_devices(state, GROUP + held)
-    ledger = stack.enter_context(JournalLedger(state / "state", "boot"))
-    (run / "owners").mkdir()
-    preparer = Preparer(
-        DRIVER,
-        ledger,
-        SpecDirectory(state / "cdi", DRIVER),
-        lambda pool, name: devices.get(name),
-        node=POOL.partition("/")[0],
-        edit_providers=EditProviders(Host(dev=state / "dev"), directories=[state / "cdi"]),
-        ownership=DeviceOwnership(run / "owners", state / "state", "bench"),
-    )
-    for number in range(held):
-        preparer.prepare(claim(f"held-{number}", f"gpu-{GROUP + number}"))
-    return preparer
 
 
 def claim(name: str, device: str) -> dict[str, Any]:

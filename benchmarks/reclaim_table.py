@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reclaim_rounds import OWN, PHASES, Round
-from results import Measure, Target, measure
+from results import Measure, Target, measure, percentile
 
 SHARES = (0.5, 0.95)
 SHARED_PHASES = PHASES[2:5]
@@ -102,12 +102,8 @@ def show(title: str, rounds: Sequence[Round], limit: float) -> None:
     sys.stdout.flush()
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that this share of values does not exceed, infinite if too few reached the phase."""
-    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
-
-
 def _times(rounds: Sequence[Round], phase: str) -> list[float]:
+    """Return the seconds to the phase; infinite for rounds that did not reach it."""
     return [one.took.get(phase, math.inf) for one in rounds]
 
 

@@ -147,6 +147,11 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the least value that this share of values does not exceed; 0 without values."""
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)] if values else 0.0
+
+
 def this_machine() -> Machine:
     """Describe this machine."""
     return Machine(_cpu_model(), os.cpu_count() or 1, platform.release(), round(os.getloadavg()[0], 2))

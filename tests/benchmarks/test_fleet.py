@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 from fleet import check_programs, measures_of, right_within
-from fleet_counts import AuditLog, Scrape, by_kind, connections, most_in_a_window, percentile, usage
+from fleet_counts import AuditLog, Scrape, by_kind, connections, most_in_a_window, usage
 from fleet_inventory import DRIVER, mismatch, of_node, with_flap, with_notice
 from fleet_observer import FleetObserver
 from fleet_phases import Fleet
 from fleet_supervisor import supervise
 from fleet_table import Phase, extrapolate, save_phases
-from results import load, save, this_machine
+from results import load, percentile, save, this_machine
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
