@@ -165,7 +165,7 @@ def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
 _COLUMNS = ["name", "type", "vendor", "product", "numa", "switch", "memory", "state", "driver"]
 _OPTIONAL = ("driver", "switch", "vendor", "numa", "memory", "product")
 _REMOVED = "removed"
-"""The health of a device that is no longer published, in the output of --watch."""
+"""The state of a removed device in the output of --watch."""
 
 
 def _cells(device: Device, holders: dict[str, list[str]]) -> list[object]:

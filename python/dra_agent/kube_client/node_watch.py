@@ -20,7 +20,7 @@ class NodeState(NamedTuple):
     """The last known Node, and why it may be out of date."""
 
     node: Object | None
-    """None before the first list, and if there is no such Node."""
+    """None before the first list, and if the Node does not exist."""
     error: AgentError | None
     """Why the Node cannot be followed at present."""
     is_listed: bool
