@@ -207,6 +207,24 @@ def test_owner_files_follow_the_ledger_at_startup(node: SimulatedNode, files: Pa
     assert other.reconcile(node.ledger, node.lookup)[0].startswith("claim default/claim-kept (kept): ")
 
 
+def test_a_start_releases_a_device_that_the_claim_does_not_hold(node: SimulatedNode, files: Path) -> None:
+    """An agent was killed before its claim was in the ledger; then another device was allocated to the claim."""
+    owner, other = agent(files, "one"), agent(files, "other")
+    acquire(owner, "a", [node.devices["gpu-0"], node.devices["gpu-1"]])
+    node.preparer.prepare(claim("a", "gpu-1", "gpu-2"))
+    # The address of a device that is unplugged now is not known, so no device of the claim is released.
+    unplugged = node.devices.pop("gpu-2")
+    assert owner.reconcile(node.ledger, node.lookup) == []
+    with pytest.raises(DeviceHeldError, match="for claims a"):
+        acquire(other, "b", [node.devices["gpu-0"]])
+    node.devices["gpu-2"] = unplugged
+    assert owner.reconcile(node.ledger, node.lookup) == []
+    acquire(other, "b", [node.devices["gpu-0"]])
+    for name in ("gpu-1", "gpu-2"):
+        with pytest.raises(DeviceHeldError, match="for claims a"):
+            acquire(other, "b", [node.devices[name]])
+
+
 def test_two_agents_never_prepare_the_same_device(node: SimulatedNode, tmp_path: Path, files: Path) -> None:
     node.ownership = agent(files, "one")
     node.start()
@@ -285,14 +303,14 @@ def test_a_claim_that_fails_to_start_leaves_owner_files_unchanged(files: Path) -
 def test_a_claim_that_starts_during_another_start_keeps_its_device(node: SimulatedNode, files: Path) -> None:
     owner, starting = agent(files, "one"), agent(files, "one")
     reconcilers: list[threading.Thread] = []
-    with owner.acquire("a", [device()], long_deadline()) as unlock:
+    with owner.acquire("a", [node.devices["gpu-0"]], long_deadline()) as unlock:
         reconcilers.append(threading.Thread(target=starting.reconcile, args=(node.ledger, node.lookup)))
         reconcilers[0].start()
         node.preparer.prepare(claim("a", "gpu-0"))  # the claim is added to the ledger only here
         unlock()
     reconcilers[0].join(60)
     with pytest.raises(DeviceHeldError, match="for claims a"):
-        acquire(agent(files, "other"), "b", [device()])
+        acquire(agent(files, "other"), "b", [node.devices["gpu-0"]])
 
 
 def test_a_release_includes_a_device_missing_at_startup(node: SimulatedNode, files: Path) -> None:

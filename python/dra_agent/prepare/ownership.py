@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.file_lock import keep_private, lock
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, Lookup
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry, Lookup
 
 log = logging.getLogger(__name__)
 
@@ -134,21 +135,31 @@ class DeviceOwnership:
     def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
         """See Ownership.reconcile."""
 
-        def is_released(uid: str) -> bool:
+        def read(uid: str) -> LedgerEntry | None:
             with ledger.lease():
-                return ledger.get(uid) is None
+                return ledger.get(uid)
+
+        def held(entry: LedgerEntry) -> list[Device | None]:
+            return [lookup(item.pool, item.device) for item in entry.devices if not item.admin_access]
+
+        def is_over(uid: str, address: str) -> bool:
+            entry = read(uid)
+            if entry is None:
+                return True
+            # The allocation of a claim can change after an agent was killed before its start was in the ledger.
+            addresses = [None if device is None else device.pci_address for device in held(entry)]
+            return None not in addresses and address not in addresses
 
         for address in self._own_addresses():
-            self._remove_claims(address, is_released, Deadline.of(LOCK_TIMEOUT_S))
+            self._remove_claims(address, partial(is_over, address=address), Deadline.of(LOCK_TIMEOUT_S))
         with ledger.lease():
             entries = ledger.entries()
         problems = []
         for entry in entries:
-            held = [lookup(item.pool, item.device) for item in entry.devices if not item.admin_access]
-            devices = [device for device in held if device is not None]
+            devices = [device for device in held(entry) if device is not None]
             try:
                 with self.acquire(entry.uid, devices, Deadline.of(LOCK_TIMEOUT_S)):
-                    if is_released(entry.uid):
+                    if read(entry.uid) is None:
                         raise _ReleasedMeanwhileError
             except _ReleasedMeanwhileError:
                 continue
