@@ -83,14 +83,20 @@ pub(crate) fn recover(disk: &dyn Disk, dir: &Path, boot_id: &str) -> Result<Reco
         last_journal: numbers.last().copied().unwrap_or(0),
         ..Recovered::default()
     };
-    let included = found.read_snapshot(disk, dir)?;
-    let mut seen = found.last_seq;
+    let mut records = Vec::new();
+    let included = found.read_snapshot(disk, dir, &mut records)?;
+    let first_change = records.len();
+    let newest_in_snapshot = found.last_seq;
     let mut tails = Vec::new();
     for number in numbers {
-        let tail = found.read_journal(disk, dir, number, included, &mut seen)?;
+        let tail = found.read_journal(disk, dir, number, included, &mut records)?;
         tails.extend(tail);
     }
     found.classify_tails(tails);
+    found.report.lost_records = gaps(newest_in_snapshot, &records[first_change..]);
+    // Not in the order of the files: after damage, the copy of an older record can follow a newer one.
+    records.sort_by_key(|record| record.seq);
+    records.iter().for_each(|record| found.replay(record));
     found.summarize(boot_id);
     Ok(found)
 }
@@ -139,21 +145,27 @@ struct Tail {
 }
 
 impl Recovered {
-    fn read_snapshot(&mut self, disk: &dyn Disk, dir: &Path) -> Result<u64> {
+    /// Returns the number of the newest record that the snapshot includes.
+    fn read_snapshot(
+        &mut self,
+        disk: &dyn Disk,
+        dir: &Path,
+        records: &mut Vec<Record>,
+    ) -> Result<u64> {
         let Some(bytes) = read(disk, dir, SNAPSHOT)? else {
             return Ok(0);
         };
         let scanned = scan(&bytes);
         check_format(&dir.join(SNAPSHOT), &scanned.records)?;
         let mut included = 0;
-        for record in &scanned.records {
+        for record in scanned.records {
+            self.last_seq = record.seq.max(self.last_seq);
             match record.body {
                 Body::Mark {
                     kind: Mark::Snapshot | Mark::End,
                 } => included = included.max(record.seq),
-                _ => self.replay(record),
+                _ => records.push(record),
             }
-            self.last_seq = record.seq.max(self.last_seq);
         }
         self.report_damage(SNAPSHOT, &bytes, &scanned.damage);
         if !scanned.damage.is_empty() {
@@ -168,7 +180,7 @@ impl Recovered {
         dir: &Path,
         number: u64,
         included: u64,
-        seen: &mut u64,
+        records: &mut Vec<Record>,
     ) -> Result<Option<Tail>> {
         let name = journal_name(number);
         let Some(bytes) = read(disk, dir, &name)? else {
@@ -177,14 +189,12 @@ impl Recovered {
         let scanned = scan(&bytes);
         check_format(&dir.join(&name), &scanned.records)?;
         self.last_end = scanned.valid_until as u64;
-        for record in &scanned.records {
+        for record in scanned.records {
             if matches!(record.body, Body::Mark { .. }) || record.seq <= included {
                 continue;
             }
-            self.report.lost_records += record.seq.saturating_sub(*seen + 1);
-            *seen = record.seq.max(*seen);
             self.last_seq = record.seq.max(self.last_seq);
-            self.replay(record);
+            records.push(record);
         }
         let first_damage = self.report.damage.len();
         self.report_damage(&name, &bytes, &scanned.damage);
@@ -269,6 +279,14 @@ impl Recovered {
             damage.uid = damage.uid.take().filter(|uid| !held.contains(uid));
         }
     }
+}
+
+/// The number of records that are missing from `changes` after the record `last`.
+fn gaps(last: u64, changes: &[Record]) -> u64 {
+    let numbers: BTreeSet<u64> = changes.iter().map(|record| record.seq).collect();
+    let newest = numbers.last().copied().unwrap_or(last);
+    let after = numbers.range(last.saturating_add(1)..).count() as u64;
+    newest.saturating_sub(last) - after
 }
 
 fn check_format(path: &Path, records: &[Record]) -> Result<()> {

@@ -421,3 +421,25 @@ fn damage_that_took_nothing_of_a_claim_does_not_name_it() {
     assert_eq!(report.damage[0].kind, "damaged record");
     assert_eq!(report.damage[0].uid, None, "its completion is there");
 }
+
+#[test]
+fn a_copy_of_an_older_record_changes_nothing() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk);
+    ledger.start(claim(0), false).unwrap();
+    ledger.release("uid-0").unwrap();
+    ledger.start(claim(0), false).unwrap();
+    ledger.start(claim(1), false).unwrap();
+    ledger.release("uid-1").unwrap();
+    let whole = disk.contents(JOURNAL);
+    let ends = ends(&whole);
+    for pair in ends.windows(2) {
+        for end in &ends[1..] {
+            let mut bytes = whole.clone();
+            bytes.splice(end..end, whole[pair[0]..pair[1]].iter().copied());
+            let opened = open(&with_contents("journal-00000001", &bytes));
+            assert_eq!(uids(&opened), ["uid-0"], "{pair:?} was copied to {end}");
+            assert_eq!(opened.report().lost_records, 0);
+        }
+    }
+}
