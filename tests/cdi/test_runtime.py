@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
+from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.runtime import Runtime, command_lines, find, make_rootfs
 from dra_agent.claim import ClaimDevice, ClaimRef
+from dra_agent.device_setup.notice import NoticeDirectory
+from dra_agent.device_setup.notice.document import notice
+from dra_agent.device_setup.notice.setup import container_edits
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode
 
@@ -32,13 +37,14 @@ def container(tmp_path: Path) -> tuple[Runtime, Path, Path]:
     return runtime, rootfs, cdi
 
 
-def write_claim(host: Host, cdi: Path) -> list[str]:
+def write_claim(host: Host, cdi: Path, more: ContainerEdits | None = None) -> list[str]:
     paths = ("/dev/dri/card0", "/dev/dri/renderD128")
     nodes = tuple(DeviceNode(path, str(host.dev_path(path)), "card") for path in paths)
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {}, nodes=nodes)
-    devices = [
-        SpecDevice(ClaimDevice("n/gpu", gpu.name, ("gpu",)), gpu, EditProviders(host, directories=[cdi]).edits(gpu))
-    ]
+    edits = EditProviders(host, directories=[cdi]).edits(gpu)
+    if more is not None:
+        edits = edits.with_setup(more)
+    devices = [SpecDevice(ClaimDevice("n/gpu", gpu.name, ("gpu",)), gpu, edits)]
     spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), devices)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
@@ -71,6 +77,39 @@ def test_container_gets_the_device_of_a_simulated_host(
     assert simulated_host.dev_path("/dev/dri/renderD128").read_text() == "written\n"
     without = run(runtime, [], rootfs, "echo claim=$DRA_AGENT_CLAIM; ls /dev/dri")
     assert "claim=\n" in without.stdout and "No such file" in without.stderr
+
+
+def test_container_reads_the_notice_and_cannot_change_it(
+    container: tuple[Runtime, Path, Path],
+    simulated_host: Host,
+    make_node: Callable[[Path, int, int], None],
+    tmp_path: Path,
+) -> None:
+    runtime, rootfs, cdi = container
+    make_node(simulated_host.dev_path("/dev/dri/card0"), 1, 7)
+    simulated_host.dev_path("/dev/dri/renderD128").write_text("")
+    notices = NoticeDirectory(tmp_path / "notices")
+    notices.create("uid-1", a_minute())
+    notices.create("another-claim", a_minute())
+    ids = write_claim(simulated_host, cdi, container_edits(notices, "uid-1"))
+    script = """
+    cd $DRA_AGENT_NOTICE_DIR || exit
+    pwd; cat notice.json; /bin/busybox id -u
+    echo changed > notice.json; /bin/busybox rm notice.json; echo new > other; ls -a . ..
+    while ! /bin/busybox grep -q hint notice.json; do /bin/busybox sleep 0.1; done; echo notified
+    """
+    command = runtime.command(ids, rootfs, ["/bin/busybox", "sh", "-c", script.replace("ls", "/bin/busybox ls")])
+    with subprocess.Popen(
+        command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline()
+        newer = NoticeDirectory(notices.path, current=lambda: notice("hint"))
+        newer.update("uid-1", a_minute())
+        printed += process.stdout.read()
+    assert printed.startswith("/run/dra-agent/notice/uid-1\n") and "\n0\n" in printed, printed
+    assert printed.count("Read-only file system") == 3 and "another-claim" not in printed
+    assert printed.endswith("notified\n"), "a running container sees the file that replaced the first one"
 
 
 def test_container_with_an_unknown_id_does_not_start(container: tuple[Runtime, Path, Path]) -> None:

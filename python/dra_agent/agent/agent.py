@@ -47,6 +47,7 @@ from dra_agent.reclaim.runtime import ReclaimRuntime
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.device_setup.notice.directory import NoticeDirectory
     from dra_agent.metrics.registry import Metrics
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,8 @@ class Agent:
             config.state_dir,
             host,
             boot_id(host.proc),
+            notice_dir=config.notice_dir,
+            keeps_notice=config.standalone,
             mode_sources=mode.signal_sources,
             is_newest=self._is_newest,
             about=lambda: describe(self._reload.effective, self._reload.status),
@@ -214,7 +217,7 @@ class Agent:
             ),
         )
         stack.callback(hardware.close)
-        setups = self._setups(hardware)
+        setups = self._setups(hardware, reclaiming.notices)
         preparer = self._preparer(ledger, hardware, record, setups, ownership)
         for problem in await self._work(
             worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
@@ -290,10 +293,10 @@ class Agent:
         config = self._config
         return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, boot_id(host.proc)))
 
-    def _setups(self, hardware: DeviceState) -> tuple[DeviceSetup, ...]:
+    def _setups(self, hardware: DeviceState, notices: NoticeDirectory) -> tuple[DeviceSetup, ...]:
         from dra_agent.agent.setup_registry import vendor_setups
 
-        return vendor_setups(self._config, hardware.host, hardware.mode_changes)
+        return vendor_setups(self._config, hardware.host, hardware.mode_changes, notices)
 
     def _configuration(self) -> tuple[bool, float, int]:
         status = self._reload.status

@@ -109,6 +109,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.host_folder / "dra-device-metadata"
 
     @property
+    def notice_dir(self) -> Path:
+        """The directory of notice files; container runtimes must see it at the same path."""
+        return self.host_folder / "notices"
+
+    @property
     def host_folder(self) -> Path:
         """The agent's state directory that container runtimes see at the same path, in a pod too."""
         return self.state_dir if self.standalone else self.kubelet_dir / "plugins" / self.driver_name

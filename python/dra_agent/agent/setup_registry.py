@@ -20,6 +20,7 @@ from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
 from dra_agent.presence import exists
 
 if TYPE_CHECKING:
+    from dra_agent.device_setup.notice import NoticeDirectory
     from dra_agent.device_setup.sysfs_writer import SysfsWriter
     from dra_agent.inventory.mode_changes import ModeChanges
 
@@ -104,14 +105,21 @@ def command_host(config: Config) -> Iterator[Host]:
         yield simulated_host(config, Path(directory))
 
 
-def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None = None) -> tuple[DeviceSetup, ...]:
+def vendor_setups(
+    config: Config,
+    host: Host,
+    mode_changes: ModeChanges | None = None,
+    notices: NoticeDirectory | None = None,
+) -> tuple[DeviceSetup, ...]:
     """Make every set-up for a host, with its state below the configuration's state directory.
 
-    `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs concurrently.
+    `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs concurrently. `notices` has the
+    current notice; None for a process that prepares no claims.
     """
     from dra_agent.device_setup.amd import AmdPartitionSetup
     from dra_agent.device_setup.mig import MigSetup
     from dra_agent.device_setup.net import NicSetup
+    from dra_agent.device_setup.notice import NoticeDirectory, NoticeSetup
     from dra_agent.device_setup.timeslice import TimeSliceSetup
     from dra_agent.device_setup.vfio import VfioSetup
     from dra_agent.device_setup.vfio.setup import NvidiaLibrary
@@ -124,6 +132,7 @@ def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None =
         _shares(config, host),
         TimeSliceSetup(lambda: host.driver_tool("nvidia-smi"), config.state_dir),
         NicSetup(host, config.state_dir, config.host_folder),
+        NoticeSetup(notices or NoticeDirectory(config.notice_dir)),
     )
 
 

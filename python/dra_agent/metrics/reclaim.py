@@ -34,6 +34,8 @@ class ReclaimSnapshot(msgspec.Struct, frozen=True):
     """Unix time."""
     notices: int = 0
     cancelled: int = 0
+    notice_failures: int = 0
+    """Failed writes of notice files."""
     sources: tuple[SourceSnapshot, ...] = ()
     tainted_after: float | None = None
     """Seconds from the notice until every device was tainted."""
@@ -56,6 +58,7 @@ def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
         deadline=None if state.deadline is None else STEADY.to_wall(state.deadline).timestamp(),
         notices=reclaim.notices,
         cancelled=reclaim.cancelled,
+        notice_failures=reclaim.notice_failures(),
         tainted_after=progress.tainted_after,
         evictions=progress.evictions,
         claims=claims if state.phase == "notice" else {},
@@ -78,6 +81,11 @@ def families(snapshot: ReclaimSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{_PREFIX}_notices", "Notices that started.", value=snapshot.notices)
     yield CounterMetricFamily(
         f"{_PREFIX}_cancelled", "Notices that ended before the node was terminated.", value=snapshot.cancelled
+    )
+    yield CounterMetricFamily(
+        f"{_PREFIX}_notice_files_failed",
+        "Writes of notice files of containers that failed or did not end in time.",
+        value=snapshot.notice_failures,
     )
     if snapshot.deadline is not None:
         yield GaugeMetricFamily(

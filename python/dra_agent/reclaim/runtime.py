@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_agent.device_setup.notice.directory import NoticeDirectory
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.reclaim.control import SOCKET, ReclaimControlServer
+from dra_agent.reclaim.notice_files import NoticeFiles, notice_of
 from dra_agent.reclaim.service import OPERATOR, ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import Signal, SignalSource
@@ -34,19 +36,33 @@ class ReclaimRuntime:
         host: Host,
         boot: str,
         *,
+        notice_dir: Path,
+        keeps_notice: bool,
         mode_sources: Callable[[ReclaimSettings], Sequence[SignalSource]],
         is_newest: Callable[[], bool],
         about: Callable[[], Any],
     ) -> None:
         """Select the sources of the host; raises UsageError for a source with an invalid configuration.
 
-        `mode_sources` returns the sources outside the host. `is_newest`: whether this agent saves the
+        `notice_dir` has the notice files of claims; with `keeps_notice` they outlive the release of a claim during a
+        notice. `mode_sources` returns the sources outside the host. `is_newest`: whether this agent saves the
         state, of several in a rolling update. `about` describes the agent.
         """
         self._host = host
         self._mode_sources = mode_sources
         self._settings = settings
         self.reclaim = ReclaimService(state_dir, boot, self.sources(settings), is_newest=is_newest)
+        self.notices = NoticeDirectory(
+            notice_dir,
+            current=lambda: notice_of(self.reclaim.state),
+            may_replace=is_newest,
+            keeps_notice=keeps_notice,
+        )
+        """The directories of notice files, with the current notice."""
+        self._notice_files = NoticeFiles(self.notices)
+        # Before all other listeners: a container gets the notice no later than its pod is evicted.
+        self.reclaim.on_change(self._notice_files.changed)
+        self.reclaim.notice_failures = lambda: self._notice_files.failures
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.reclaim, about=about)
         self._is_newest = is_newest
         self._file = StateFile(state_dir)
@@ -60,6 +76,7 @@ class ReclaimRuntime:
             # Signals of clouds are still received, and claims served.
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
         await self.reclaim.start()
+        self._notice_files.start()
         self._following = asyncio.create_task(self._follow_operator_requests(), name="reclaim of the newest agent")
 
     def sources(self, settings: ReclaimSettings) -> list[SignalSource]:
@@ -79,6 +96,7 @@ class ReclaimRuntime:
             await asyncio.gather(self._following, return_exceptions=True)
         await self._trigger.stop()
         await self.reclaim.stop()
+        await self._notice_files.stop()
 
     async def _follow_operator_requests(self) -> None:
         """Follow the operator requests of the newest agent, which owns the socket: this one may be the leader."""

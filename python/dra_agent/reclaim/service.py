@@ -74,6 +74,8 @@ class ReclaimService:
         self._failed_notifications: set[str] = set()
         self.progress: Callable[[], Progress] = Progress
         """Progress of the release of claims; set by the drain."""
+        self.notice_failures: Callable[[], int] = lambda: 0
+        """Failed writes of notice files; set by their owner."""
         self.notices = 0
         """Notices that started since the agent started."""
         self.cancelled = 0
