@@ -2,7 +2,8 @@
 
 Every size runs in a process of its own, so that its memory is that of one cluster: slices come in as pages of an API
 server, one node at a time. "sweep" is `Cluster.fits` for one claim on all nodes, from Python objects to Python objects;
-"first" also compiles and evaluates the selectors. "cpu" is the CPU time of all threads. "allocate" is the time of
+"first" also compiles and evaluates the selectors. "capacity" is `Cluster.capacity`: all copies that fit and the reason
+of each node, 9 searches for a node with 8 GPUs. "cpu" is the CPU time of all threads. "allocate" is the time of
 `dra_agent.allocator.allocate` for one node, measured on the slices of a few hundred nodes, multiplied by
 the number of nodes.
 """
@@ -114,6 +115,13 @@ def measure(nodes: int) -> Json:
             "sweep_s": [round(one[0], 5) for one in again],
             "sweep_cpu_s": [round(one[1], 5) for one in again],
         }
+    for name, one in (("one GPU", CLAIMS["one GPU"]), ("a GPU and a NIC", claim(gpu=1, nic=1))):
+        found = [timed(partial(cluster.capacity, [one], deadline=600.0)) for _ in range(ROUNDS)]
+        result.setdefault("capacity", {})[name] = {
+            "total": found[0][2].total,
+            "_s": [round(entry[0], 5) for entry in found],
+            "_cpu_s": [round(entry[1], 5) for entry in found],
+        }
     result["memory_mib"] = round(memory_mib("VmRSS") - before, 1)
     result["peak_memory_mib"] = round(memory_mib("VmHWM") - before, 1)
     result["expressions_compiled"] = cluster.counts.expressions_compiled
@@ -154,6 +162,10 @@ def measures_of(found: Json) -> list[Measure]:
                 measures.append(measured(f"{host}: {name}: {label}", "s", one[kind + suffix]))
         counts = f"fits {one['fits']}, does not fit {one['does_not_fit']}"
         print(f"{host}: {name}: {counts}")
+    for name, one in found["capacity"].items():
+        measures.append(measured(f"{host}: {name}: capacity", "s", one["_s"]))
+        measures.append(measured(f"{host}: {name}: capacity, CPU", "s", one["_cpu_s"]))
+        print(f"{host}: {name}: capacity {one['total']}")
     for field, unit in (
         ("memory_mib", "MiB"),
         ("peak_memory_mib", "MiB"),

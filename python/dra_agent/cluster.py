@@ -21,6 +21,8 @@ Source = bytes | Iterable[Object | bytes]
 
 BATCH_OBJECTS = 64
 """Objects that are encoded at a time: an iterable of any length needs memory for so many."""
+MAX_COPIES = 1000
+"""Default maximum of copies on one node: shares without a capacity, and admin access, have no limit."""
 _HINT = "check it with `kubectl apply --dry-run=server`"
 _Result = TypeVar("_Result")
 
@@ -36,6 +38,35 @@ class Sweep(msgspec.Struct, frozen=True):
     """By node: the error that kube-scheduler would report, such as an unknown class."""
     unexamined: list[str]
     """The nodes without a result at the deadline; empty if the sweep is complete."""
+
+
+class NodeCapacity(msgspec.Struct, frozen=True):
+    """How many copies of claims fit on one node, if all of them are placed there."""
+
+    node: str
+    copies: int
+    at_limit: bool
+    """More copies may fit: `limit` ended the search."""
+    reason: str
+    """Why the next copy does not fit; empty at the limit or the deadline."""
+    causes: list[str]
+    """The causes of `reason`: `no_devices`, `no_match`, `too_few`, `in_use`, `placed` (these copies have the devices),
+    `counter`, `taint`, `capacity`, `constraint`, `combination`, `pool`, `allocated_elsewhere` or `error`."""
+    has_network_devices: bool
+    """Other nodes can use devices of this node too, so the sum over the nodes may exceed the total."""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """How many copies of claims fit, placed one after another; another order of placement may reach more."""
+
+    nodes: list[NodeCapacity]
+    """By name; each node is examined as if no copy was placed on another one."""
+    total: int
+    """The copies that fit together on all nodes."""
+    total_is_partial: bool
+    """`total` is a lower bound, because of the limit or the deadline."""
+    unexamined: list[str]
+    """The nodes without a complete result at the deadline; their `copies` is a lower bound."""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -153,6 +184,45 @@ class Cluster:
         names = None if nodes is None else list(nodes)
         response = _call(self._native.fits, names, _encode(claims), _milliseconds(deadline), ignore_held)
         return msgspec.json.decode(response, type=Sweep)
+
+    def capacity(
+        self,
+        claims: Claims,
+        *,
+        shared: Claims = (),
+        nodes: Iterable[str] | None = None,
+        limit: int = MAX_COPIES,
+        deadline: float = 10.0,
+        ignore_held: bool = False,
+    ) -> Capacity:
+        """Find how many copies of `claims` fit, one after another: on each node alone, and on all nodes together.
+
+        A copy has devices of its own, as a pod with claims from templates has. Each copy gets the devices that
+        kube-scheduler would choose after the earlier ones. Nothing is recorded.
+
+        Arguments:
+            claims: The ResourceClaims of one copy, without an allocation.
+            shared: The ResourceClaims that all copies use together. One that is not allocated gets devices with the
+                first copy.
+            nodes: The names of the nodes to examine; all if omitted.
+            limit: The maximum number of copies on a node.
+            deadline: Seconds for all nodes together. A partial result names the nodes that are not examined.
+            ignore_held: Compute the result as if no claim was held.
+
+        Raises:
+            PermanentError: As for `allocate`, or a claim of `claims` has an allocation.
+        """
+        names = None if nodes is None else list(nodes)
+        response = _call(
+            self._native.capacity,
+            names,
+            _encode(claims),
+            _encode(shared),
+            max(0, limit),
+            _milliseconds(deadline),
+            ignore_held,
+        )
+        return msgspec.json.decode(response, type=Capacity)
 
     def hold(self, claims: Source) -> None:
         """Record that allocated claims hold their devices; one that is held already gets its new allocation.

@@ -2,6 +2,7 @@
 //!
 //! A query works on the state of its start. A change neither waits for running queries nor affects them.
 
+mod copies;
 mod objects;
 mod reasons;
 mod sweep;
@@ -15,7 +16,9 @@ use dra_api::{
 };
 use serde::Serialize;
 
+pub use copies::{Capacity, NodeCapacity};
 pub use objects::InvalidObject;
+pub use reasons::Cause;
 pub use sweep::Sweep;
 
 use crate::explain::Explanation;
@@ -254,18 +257,55 @@ impl Cluster {
     ) -> Result<Sweep, InvalidObject> {
         let claims = decode::<ResourceClaim>(claims)?;
         let state = self.snapshot();
-        let names: BTreeSet<&str> = match nodes {
-            Some(names) => names.iter().map(String::as_str).collect(),
-            None if state.nodes.is_empty() => state.slices.node_names().collect(),
-            None => state.nodes.keys().map(String::as_str).collect(),
-        };
-        let nodes = names
-            .into_iter()
-            .map(|name| state.node(name))
-            .collect::<Result<Vec<_>, _>>()?;
+        let nodes = state.selected(nodes)?;
         let classes = state.classes();
         let question = |node| self.question(&state, &classes, node, &claims, options);
         Ok(sweep::run(&nodes, options.limits, question))
+    }
+
+    /// Computes how many copies of the claims fit, one after another: on each node alone, and in total. `shared` has the
+    /// claims that all copies use together.
+    ///
+    /// # Errors
+    ///
+    /// A claim is invalid, or a node is unknown.
+    pub fn capacity(
+        &self,
+        nodes: Option<&[String]>,
+        claims: &[u8],
+        shared: &[u8],
+        limit: u64,
+        options: Options,
+    ) -> Result<Capacity, InvalidObject> {
+        let claims = decode::<ResourceClaim>(claims)?;
+        let shared = decode::<ResourceClaim>(shared)?;
+        let allocated = claims
+            .iter()
+            .position(|claim| allocation_of(claim).is_some());
+        if let Some(index) = allocated {
+            let message = "must not be set: a copy needs devices of its own";
+            let claim = &claims[index];
+            return Err(InvalidObject::of(
+                claim,
+                index,
+                "status.allocation",
+                message,
+            ));
+        }
+        let state = self.snapshot();
+        let nodes = state.selected(nodes)?;
+        let classes = state.classes();
+        let work = copies::Work {
+            nodes: &nodes,
+            slices: Slices::Index(&state.slices),
+            held: (!options.ignore_held).then_some(&state.held),
+            copy: &claims,
+            shared: &shared,
+            limit,
+            limits: options.limits,
+            question: |node| self.question(&state, &classes, node, &[], options),
+        };
+        Ok(work.run())
     }
 
     /// The numbers of objects, and of the work so far.
@@ -313,6 +353,7 @@ impl Cluster {
             claims,
             allocated: &[],
             held: (!options.ignore_held).then_some(&state.held),
+            placed: None,
             programs: &self.programs,
             limits: options.limits,
         }
@@ -347,6 +388,16 @@ impl State {
         let mut node = Node::default();
         name.clone_into(&mut node.metadata.name);
         Ok(Arc::new(node))
+    }
+
+    /// The nodes with these names; all if there are no names. They are ordered by name.
+    fn selected(&self, names: Option<&[String]>) -> Result<Vec<Arc<Node>>, InvalidObject> {
+        let names: BTreeSet<&str> = match names {
+            Some(names) => names.iter().map(String::as_str).collect(),
+            None if self.nodes.is_empty() => self.slices.node_names().collect(),
+            None => self.nodes.keys().map(String::as_str).collect(),
+        };
+        names.into_iter().map(|name| self.node(name)).collect()
     }
 
     fn classes(&self) -> Classes<'_> {

@@ -63,6 +63,26 @@ impl Held {
             .insert(identity.1.to_owned(), names.into());
     }
 
+    /// Adds devices on top of those that are held `below`, for [`crate::in_use::InUse::placed`]. They cannot be removed.
+    pub(crate) fn place(
+        &mut self,
+        below: Option<&Self>,
+        claim: &ResourceClaim,
+        allocation: &AllocationResult,
+    ) {
+        for result in &allocation.devices.results {
+            let pools = self.devices.entry(result.driver.clone()).or_default();
+            let pool = pools.entry(result.pool.clone()).or_default();
+            Arc::make_mut(pool)
+                .entry(result.device.clone())
+                .or_insert_with(|| {
+                    let known = below.and_then(|below| below.of(DeviceId::of(result)));
+                    known.cloned().unwrap_or_default()
+                })
+                .add(Holder::new(claim, result));
+        }
+    }
+
     /// Removes a claim. Returns whether it was held.
     pub(crate) fn remove(&mut self, (namespace, name): Identity<'_>) -> bool {
         let Some(claims) = self.claims.get_mut(namespace) else {

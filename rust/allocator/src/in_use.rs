@@ -116,6 +116,8 @@ impl Use {
 #[derive(Debug, Default)]
 pub(crate) struct InUse<'a> {
     held: Option<&'a Held>,
+    /// The devices that the query itself has allocated so far, with their use by held claims.
+    placed: Option<&'a Held>,
     /// The devices that claims of the query use, with their use by other claims.
     devices: HashMap<DeviceId<'a>, Use>,
 }
@@ -124,10 +126,12 @@ impl<'a> InUse<'a> {
     /// Collects the allocations of `claims`. A duplicate claim counts once, and not at all if it is held already.
     pub(crate) fn gather(
         held: Option<&'a Held>,
+        placed: Option<&'a Held>,
         claims: impl Iterator<Item = &'a ResourceClaim>,
     ) -> Self {
         let mut in_use = Self {
             held,
+            placed,
             devices: HashMap::new(),
         };
         let mut seen = HashSet::new();
@@ -150,17 +154,24 @@ impl<'a> InUse<'a> {
 
     pub(crate) fn of<'b>(&'b self, id: DeviceId<'b>) -> Option<&'b Use> {
         let devices: &'b HashMap<DeviceId<'b>, Use> = &self.devices;
-        devices.get(&id).or_else(|| self.held?.of(id))
+        devices.get(&id).or_else(|| self.recorded(id))
     }
 
     fn add(&mut self, claim: &'a ResourceClaim, result: &'a DeviceRequestAllocationResult) {
         let id = DeviceId::of(result);
-        let held = self.held;
-        let known = || held.and_then(|held| held.of(id)).cloned();
+        let recorded = self.recorded(id);
         self.devices
             .entry(id)
-            .or_insert_with(|| known().unwrap_or_default())
+            .or_insert_with(|| recorded.cloned().unwrap_or_default())
             .add(Holder::new(claim, result));
+    }
+
+    fn recorded<'b>(&self, id: DeviceId<'b>) -> Option<&'b Use>
+    where
+        'a: 'b,
+    {
+        let placed = self.placed.and_then(|placed| placed.of(id));
+        placed.or_else(|| self.held?.of(id))
     }
 }
 

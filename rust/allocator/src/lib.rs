@@ -28,7 +28,7 @@ mod share_id;
 mod slices;
 mod taints;
 
-pub use cluster::{Cluster, Counts, InvalidObject, Options, Sweep};
+pub use cluster::{Capacity, Cause, Cluster, Counts, InvalidObject, NodeCapacity, Options, Sweep};
 pub use error::Error;
 pub use explain::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,

@@ -199,6 +199,8 @@ pub(crate) struct Question<'a> {
     pub(crate) allocated: &'a [ResourceClaim],
     /// The claims that a cluster holds.
     pub(crate) held: Option<&'a Held>,
+    /// The devices that the query itself has allocated so far, with their use by held claims.
+    pub(crate) placed: Option<&'a Held>,
     pub(crate) programs: &'a Programs,
     pub(crate) limits: Limits,
 }
@@ -216,6 +218,7 @@ impl Query {
             claims: &self.claims,
             allocated: &self.allocated,
             held: None,
+            placed: None,
             programs,
             limits: self.limits,
         }
@@ -224,7 +227,11 @@ impl Query {
 
 impl<'a> Question<'a> {
     pub(crate) fn in_use(&self) -> InUse<'a> {
-        InUse::gather(self.held, self.allocated.iter().chain(self.claims))
+        InUse::gather(
+            self.held,
+            self.placed,
+            self.allocated.iter().chain(self.claims),
+        )
     }
 
     /// The candidates of the node.

@@ -116,6 +116,27 @@ impl PyCluster {
         py.detach(|| to_json(self.0.fits(nodes.as_deref(), claims, options)))
     }
 
+    // The arguments are those of the Python method.
+    #[allow(clippy::too_many_arguments)]
+    fn capacity(
+        &self,
+        py: Python<'_>,
+        nodes: Option<Vec<String>>,
+        claims: &[u8],
+        shared: &[u8],
+        limit: u64,
+        deadline_ms: u64,
+        ignore_held: bool,
+    ) -> PyResult<Vec<u8>> {
+        let options = options(deadline_ms, 0, ignore_held);
+        py.detach(|| {
+            to_json(
+                self.0
+                    .capacity(nodes.as_deref(), claims, shared, limit, options),
+            )
+        })
+    }
+
     fn counts(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         py.detach(|| to_json(Ok(self.0.counts())))
     }

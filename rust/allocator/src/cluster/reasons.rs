@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use dra_api::ResourceClaim;
+use serde::Serialize;
 
 use crate::capacity;
 use crate::constraints::{Constraint, look_up};
@@ -16,12 +17,60 @@ use crate::query::{Question, allocation_of};
 use crate::request::{Request, claim_name};
 use crate::taints;
 
+/// What limits claims on a node, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// No slice has devices for the node.
+    NoDevices,
+    /// No device matches class and selectors.
+    NoMatch,
+    /// Fewer devices match than are requested.
+    TooFew,
+    /// Other claims hold matching devices.
+    InUse,
+    /// The copies that were placed before have the devices.
+    Placed,
+    Counter,
+    Taint,
+    /// The capacity that is left of devices.
+    Capacity,
+    /// A constraint of the claim, such as the same NUMA node.
+    Constraint,
+    /// The requests need the same devices, counters or capacity.
+    Combination,
+    /// A pool is incomplete or invalid.
+    Pool,
+    /// A claim of the query is allocated on other nodes.
+    AllocatedElsewhere,
+    /// kube-scheduler would report an error.
+    Error,
+}
+
+/// Why claims do not fit.
+#[derive(Debug)]
+pub(super) struct Reason {
+    pub(super) text: String,
+    /// Those that concern the most devices first.
+    pub(super) causes: Vec<Cause>,
+}
+
+impl Reason {
+    fn new(text: String, cause: Cause) -> Self {
+        Self {
+            text,
+            causes: vec![cause],
+        }
+    }
+}
+
 /// The devices that match a request, by the first reason against each.
 #[derive(Debug, Default)]
 struct Tally {
     matching: usize,
     available: usize,
     in_use: usize,
+    placed: usize,
     tainted: usize,
     without_counters: usize,
     without_capacity: usize,
@@ -29,15 +78,16 @@ struct Tally {
 }
 
 /// The first request that does not fit individually; otherwise the requests do not fit in combination.
-pub(super) fn reason(question: &Question<'_>) -> Result<String, Error> {
+pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
     if !question.allocations_are_usable()? {
-        return Ok(elsewhere(question));
+        return Ok(Reason::new(elsewhere(question), Cause::AllocatedElsewhere));
     }
     let in_use = question.in_use();
     let deadline = question.limits.deadline(Instant::now());
     let mut matching = question.matching(deadline)?;
     if matching.pools.is_empty() {
-        return Ok("no devices are published for it".to_owned());
+        let text = "no devices are published for it".to_owned();
+        return Ok(Reason::new(text, Cause::NoDevices));
     }
     for claim in question.claims {
         if allocation_of(claim).is_some() {
@@ -52,16 +102,62 @@ pub(super) fn reason(question: &Question<'_>) -> Result<String, Error> {
                 shortages.extend(shortage);
             }
             if alternatives > 0 && shortages.len() == alternatives {
-                let mut text = format!("claim {}, {}", claim_name(claim), shortages.join("; "));
-                text += &unusable_pool(&matching);
-                return Ok(text);
+                let texts: Vec<&str> = shortages.iter().map(|one| one.text.as_str()).collect();
+                let mut text = format!("claim {}, {}", claim_name(claim), texts.join("; "));
+                let mut causes: Vec<Cause> = Vec::new();
+                for cause in shortages.iter().flat_map(|shortage| &shortage.causes) {
+                    if !causes.contains(cause) {
+                        causes.push(*cause);
+                    }
+                }
+                if let Some(unusable) = unusable_pool(&matching) {
+                    text += &unusable;
+                    causes.push(Cause::Pool);
+                }
+                return Ok(Reason { text, causes });
             }
         }
     }
-    Ok(
+    Ok(Reason::new(
         "every request has enough devices individually, but not in combination: they share devices, counters, capacity or a constraint"
             .to_owned(),
-    )
+        Cause::Combination,
+    ))
+}
+
+/// Whether the claims fit without their constraints: then these are the reason.
+pub(super) fn constraint(question: &Question<'_>) -> Result<Option<Reason>, Error> {
+    let mut attributes: Vec<String> = Vec::new();
+    let mut free = question.claims.to_vec();
+    for claim in &mut free {
+        for constraint in Constraint::of_claim(claim) {
+            let kind = if constraint.distinct {
+                "distinct"
+            } else {
+                "same"
+            };
+            let attribute = format!("{kind} {}", constraint.attribute);
+            if !attributes.contains(&attribute) {
+                attributes.push(attribute);
+            }
+        }
+        claim.spec.devices.constraints.clear();
+    }
+    if attributes.is_empty() {
+        return Ok(None);
+    }
+    let relaxed = Question {
+        claims: &free,
+        ..*question
+    };
+    let fits = relaxed.allocate()?.is_some();
+    Ok(fits.then(|| {
+        let text = format!(
+            "enough devices are available, but none in a combination with the {}",
+            attributes.join(" and the ")
+        );
+        Reason::new(text, Cause::Constraint)
+    }))
 }
 
 fn elsewhere(question: &Question<'_>) -> String {
@@ -76,21 +172,15 @@ fn elsewhere(question: &Question<'_>) -> String {
     format!("claim {name} is allocated on another node")
 }
 
-fn unusable_pool(matching: &Match<'_>) -> String {
-    matching
-        .pools
-        .iter()
-        .find_map(|pool| match &pool.state {
-            PoolState::Usable => None,
-            PoolState::Incomplete { found, expected } => Some(format!(
-                "; pool {} is incomplete: {found} of {expected} slices are published",
-                pool.label()
-            )),
-            PoolState::Invalid(reason) => {
-                Some(format!("; pool {} is invalid: {reason}", pool.label()))
-            }
-        })
-        .unwrap_or_default()
+fn unusable_pool(matching: &Match<'_>) -> Option<String> {
+    matching.pools.iter().find_map(|pool| match &pool.state {
+        PoolState::Usable => None,
+        PoolState::Incomplete { found, expected } => Some(format!(
+            "; pool {} is incomplete: {found} of {expected} slices are published",
+            pool.label()
+        )),
+        PoolState::Invalid(reason) => Some(format!("; pool {} is invalid: {reason}", pool.label())),
+    })
 }
 
 /// Why there are not enough devices for the request, if so.
@@ -100,10 +190,10 @@ fn shortage<'a>(
     request: Request<'a>,
     matching: &mut Match<'a>,
     in_use: &InUse<'a>,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<Reason>, Error> {
     let name = request.name();
     let task = new_task(claim, request, question.classes, matching)?;
-    let tally = tally(claim, &task, matching, in_use)?;
+    let tally = tally(question, claim, &task, matching, in_use)?;
     let needed = match &task.all {
         Some(_) => tally.matching.max(1),
         None => usize::try_from(task.count).unwrap_or(0),
@@ -111,14 +201,16 @@ fn shortage<'a>(
     if tally.available >= needed {
         return Ok(None);
     }
-    Ok(Some(if tally.matching == 0 {
-        format!(
+    if tally.matching == 0 {
+        let text = format!(
             "request {name}: none of {} devices matches class {} and the selectors",
             matching.candidates.len(),
             task.request.class
-        )
-    } else {
-        format!(
+        );
+        return Ok(Some(Reason::new(text, Cause::NoMatch)));
+    }
+    Ok(Some(Reason {
+        text: format!(
             "request {name} needs {needed} of {} matching devices, {} available{}",
             tally.matching,
             if tally.available == 1 {
@@ -127,11 +219,13 @@ fn shortage<'a>(
                 format!("{} are", tally.available)
             },
             tally.text()
-        )
+        ),
+        causes: tally.causes(),
     }))
 }
 
 fn tally<'a>(
+    question: &Question<'a>,
     claim: &'a ResourceClaim,
     task: &Task<'a>,
     matching: &mut Match<'a>,
@@ -170,7 +264,12 @@ fn tally<'a>(
             .iter()
             .any(|constraint| look_up(device, candidate.id(), constraint.attribute).is_none());
         let count = if !task.request.admin_access && used.is_some_and(|used| used.whole) {
-            &mut tally.in_use
+            let held = question.held.and_then(|held| held.of(candidate.id()));
+            if question.placed.is_some() && !held.is_some_and(|used| used.whole) {
+                &mut tally.placed
+            } else {
+                &mut tally.in_use
+            }
         } else if lacks_counters {
             &mut tally.without_counters
         } else if taints::not_tolerated(device, task.request.tolerations).is_some() {
@@ -188,26 +287,59 @@ fn tally<'a>(
 }
 
 impl Tally {
-    fn text(&self) -> String {
-        let counts = [
-            (self.in_use, "in use"),
-            (self.without_counters, "without enough of a shared counter"),
-            (self.tainted, "with a taint that is not tolerated"),
+    fn counts(&self) -> [(usize, &'static str, Cause); 6] {
+        [
+            (self.placed, "used by these copies", Cause::Placed),
+            (self.in_use, "in use", Cause::InUse),
+            (
+                self.without_counters,
+                "without enough of a shared counter",
+                Cause::Counter,
+            ),
+            (
+                self.tainted,
+                "with a taint that is not tolerated",
+                Cause::Taint,
+            ),
             (
                 self.without_attribute,
                 "without an attribute that a constraint compares",
+                Cause::Constraint,
             ),
-            (self.without_capacity, "without enough capacity"),
-        ];
+            (
+                self.without_capacity,
+                "without enough capacity",
+                Cause::Capacity,
+            ),
+        ]
+    }
+
+    fn text(&self) -> String {
+        let counts = self.counts();
         let counts: Vec<String> = counts
             .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, why)| format!("{count} {why}"))
+            .filter(|(count, ..)| *count > 0)
+            .map(|(count, why, _)| format!("{count} {why}"))
             .collect();
         if counts.is_empty() {
             String::new()
         } else {
             format!(": {}", counts.join(", "))
+        }
+    }
+
+    fn causes(&self) -> Vec<Cause> {
+        let mut counts: Vec<_> = self
+            .counts()
+            .into_iter()
+            .filter(|(count, ..)| *count > 0)
+            .collect();
+        counts.sort_by_key(|(count, ..)| std::cmp::Reverse(*count));
+        let causes: Vec<Cause> = counts.into_iter().map(|(.., cause)| cause).collect();
+        if causes.is_empty() {
+            vec![Cause::TooFew]
+        } else {
+            causes
         }
     }
 }

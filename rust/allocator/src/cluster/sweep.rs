@@ -17,13 +17,13 @@ use crate::error::Error;
 use crate::query::{Limits, Question};
 
 /// The least time for a node in one round. Almost all searches take far less than a millisecond.
-const MIN_SHARE: Duration = Duration::from_millis(100);
+pub(super) const MIN_SHARE: Duration = Duration::from_millis(100);
 const MAX_THREADS: usize = 8;
 /// Nodes for which another thread is worth its start.
 const NODES_PER_THREAD: usize = 64;
 
 /// Most nodes have few devices, so the facts for pruning cost less than many failed attempts.
-const ATTEMPTS_BEFORE_PRUNING: u64 = 32;
+pub(super) const ATTEMPTS_BEFORE_PRUNING: u64 = 32;
 
 /// On which nodes the claims fit. Every node is in one of the members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -105,7 +105,7 @@ pub(super) fn run<'a>(
 }
 
 /// Calls `work` with each index, on several threads if there are many.
-fn each(indices: &[usize], work: impl Fn(usize) + Sync) {
+pub(super) fn each(indices: &[usize], work: impl Fn(usize) + Sync) {
     let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
     let threads = cpus
         .min(MAX_THREADS)
@@ -129,7 +129,7 @@ fn examine(question: &Question<'_>) -> Outcome {
     match question.allocate() {
         Ok(Some(_)) => Outcome::Fits,
         Ok(None) => match reason(question) {
-            Ok(reason) => Outcome::DoesNotFit(reason),
+            Ok(reason) => Outcome::DoesNotFit(reason.text),
             Err(Error::Deadline { .. }) => Outcome::Late,
             // The search does not check devices in use, and requests after the first one without devices. An error there
             // does not change its result.
