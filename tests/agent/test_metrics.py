@@ -1,16 +1,13 @@
-"""Metrics before the first event, and which devices count as free."""
+"""Metrics before the first event, and the labels of devices."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from dra_agent.health.monitor import Summary
 from dra_agent.metrics.api_server import KINDS, METHODS, PublishMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot
 from dra_agent.metrics.registry import Metrics
-from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot, blocked_devices
+from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot
 from dra_agent.publish import PublisherStats
-from publish.node import partitioned
 
 EMPTY_STATS = PublisherStats(
     writes={}, errors={}, slices=0, pending=(), last_write=None, lag_s=0.0, unpublishable=0, problems=()
@@ -33,6 +30,8 @@ def test_every_series_exists_before_its_first_event() -> None:
     ]
     expected += [f'dra_agent_registrations_total{{result="{result}"}}' for result in ("registered", "refused")]
     expected += [f'dra_agent_publish_errors_total{{kind="{kind}"}}' for kind in KINDS]
+    expected += [f'dra_agent_claims{{state="{state}"}}' for state in ("preparing", "prepared")]
+    expected += [f'dra_agent_oldest_claim_age_seconds{{state="{state}"}}' for state in ("preparing", "prepared")]
     expected += [f'dra_agent_api_requests_total{{method="{method}"}}' for method in METHODS]
     expected += [f'dra_agent_device_cause_begun_total{{cause="{cause}"}}' for cause in ("gpu-lost", "xid-79")]
     expected += [
@@ -54,11 +53,3 @@ def test_devices_are_counted_by_family_pool_and_product() -> None:
     assert [values[f'{gpus}"{state}"}}'] for state in ("free", "blocked", "prepared")] == [1, 1, 0]
     assert values['dra_agent_devices{family="nic",pool="n/nic",product="",state="free"}'] == 1
     assert values['dra_agent_device_causes{cause="xid-79",device="gpu-1"}'] == 1
-
-
-def test_a_device_that_shares_prepared_counters_is_blocked() -> None:
-    inventory: Any = partitioned()
-    whole, first, second = (device.name for device in inventory.devices)
-    assert blocked_devices(inventory, "n", set()) == set()
-    assert blocked_devices(inventory, "n", {("n/gpu", whole)}) == {whole, first, second}
-    assert blocked_devices(inventory, "n", {("n/gpu", first)}) == {whole}

@@ -46,6 +46,15 @@ def test_a_claim_survives_a_restart_and_a_reboot(durable: SimulatedNode, tmp_pat
             assert durable.usable("a") and durable.preparer.prepare(claim_) == prepared
 
 
+def test_a_claim_keeps_the_time_of_its_first_record(durable: SimulatedNode, tmp_path: Path) -> None:
+    durable.preparer.prepare(claim("a", "gpu-0"))
+    (entry,) = durable.ledger.entries()
+    assert entry.started_at is not None and entry.state == "completed"
+    with reopen(durable, tmp_path, "boot-2"):
+        durable.preparer.prepare(claim("a", "gpu-0"))
+        assert [one.started_at for one in durable.ledger.entries()] == [entry.started_at]
+
+
 def test_a_held_device_is_refused_with_the_name_of_its_holder(durable: SimulatedNode) -> None:
     durable.preparer.prepare(claim("a", "gpu-0"))
     with pytest.raises(DeviceHeldError, match=r"gpu-0.*default/claim-a"):

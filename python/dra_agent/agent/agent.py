@@ -260,10 +260,13 @@ class Agent:
             log.info("answering probes", extra={"probes": health.port})
         if not self._config.metrics_address:
             return None
+        from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
         from dra_agent.metrics.http_server import HttpServer
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
+
+        tracker = AllocatableTracker()
 
         def read() -> MetricsSnapshot:
             hardware, reclaiming = self._hardware, self._reclaiming
@@ -274,6 +277,8 @@ class Agent:
                 health=Summary() if hardware is None else hardware.monitor.summary,
                 ledger=self._ledger,
                 reclaim=None if reclaiming is None else reclaiming.reclaim,
+                tracker=tracker,
+                driver=self._config.driver_name,
             )
 
         metrics = Metrics(read)

@@ -19,7 +19,7 @@ from dra_agent.health.issues import KNOWN_CAUSES
 from dra_agent.health.monitor import Summary
 from dra_agent.metrics.build import build_info
 from dra_agent.metrics.reclaim import families
-from dra_agent.metrics.snapshot import STATES, MetricsSnapshot
+from dra_agent.metrics.snapshot import CLAIM_STATES, STATES, ClaimGroup, MetricsSnapshot
 from dra_agent.prepare import ClaimPreparer
 
 if TYPE_CHECKING:
@@ -160,6 +160,14 @@ class _Gauges:
                 devices.add_metric([*labels, state], count)
         yield devices
         yield info
+        yield from _left(snapshot)
+        yield from _claims(snapshot)
+        taints = GaugeMetricFamily(
+            f"{PREFIX}_device_taints", "Always 1; taints of a device.", labels=["device", "cause", "effect"]
+        )
+        for taint in snapshot.taints:
+            taints.add_metric([taint.device, taint.cause, taint.effect], 1)
+        yield taints
         yield from _health(snapshot.health)
         yield GaugeMetricFamily(
             f"{PREFIX}_host_problems",
@@ -185,6 +193,56 @@ class _Gauges:
                 "Time since the ledger last wrote.",
                 value=max(0.0, time.time() - snapshot.checkpoint_written),
             )
+
+
+def _left(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    allocatable = GaugeMetricFamily(
+        f"{PREFIX}_allocatable_devices",
+        "The greatest number of devices of this kind alone that can still be claimed at the same time.",
+        labels=["family", "pool", "product", "partition"],
+    )
+    for kind, count in snapshot.allocatable.items():
+        allocatable.add_metric([kind.family, _pool(snapshot, kind.family), kind.product, kind.partition], count)
+    yield allocatable
+    labels = ["family", "pool", "product"]
+    free = GaugeMetricFamily(f"{PREFIX}_free_memory_bytes", "Device memory that no claim holds.", labels=labels)
+    fitting = GaugeMetricFamily(
+        f"{PREFIX}_fitting_memory_bytes",
+        "Memory of the largest device that still fits on each GPU, summed up; less than free: fragmentation.",
+        labels=labels,
+    )
+    largest = GaugeMetricFamily(
+        f"{PREFIX}_largest_free_device_memory_bytes",
+        "Memory of the largest device that can still be claimed.",
+        labels=labels,
+    )
+    for (family, product), memory in snapshot.memory.items():
+        values = [family, _pool(snapshot, family), product]
+        free.add_metric(values, memory.total)
+        fitting.add_metric(values, memory.fitting)
+        largest.add_metric(values, memory.largest)
+    yield from (free, fitting, largest)
+
+
+def _pool(snapshot: MetricsSnapshot, family: str) -> str:
+    return f"{snapshot.node}/{family}"
+
+
+def _claims(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    claims = GaugeMetricFamily(f"{PREFIX}_claims", "Claims in the ledger, by state.", labels=["state"])
+    oldest = GaugeMetricFamily(
+        f"{PREFIX}_oldest_claim_age_seconds",
+        "Time since the oldest claim in this state was recorded; 0 without claims.",
+        labels=["state"],
+    )
+    for state, group in {**dict.fromkeys(CLAIM_STATES.values(), ClaimGroup()), **snapshot.claims}.items():
+        claims.add_metric([state], group.count)
+        oldest.add_metric([state], group.oldest_s)
+    yield from (claims, oldest)
 
 
 def _health(summary: Summary) -> Iterator[Metric]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from dra_agent import _native
+from dra_agent.clock import wall_now
 from dra_agent.conflicts import load_conflicts
 from dra_agent.health.monitor import Summary
-from dra_agent.inventory.model import Device, Inventory, pool_name
+from dra_agent.inventory.api import Taint
+from dra_agent.inventory.model import Device, Inventory, device_key, pool_name
+from dra_agent.metrics.allocatable import AllocatableTracker, FreeMemory, Held, Kind, product_of
 from dra_agent.metrics.reclaim import ReclaimSnapshot, snapshot_of
-from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
+from dra_agent.prepare.record import read as read_record
+from dra_agent.reclaim.announcements import taint_of
 from dra_agent.reclaim.service import ReclaimService
 
 STATES = ("free", "blocked", "prepared", "tainted", "unhealthy")
-"""blocked: prepared devices leave too little of the counters that it consumes."""
+"""blocked: prepared devices leave too little of the counters it consumes. prepared: a claim holds it or a share."""
+
+CLAIM_STATES = {"started": "preparing", "completed": "prepared"}
+"""Label values by the state in the ledger."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -29,6 +37,22 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     uuid: str = ""
     product: str = ""
     family: str = ""
+
+
+class ClaimGroup(msgspec.Struct, frozen=True):
+    """Claims in one state."""
+
+    count: int = 0
+    oldest_s: float = 0.0
+    """Seconds since the oldest was recorded; 0 if the ledger does not have the time."""
+
+
+class DeviceTaint(msgspec.Struct, frozen=True):
+    """A taint of a device. `cause` is its key without the driver's name."""
+
+    device: str
+    cause: str
+    effect: str
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True):
@@ -44,6 +68,12 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     """Number of devices of this node that another driver advertises, by driver."""
     health: Summary = Summary()
     reclaim: ReclaimSnapshot | None = None
+    node: str = ""
+    allocatable: dict[Kind, int] = {}
+    memory: dict[tuple[str, str], FreeMemory] = {}
+    taints: tuple[DeviceTaint, ...] = ()
+    claims: dict[str, ClaimGroup] = {}
+    """Claims in the ledger by state; each of CLAIM_STATES."""
 
 
 def collect(
@@ -54,66 +84,99 @@ def collect(
     health: Summary,
     ledger: JournalLedger | None,
     reclaim: ReclaimService | None,
+    tracker: AllocatableTracker,
+    driver: str,
 ) -> MetricsSnapshot:
-    """Read the current values. An agent that is starting has no ledger and no reclaim yet."""
+    """Read the current values. An agent that is starting has no ledger and no reclaim yet.
+
+    The caller keeps `tracker` between calls.
+    """
     entries = [] if ledger is None else ledger.entries()
-    prepared = {
-        (device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access
-    }
-    blocked = blocked_devices(inventory, node, prepared)
+    held = _held(entries)
+    conflicts = load_conflicts(state_dir)
+    taint = None if reclaim is None else taint_of(reclaim.state, driver)
+    leaving = taint is not None and taint.effect != "None"
+    excluded = (
+        tuple(device.name for device in inventory.devices)
+        if leaving
+        else ()
+        if conflicts.published
+        else tuple(sorted(conflicts.verdict.managers))
+    )
+    left = tracker.compute(inventory, held, excluded)
     return MetricsSnapshot(
-        devices=tuple(_info(device, node, prepared, blocked) for device in inventory.devices),
+        devices=tuple(_info(device, node, held, left.blocked, tainted=leaving) for device in inventory.devices),
+        node=node,
+        allocatable=left.devices,
+        memory=left.memory,
+        taints=_taints(inventory, taint),
+        claims=_claims(entries),
         prepared_claims=sum(entry.state == "completed" for entry in entries),
         ledger_writable=ledger is None or ledger.report.not_writable is None,
         checkpoint_written=_checkpoint_time(state_dir / "ledger"),
         problems=len(inventory.problems),
         health=health,
-        second_managers={
-            manager: len(devices) for manager, devices in load_conflicts(state_dir).verdict.by_manager().items()
-        },
+        second_managers={manager: len(devices) for manager, devices in conflicts.verdict.by_manager().items()},
         reclaim=None if reclaim is None else snapshot_of(reclaim),
     )
 
 
-def blocked_devices(inventory: Inventory, node: str, prepared: set[tuple[str, str]]) -> set[str]:
-    """Return the names of devices for which prepared devices leave too little of the shared counters."""
-    remaining: dict[tuple[str, str, str], int] = {
-        (family, counters.name, name): _native.quantity_value(counter.value)
-        for family, sets in inventory.counter_sets.items()
-        for counters in sets
-        for name, counter in counters.counters.items()
-    }
+def _held(entries: Sequence[LedgerEntry]) -> Held:
+    """Return the devices of prepared claims, without admin access and without the parents of partitions."""
+    devices: set[tuple[str, str]] = set()
+    shares: dict[tuple[str, str], dict[str, int]] = {}
+    for entry in entries:
+        shared = False
+        for held in entry.devices:
+            # A partition also holds a share of its parent, with an empty request.
+            if held.admin_access or not held.request:
+                continue
+            if held.share_id is None:
+                devices.add(device_key(held.pool, held.device))
+            else:
+                shared = True
+        record = read_record(entry) if shared else None
+        for device in () if record is None else record.devices:
+            if device.share_id is not None and not device.admin_access:
+                consumed = shares.setdefault(device_key(device.pool, device.device), {})
+                for name, amount in device.consumed_capacity.items():
+                    consumed[name] = consumed.get(name, 0) + _native.quantity_value(amount)
+    return Held(frozenset(devices), shares)
+
+
+def _claims(entries: Sequence[LedgerEntry]) -> dict[str, ClaimGroup]:
+    now = wall_now().timestamp()
+    found = {state: ClaimGroup() for state in CLAIM_STATES.values()}
+    for entry in entries:
+        state = CLAIM_STATES.get(entry.state, entry.state)
+        before = found.get(state, ClaimGroup())
+        age = 0.0 if entry.started_at is None else max(0.0, now - entry.started_at)
+        found[state] = ClaimGroup(before.count + 1, max(before.oldest_s, age))
+    return found
+
+
+def _taints(inventory: Inventory, reclaim: Taint | None) -> tuple[DeviceTaint, ...]:
+    found: dict[DeviceTaint, None] = {}
     for device in inventory.devices:
-        if (pool_name(node, device.family), device.name) in prepared:
-            for key, amount in _consumed(device):
-                remaining[key] = remaining.get(key, 0) - amount
-    return {
-        device.name
-        for device in inventory.devices
-        if any(amount > remaining.get(key, 0) for key, amount in _consumed(device))
-    }
+        for taint in device.taints if reclaim is None else (reclaim, *device.taints):
+            found[DeviceTaint(device.name, taint.key.rpartition("/")[2], taint.effect)] = None
+    return tuple(found)
 
 
-def _consumed(device: Device) -> Iterator[tuple[tuple[str, str, str], int]]:
-    for consumption in device.consumes_counters:
-        for name, counter in consumption.counters.items():
-            yield (device.family, consumption.counter_set, name), _native.quantity_value(counter.value)
-
-
-def _info(device: Device, node: str, prepared: set[tuple[str, str]], blocked: set[str]) -> DeviceInfo:
-    pool = pool_name(node, device.family)
-    state = "prepared" if (pool, device.name) in prepared else "blocked" if device.name in blocked else "free"
-    if any(taint.effect != "None" for taint in device.taints):
+def _info(device: Device, node: str, held: Held, blocked: Collection[str], *, tainted: bool) -> DeviceInfo:
+    key = (device.family, device.name)
+    prepared = key in held.devices or key in held.shares
+    state = "prepared" if prepared else "blocked" if device.name in blocked else "free"
+    if tainted or any(taint.effect != "None" for taint in device.taints):
         state = "tainted"
     if device.health == "unhealthy":
         state = "unhealthy"
-    product = device.attributes.get("productName")
     return DeviceInfo(
         device.name,
-        pool,
+        pool_name(node, device.family),
         state,
         uuid=device.identity.get("uuid", ""),
-        product=(product.string if product is not None else None) or "",
+        product=product_of(device),
         family=device.family,
     )
 

@@ -53,6 +53,8 @@ class LedgerEntry(ClaimRef, frozen=True, omit_defaults=True):
     state: str = "started"
     """"started", "completed", or a phase that only a newer agent knows."""
     payload: Any = None
+    started_at: float | None = None
+    """Unix time of the first record; None in records of earlier agents."""
 
 
 class DeviceHeldError(RetryableError):

@@ -28,6 +28,7 @@ from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, claim_metad
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.names import check_uid
 from dra_agent.claim import ClaimDevice, ClaimRef
+from dra_agent.clock import wall_now
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.model import Device, pool_name
@@ -275,7 +276,13 @@ class Preparer:
             raise
         held = records.held_devices(allocation, devices)
         entry = LedgerEntry(
-            allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record)
+            allocation.uid,
+            allocation.namespace,
+            allocation.name,
+            held,
+            STARTED,
+            msgspec.to_builtins(record),
+            wall_now().timestamp(),
         )
         if spec is not None:
             record = _with_ids(record, spec)
