@@ -105,6 +105,22 @@ def test_pods_and_claims_are_explained(cluster: FakeApi, plugin: Plugin, words: 
     assert code == 1 and "default/" in text and "none of 1 device matches" in text
 
 
+def test_copies_of_a_pod_and_a_claim_are_counted(cluster: FakeApi, plugin: Plugin) -> None:
+    template = {"metadata": {"name": "any", "namespace": "default"}}
+    cluster.put("resourceclaimtemplates", {**template, "spec": {"spec": claim(make_request())["spec"]}})
+    code, text, _ = plugin("capacity", "template/any", "-o", "json")
+    found = json.loads(text)
+    assert code == 0 and {row["node"]: row["copies"] for row in found["nodes"]} == {"n1": 0, "n2": 1}
+    assert [row["causes"] for row in found["nodes"]] == [["in_use", "taint"], ["placed"]]
+    changes = ("--if", "delete-claim=default/train", "--if", f"untaint={DRIVER}/reclaim")
+    assert json.loads(plugin("capacity", "template/any", *changes, "-o", "json")[1])["total"] == 3
+    code, text, _ = plugin("capacity", "pod/job")
+    assert code == 1 and text.startswith("pod default/job: 0 more fit on 0 of 2 nodes")
+    code, _, error = plugin("capacity", "pod/absent")
+    assert code == 2 and "there is no pod absent in namespace default" in error
+    assert {request.method for request in cluster.requests} == {"GET"}
+
+
 def test_reclaims_name_the_claims_and_pods_that_they_affect(cluster: FakeApi, plugin: Plugin) -> None:
     code, text, _ = plugin("reclaim", "status")
     assert code == 0

@@ -29,13 +29,14 @@ def filenames(args: argparse.Namespace) -> list[str]:
     Raises:
         UsageError: A directory has no file of objects, or standard input is named twice.
     """
-    found = [file for name in args.filename for file in _files_of(name, recursive=args.recursive)]
+    found = [file for name in args.filename for file in files_of(name, recursive=args.recursive)]
     if found.count("-") > 1:
         raise UsageError("standard input can be read once", where="-f -", hint="name it once")
     return found
 
 
-def _files_of(name: str, *, recursive: bool) -> Iterator[str]:
+def files_of(name: str, *, recursive: bool) -> Iterator[str]:
+    """Yield a file, or the files of a directory sorted by name; raises UsageError for a directory without any."""
     directory = Path(name)
     if name == "-" or not directory.is_dir():
         yield name

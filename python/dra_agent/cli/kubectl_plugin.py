@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from dra_agent import revision
+from dra_agent.cli.capacity import add_object_argument, add_query_flags
+from dra_agent.cli.capacity import run as capacity
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag, guarded
@@ -24,6 +26,10 @@ _EXAMPLES = {
         ("explain pod/train", "why a pod waits for its claims"),
         ("explain claim/train -n team-a --all-devices", "why a claim is not allocated, device by device"),
     ),
+    "capacity": (
+        ("capacity pod/train", "how many more pods like this one fit, node by node"),
+        ("capacity template/one-gpu --if cordon=node-1", "how many claims of a template fit without a node"),
+    ),
     "reclaim": (
         ("reclaim status", "nodes that are being reclaimed, and their claims"),
         ("reclaim status node-1 -o json", "one node, for programs"),
@@ -35,6 +41,7 @@ _EXAMPLES = {
 _SUMMARIES = {
     "claims": "show the claims that hold devices, and the pods that use them",
     "explain": "explain why a pod or claim waits, node by node",
+    "capacity": "count how many more copies of a pod or claim fit",
     "reclaim": "show which nodes are being reclaimed",
     "topology": "show the devices of a node by NUMA node and PCIe root",
 }
@@ -68,13 +75,16 @@ def build_parser() -> Parser:
     add_namespace_flags(explain, default="that of the kubeconfig's context")
     explain.add_argument("--node", metavar="NODE", help="show the devices of this node")
     explain.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
+    add_object_argument(parsers["capacity"], nargs="+")
+    add_namespace_flags(parsers["capacity"], default="that of the kubeconfig's context")
+    add_query_flags(parsers["capacity"])
     parsers["topology"].add_argument("node", metavar="NODE", help="NAME or node/NAME")
     verbs = parsers["reclaim"].add_subparsers(dest="verb", metavar="VERB", required=True)
     status = verbs.add_parser(
         "status", help=_SUMMARIES["reclaim"], epilog=examples(*_EXAMPLES["reclaim"], program=PROGRAM)
     )
     status.add_argument("node", nargs="?", metavar="NODE", help="NAME or node/NAME; without, every node")
-    for command in (parsers["claims"], explain, parsers["topology"], status):
+    for command in (parsers["claims"], explain, parsers["capacity"], parsers["topology"], status):
         command.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
         command.add_argument("--context", metavar="CONTEXT", help="its context (default: the current one)")
         command.set_defaults(is_plugin=True)
@@ -96,6 +106,8 @@ def _run(arguments: Sequence[str]) -> int:
         args.kind, namespace, args.name = parse_pair(args.object, kinds=(POD, CLAIM))
         args.namespace = namespace or args.namespace
         return explain(args)
+    if args.command == "capacity":
+        return capacity(args)
     from dra_agent.cli.cluster_nodes import print_reclaims, print_topology
     from dra_agent.cli.object_names import NODE, parse
 

@@ -11,12 +11,14 @@ from dra_agent.errors import UsageError
 CLAIM = "claim"
 CLASS = "class"
 POD = "pod"
+TEMPLATE = "template"
 NODE = "node"
 DEVICE = "device"
 _SPELLINGS = {
     CLAIM: ("claim", "claims", "rc", "resourceclaim", "resourceclaims"),
     CLASS: ("class", "classes", "dc", "deviceclass", "deviceclasses"),
     POD: ("pod", "pods", "po"),
+    TEMPLATE: ("template", "templates", "resourceclaimtemplate", "resourceclaimtemplates"),
     NODE: ("node", "nodes", "no"),
     DEVICE: ("device", "devices", "dev"),
 }

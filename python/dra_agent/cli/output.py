@@ -276,6 +276,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def is_wide() -> bool:
+    """Return True for `-o wide`."""
+    return _layout.name == "wide"
+
+
 def prints_names() -> bool:
     """Return True for `-o name`: only names are printed."""
     return _layout.name == "name"

@@ -21,6 +21,7 @@ COMMANDS = {
     "claim": "apply, get, list, await and delete claims, and show their devices",
     "claims": "show the claims that hold devices here (`claim holders`)",
     "explain": "explain why a claim does not fit, device by device",
+    "capacity": "count how many more copies of a pod or claim fit, and what limits each node",
     "config": "check and show the agent's configuration, and that in claims and classes",
     "webhook": "refuse mistaken configuration when it is applied (optional)",
     "reclaim": "start, cancel or show the reclaim of this node",

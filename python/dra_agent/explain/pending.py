@@ -101,7 +101,7 @@ def _on_nodes(
     known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
     if snapshot.classes is not None and (missing := sorted(classes_of(waiting) - known)):
         return _with(result, False, f"there is no DeviceClass {missing[0]}")
-    names = _nodes(snapshot)
+    names = nodes_of(snapshot)
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
@@ -218,7 +218,8 @@ def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:
     return "its claims are allocated; if it stays pending, that is not about free devices"
 
 
-def _nodes(snapshot: Snapshot) -> dict[str, Object]:
+def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
+    """Return the Node objects by name; where they may not be read, those that slices name, without labels."""
     if snapshot.nodes is not None:
         return {node["metadata"]["name"]: node for node in snapshot.nodes}
     named = {name for entry in snapshot.slices or () if (name := (entry.get("spec") or {}).get("nodeName"))}

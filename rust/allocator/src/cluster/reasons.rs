@@ -125,39 +125,57 @@ pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
     ))
 }
 
-/// Whether the claims fit without their constraints: then these are the reason.
+/// The constraints without which the claims fit: those that matter one by one, or else all of them.
 pub(super) fn constraint(question: &Question<'_>) -> Result<Option<Reason>, Error> {
-    let mut attributes: Vec<String> = Vec::new();
-    let mut free = question.claims.to_vec();
-    for claim in &mut free {
-        for constraint in Constraint::of_claim(claim) {
-            let kind = if constraint.distinct {
-                "distinct"
-            } else {
-                "same"
-            };
-            let attribute = format!("{kind} {}", constraint.attribute);
-            if !attributes.contains(&attribute) {
-                attributes.push(attribute);
-            }
+    let mut names: Vec<String> = Vec::new();
+    for constraint in question.claims.iter().flat_map(Constraint::of_claim) {
+        let name = name_of(&constraint);
+        if !names.contains(&name) {
+            names.push(name);
         }
-        claim.spec.devices.constraints.clear();
     }
-    if attributes.is_empty() {
+    if names.is_empty() || !fits_without(question, &names)? {
         return Ok(None);
     }
+    if names.len() > 1 {
+        let mut decisive = Vec::new();
+        for name in &names {
+            if fits_without(question, std::slice::from_ref(name))? {
+                decisive.push(name.clone());
+            }
+        }
+        if !decisive.is_empty() {
+            names = decisive;
+        }
+    }
+    let text = format!(
+        "enough devices are available, but none in a combination with the {}",
+        names.join(" and the ")
+    );
+    Ok(Some(Reason::new(text, Cause::Constraint)))
+}
+
+fn name_of(constraint: &Constraint<'_>) -> String {
+    let kind = if constraint.distinct {
+        "distinct"
+    } else {
+        "same"
+    };
+    format!("{kind} {}", constraint.attribute)
+}
+
+fn fits_without(question: &Question<'_>, names: &[String]) -> Result<bool, Error> {
+    let mut claims = question.claims.to_vec();
+    for claim in &mut claims {
+        claim.spec.devices.constraints.retain(|spec| {
+            Constraint::new(spec).is_none_or(|constraint| !names.contains(&name_of(&constraint)))
+        });
+    }
     let relaxed = Question {
-        claims: &free,
+        claims: &claims,
         ..*question
     };
-    let fits = relaxed.allocate()?.is_some();
-    Ok(fits.then(|| {
-        let text = format!(
-            "enough devices are available, but none in a combination with the {}",
-            attributes.join(" and the ")
-        );
-        Reason::new(text, Cause::Constraint)
-    }))
+    Ok(relaxed.allocate()?.is_some())
 }
 
 fn elsewhere(question: &Question<'_>) -> String {

@@ -1,0 +1,195 @@
+"""How many more copies of a pod, a claim or a template fit in a cluster, and what limits each node.
+
+Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are evaluated as in `explain`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
+from dra_agent.errors import PermanentError
+from dra_agent.explain.pending import nodes_of
+from dra_agent.explain.placement import scheduling_blockers
+from dra_agent.explain.pod_claims import PodClaim, pod_claims
+from dra_agent.explain.snapshot import Snapshot, group_name
+
+Object = dict[str, Any]
+MAX_CONSUMERS = 256
+"""Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
+BLOCKED = "node"
+"""The cause of a node on which the pod cannot run, for reasons that do not concern devices."""
+NOT_CONSIDERED = (
+    "not considered: CPU, memory and number of pods of a node, spread and pod affinity, quota of further copies"
+)
+
+
+@dataclass
+class Copy:
+    """What one more copy needs."""
+
+    subject: str
+    """Such as `pod team-a/train`."""
+    claims: list[Object]
+    """The claims that each copy gets for itself, without an allocation."""
+    shared: list[Object] = field(default_factory=list)
+    """The claims that all copies use together."""
+    pod: Object = field(default_factory=dict)
+    """The constraints of the pod; empty for a claim or a template, as a pod without tolerations has."""
+    problems: list[str] = field(default_factory=list)
+    """Why a further copy cannot exist."""
+    replicas: int = 1
+    """How many copies the object needs."""
+    notes: list[str] = field(default_factory=list)
+
+
+def copy_of_claim(claim: Object, kind: str = "claim") -> Copy:
+    """Return the copy that a claim, or the claim of a template, describes: a further one with the same spec."""
+    name = claim["metadata"].get("name")
+    note = "a pod without tolerations, node selector and affinity is assumed"
+    subject = f"{kind} {claim['metadata'].get('namespace') or 'default'}/{name}"
+    return Copy(subject, [_fresh(claim)], notes=[note])
+
+
+def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
+    """Return what another pod like this one needs: claims of templates are made again, named claims are shared."""
+    spec = pod.get("spec") or {}
+    named = {entry.get("name") for entry in spec.get("resourceClaims") or () if entry.get("resourceClaimName")}
+    needs: list[PodClaim] = pod_claims(snapshot, pod)
+    claims: list[Object] = []
+    shared: list[Object] = []
+    for need in needs:
+        if need.claim is not None:
+            (shared if need.name in named else claims).append(need.claim)
+    copy = Copy(
+        f"pod {snapshot.namespace}/{pod['metadata']['name']}",
+        [_fresh(claim) for claim in claims],
+        shared,
+        {**pod, "spec": {key: value for key, value in spec.items() if key != "nodeName"}},
+        [f"claim {need.name}: {problem}" for need in needs for problem in need.problems],
+    )
+    if not needs:
+        copy.problems.append("uses no claim, so devices do not limit it")
+    if shared:
+        names = ", ".join(claim["metadata"]["name"] for claim in shared)
+        copy.notes.append(f"all copies share claim{'s' if len(shared) > 1 else ''} {names}")
+    if group_name(pod):
+        copy.notes.append(f"each copy is counted alone, not as a whole pod group {group_name(pod)}")
+    return copy
+
+
+def capacity(
+    snapshot: Snapshot,
+    copy: Copy,
+    *,
+    node: str | None = None,
+    limit: int = MAX_COPIES,
+    deadline: float = 10.0,
+) -> Object:
+    """Compute how many more copies fit; docs/how-to/operate/capacity.md describes the members.
+
+    Arguments:
+        snapshot: The cluster.
+        copy: What each copy needs.
+        node: Only this node.
+        limit: The maximum number of copies on a node.
+        deadline: Seconds for all nodes together.
+
+    Raises:
+        PermanentError: An object cannot be read, or the node is unknown.
+    """
+    result: Object = {
+        "subject": copy.subject,
+        "total": 0,
+        "total_is_partial": False,
+        "largest_on_one_node": 0,
+        "nodes": [],
+        "unexamined": [],
+        "problems": copy.problems,
+        "notes": [*snapshot.notes, *copy.notes, NOT_CONSIDERED],
+    }
+    if snapshot.nodes is None:
+        result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
+    if copy.problems:
+        return result
+    if snapshot.slices is None:
+        return {**result, "problems": ["no more is known without ResourceSlices"]}
+    known = nodes_of(snapshot)
+    if node is not None and node not in known:
+        raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
+    held = [claim for claim in snapshot.claims if (claim.get("status") or {}).get("allocation")]
+    cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held)
+    blocked = {name: _blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
+    open_nodes = [name for name in known if not blocked.get(name) and node in (None, name)]
+    remaining = min((_remaining_consumers(claim) for claim in copy.shared), default=None)
+    if remaining is not None:
+        limit = min(limit, remaining)
+    found = cluster.capacity(copy.claims, shared=copy.shared, nodes=open_nodes, limit=limit, deadline=deadline)
+    rows = _rows(found) + [
+        _row(name, reason="; ".join(reasons), causes=[BLOCKED])
+        for name, reasons in blocked.items()
+        if reasons and node in (None, name)
+    ]
+    result["nodes"] = sorted(rows, key=lambda row: row["node"])
+    result["total"] = found.total
+    result["total_is_partial"] = found.total_is_partial
+    result["largest_on_one_node"] = max((row["copies"] for row in rows), default=0)
+    result["unexamined"] = found.unexamined
+    if remaining is not None and found.total >= remaining:
+        result["total"], result["total_is_partial"] = remaining, False
+        result["notes"].append(f"a claim can be reserved for {MAX_CONSUMERS} pods; {remaining} more pods can share it")
+    return result
+
+
+def _fresh(claim: Object) -> Object:
+    """Return the claim as it is before its allocation."""
+    metadata = {key: claim["metadata"][key] for key in ("name", "namespace") if key in claim["metadata"]}
+    return {"metadata": metadata, "spec": claim.get("spec") or {}}
+
+
+def _remaining_consumers(claim: Object) -> int:
+    return max(0, MAX_CONSUMERS - len((claim.get("status") or {}).get("reservedFor") or ()))
+
+
+def _blockers(pod: Object, node: Object) -> list[str]:
+    try:
+        return scheduling_blockers(pod, node)
+    except (AttributeError, TypeError, KeyError) as error:
+        name = node["metadata"]["name"]
+        raise PermanentError(
+            f"the pod or Node {name} has a field of a wrong type: {error}", hint="export both again with kubectl"
+        ) from None
+
+
+def _rows(found: Capacity) -> list[Object]:
+    return [
+        _row(
+            entry.node,
+            copies=entry.copies,
+            at_limit=entry.at_limit,
+            reason=entry.reason,
+            causes=entry.causes,
+            has_network_devices=entry.has_network_devices,
+        )
+        for entry in found.nodes
+    ]
+
+
+def _row(
+    node: str,
+    *,
+    copies: int = 0,
+    at_limit: bool = False,
+    reason: str = "",
+    causes: list[str],
+    has_network_devices: bool = False,
+) -> Object:
+    return {
+        "node": node,
+        "copies": copies,
+        "at_limit": at_limit,
+        "causes": causes,
+        "reason": reason,
+        "has_network_devices": has_network_devices,
+    }

@@ -1,0 +1,112 @@
+"""The objects of a cluster from files that kubectl printed, as a snapshot of the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dra_agent.errors import UsageError
+from dra_agent.explain.files import API_VERSION
+from dra_agent.explain.snapshot import Snapshot, tainted
+from dra_agent.manifests import LoadedObject, load_manifests
+
+Object = dict[str, Any]
+_RESOURCE_KINDS = {"ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "DeviceTaintRule"}
+_NAMESPACED = {"ResourceClaim", "ResourceClaimTemplate", "Pod", "ResourceQuota"}
+_OTHERS = {"Pod", "Node", "ResourceQuota"}
+_REQUESTS: Object = {"devices": {"requests": [{"exactly": {}, "firstAvailable": [{}]}]}}
+_RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
+_TERM: Object = {"matchExpressions": [{}], "matchFields": [{}]}
+_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}}
+_POD: Object = {
+    "metadata": {},
+    "spec": {
+        "nodeSelector": {},
+        "tolerations": [{}],
+        "affinity": _AFFINITY,
+        "resourceClaims": [{}],
+        "containers": _RESOURCES,
+        "initContainers": _RESOURCES,
+        "schedulingGroup": {},
+    },
+    "status": {"resourceClaimStatuses": [{}], "extendedResourceClaimStatus": {}},
+}
+_SHAPES: dict[str, Object] = {
+    "ResourceSlice": {"spec": {"pool": {}, "devices": [{"taints": [{}]}]}},
+    "DeviceClass": {"spec": {}},
+    "ResourceClaim": {"spec": _REQUESTS, "status": {"allocation": {"devices": {}}, "reservedFor": [{}]}},
+    "ResourceClaimTemplate": {"spec": {"spec": _REQUESTS}},
+    "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
+    "Pod": _POD,
+    "Node": {"metadata": {"labels": {}}, "spec": {"taints": [{}]}},
+    "ResourceQuota": {"status": {"hard": {}, "used": {}}},
+}
+"""The objects and lists that are read in Python, by kind. The allocator checks the others."""
+_WORKLOAD: Object = {"spec": {"template": _POD}}
+
+
+def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
+    """Read the objects; kinds that do not concern devices are skipped.
+
+    Nodes, classes and slices are complete in a dump that has any of them. Pods, templates and quotas are those of the
+    namespace.
+
+    Raises:
+        UsageError: A file cannot be read, or an object lacks a name or is of another version.
+    """
+    found: dict[str, list[Object]] = {kind: [] for kind in _RESOURCE_KINDS | _OTHERS}
+    for path in paths:
+        for loaded in load_manifests(path, strict=False, allow_empty_list=True):
+            if loaded.kind in found:
+                found[loaded.kind].append(checked(loaded))
+
+    def local(kind: str) -> list[Object]:
+        return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
+
+    return Snapshot(
+        namespace,
+        slices=tainted(found["ResourceSlice"], found["DeviceTaintRule"]),
+        classes=found["DeviceClass"],
+        claims=found["ResourceClaim"],
+        templates=local("ResourceClaimTemplate"),
+        pods=local("Pod"),
+        nodes=found["Node"] or None,
+        quotas=local("ResourceQuota"),
+    )
+
+
+def checked(loaded: LoadedObject) -> Object:
+    """Return an object whose fields have the right types, with a namespace where its kind has one."""
+    value, kind = loaded.value, loaded.kind
+    if kind in _RESOURCE_KINDS and kind != "DeviceTaintRule" and value.get("apiVersion") != API_VERSION:
+        raise UsageError(
+            f"{kind} {loaded.name} is of version {value.get('apiVersion')}, only {API_VERSION} is read",
+            where=loaded.where("apiVersion"),
+            hint=f"export it with `kubectl get {kind.lower()}s.v1.resource.k8s.io -o yaml`",
+        )
+    for field, expected in _misfits(value, {"metadata": {}, **_SHAPES.get(kind, _WORKLOAD)}):
+        raise UsageError(f"{kind} {loaded.name}: {field} is not {expected}", where=loaded.where(field))
+    if not loaded.name:
+        raise UsageError(f"a {kind} has no name", where=loaded.where("metadata.name"))
+    if kind not in _NAMESPACED:
+        return value
+    return {**value, "metadata": {**value["metadata"], "namespace": value["metadata"].get("namespace") or "default"}}
+
+
+def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields that are neither absent nor of the type that the shape has, with that type."""
+    if value is None:
+        return
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            yield field, "a list"
+            return
+        for index, entry in enumerate(value):
+            if entry is None:
+                yield f"{field}[{index}]", "an object"
+            yield from _misfits(entry, shape[0], f"{field}[{index}]")
+    elif not isinstance(value, dict):
+        yield field, "an object"
+    else:
+        for key, below in shape.items():
+            yield from _misfits(value.get(key), below, f"{field}.{key}" if field else key)

@@ -1,0 +1,236 @@
+"""`dra-agent capacity` on files: pods, claims, templates, changes, output, exit codes and invalid input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.cases import allocated_claim, claim, device, make_request, slice_of
+from dra_agent.cli.main import main
+from dra_agent.explain.capacity import capacity, copy_of_pod
+from dra_agent.explain.snapshot import Snapshot
+
+Json = dict[str, Any]
+Command = Callable[..., tuple[int, str, str]]
+API = "resource.k8s.io/v1"
+CLASS: Json = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+TEMPLATE: Json = {
+    "apiVersion": API,
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "one", "namespace": "default"},
+    "spec": {"spec": claim(make_request())["spec"]},
+}
+
+
+def node(name: str, **spec: Any) -> Json:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"name": name}}, "spec": spec}
+
+
+def slices(name: str, count: int) -> Json:
+    entry = slice_of(*(device(f"d{i}") for i in range(count)), name=name, pool=f"{name}-gpu", nodeName=name)
+    return {"apiVersion": API, "kind": "ResourceSlice", **entry}
+
+
+def pod_spec(*claims: Json, **spec: Any) -> Json:
+    return {"containers": [{"name": "c"}], "resourceClaims": list(claims), **spec}
+
+
+OWN = {"name": "own", "resourceClaimTemplateName": "one"}
+POD: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "train", "namespace": "default"},
+    "spec": pod_spec(OWN),
+}
+TAINT = {"key": "team", "value": "b", "effect": "NoSchedule"}
+HELD = {**allocated_claim("held", {"pool": "n1-gpu", "device": "d0"}), "spec": claim(make_request())["spec"]}
+CLUSTER = [
+    CLASS,
+    TEMPLATE,
+    POD,
+    *(node(name) for name in ("n1", "empty")),
+    node("off", unschedulable=True),
+    node("other", taints=[TAINT]),
+    *(slices(name, count) for name, count in (("n1", 4), ("off", 2), ("other", 2))),
+    {"apiVersion": API, "kind": "ResourceClaim", **HELD},
+    # A dump has much that does not concern devices.
+    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}},
+]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(tmp_path)
+    write(CLUSTER, "cluster.json")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["capacity", *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def write(objects: list[Json], name: str) -> None:
+    Path(name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+
+def counts(text: str) -> dict[str, int]:
+    return {row["node"]: row["copies"] for row in json.loads(text)["nodes"]}
+
+
+def test_each_node_has_its_copies_and_what_limits_them(command: Command) -> None:
+    code, text, _ = command("pod/train", "--from", "cluster.json")
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0] == "pod default/train: 3 more fit on 1 of 4 nodes, at most 3 on one"
+    assert any(line.startswith("note: not considered: CPU, memory") for line in lines)
+    rows = [line.split(maxsplit=2) for line in lines[lines.index("") + 2 :]]
+    assert [(name, copies) for name, copies, _ in rows] == [("empty", "0"), ("n1", "3"), ("off", "0"), ("other", "0")]
+    assert "the node is cordoned" in rows[2][2]
+    assert "the pod does not tolerate the node's taint team=b:NoSchedule" in rows[3][2]
+    assert "3 used by these copies, 1 in use" in rows[1][2]
+    assert command("pod/train", "--from", "cluster.json", "-o", "name")[1] == "n1\n"
+
+
+@pytest.mark.parametrize("words", [("claim/held",), ("template", "one"), ("resourceclaimtemplate/default/one",)])
+def test_claims_and_templates_are_counted_as_further_ones(command: Command, words: tuple[str, ...]) -> None:
+    code, text, _ = command(*words, "--from", "cluster.json", "-o", "json")
+    assert code == 0 and counts(text) == {"n1": 3, "empty": 0, "off": 0, "other": 0}
+
+
+def test_changes_are_applied_in_their_order(command: Command) -> None:
+    changes = ["uncordon=off", "untaint=team:other", "delete-claim=default/held", "add=2:n1.json", "cordon=added-2"]
+    write([slices("n1", 5), node("n1")], "n1.json")
+    flags = [word for change in changes for word in ("--if", change)]
+    code, text, _ = command("pod/train", "--from", "cluster.json", *flags, "-o", "json")
+    assert code == 0
+    assert counts(text) == {"n1": 4, "empty": 0, "off": 2, "other": 2, "added-1": 5, "added-2": 0}
+    result = json.loads(text)
+    assert (result["total"], result["largest_on_one_node"], result["changes"]) == (13, 5, changes)
+
+
+def test_nodes_of_a_simulated_profile_can_be_added(command: Command) -> None:
+    gpus = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "gpus"}}
+    gpus["spec"] = {"selectors": [{"cel": {"expression": 'device.attributes["dra-agent.internal"].type == "gpu"'}}]}
+    wanted = claim(make_request(deviceClassName="gpus"), name="want")
+    Path("claim.json").write_text(json.dumps({"apiVersion": API, "kind": "ResourceClaim", **wanted}))
+    write([gpus], "classes.json")
+    code, text, _ = command("-f", "claim.json", "--from", "classes.json", "--if", "add=3:l40s", "-o", "json")
+    assert code == 0 and set(counts(text)) == {"added-1", "added-2", "added-3"}
+    assert len(set(counts(text).values())) == 1 and json.loads(text)["total"] % 3 == 0
+
+
+@pytest.mark.parametrize(("replicas", "code"), [("3", 0), ("4", 1)])
+def test_replicas_start_together_or_not(command: Command, replicas: str, code: int) -> None:
+    found, text, _ = command("pod/train", "--from", "cluster.json", "--replicas", replicas)
+    assert found == code
+    assert f"; {replicas} {'start' if code == 0 else 'do not start'} together" in text
+
+
+def test_a_workload_needs_its_replicas(command: Command) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod_spec(OWN, tolerations=[{"operator": "Exists"}])}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}}
+    Path("job.json").write_text(json.dumps({**job, "spec": {"parallelism": 8, "template": template}}))
+    code, text, _ = command("-f", "job.json", "--from", "cluster.json")
+    assert code == 1
+    assert text.startswith("Job default/j: 7 more fit on 3 of 4 nodes, at most 3 on one; 8 do not start together\n")
+
+
+def test_a_named_claim_is_shared_by_all_copies() -> None:
+    held = {**HELD, "metadata": {**HELD["metadata"], "name": "held", "namespace": "default"}}
+    held["status"] = {**held["status"], "reservedFor": [{"resource": "pods", "name": f"p{i}"} for i in range(250)]}
+    snapshot = Snapshot("default", [slices("n1", 4)], [CLASS], [held], [TEMPLATE], [], nodes=[node("n1")])
+    pod = {**POD, "spec": pod_spec({"name": "common", "resourceClaimName": "held"})}
+    found = capacity(snapshot, copy_of_pod(snapshot, pod))
+    assert (found["total"], found["total_is_partial"]) == (6, False)
+    assert any("6 more pods can share it" in note for note in found["notes"])
+    both = {**POD, "spec": pod_spec({"name": "common", "resourceClaimName": "held"}, OWN)}
+    assert capacity(snapshot, copy_of_pod(snapshot, both))["total"] == 3
+
+
+def test_a_running_pod_is_counted_as_a_further_one(command: Command) -> None:
+    generated = {**claim(make_request(), name="train-own-x"), "status": HELD["status"]}
+    running = {**POD, "spec": {**POD["spec"], "nodeName": "n1"}}
+    running["status"] = {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "train-own-x"}]}
+    others = [one for one in CLUSTER if one["kind"] not in ("Pod", "ResourceClaim")]
+    write([*others, running, {"apiVersion": API, "kind": "ResourceClaim", **generated}], "running.json")
+    code, text, _ = command("pod/train", "--from", "running.json", "-o", "json")
+    assert code == 0 and counts(text)["n1"] == 3
+
+
+def test_many_nodes_with_the_same_result_are_one_row(command: Command) -> None:
+    write([CLASS, TEMPLATE, POD, *(slices(f"n{i:04}", 2) for i in range(50))], "many.json")
+    code, text, _ = command("pod/train", "--from", "many.json")
+    assert code == 0 and "pod default/train: 100 more fit on 50 of 50 nodes" in text
+    assert "n0000 and 49 more" in text
+    assert "note: cordons, taints and labels of nodes are not known" in text
+    assert len(command("pod/train", "--from", "many.json", "-o", "name")[1].splitlines()) == 50
+
+
+def test_a_pod_whose_template_is_missing_does_not_fit(command: Command) -> None:
+    pod = {**POD, "spec": pod_spec({"name": "own", "resourceClaimTemplateName": "gone"})}
+    Path("pod.json").write_text(json.dumps(pod))
+    code, text, _ = command("-f", "pod.json", "--from", "cluster.json")
+    assert code == 1 and "there is no ResourceClaimTemplate default/gone" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("cordon=n9", "there is no node n9"),
+        ("untaint=none", "no node and no device has the taint none"),
+        ("untaint=team:n1", "node n1 and its devices have no taint team"),
+        ("delete-claim=a/b", "there is no claim a/b"),
+        ("delete-claim=b", "is not a change"),
+        ("add=0:l40s", "adds not 1 to 10000 nodes"),
+        ("add=99999999999999999999:l40s", "adds not 1 to 10000 nodes"),
+        ("add=1:nope", "unknown profile"),
+        ("add=1:cluster.json", "has not the slices of exactly one node"),
+        ("remove=n1", "is not a change; write one of cordon=NODE"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_wrong_use(command: Command, change: str, message: str) -> None:
+    code, text, error = command("pod/train", "--from", "cluster.json", "--if", change)
+    assert (code, text) == (2, "") and message in error and "internal error" not in error
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {**slices("bad", 1), "metadata": {}},
+        {**slices("bad", 1), "metadata": None},
+        {**slices("bad", 1), "spec": [1]},
+        {**slices("bad", 1), "spec": None},
+        {**slices("bad", 1), "spec": {"devices": "many"}},
+        {**slices("bad", 1), "spec": {"devices": [1]}},
+        slices("n1", 1),
+        {**slices("bad", 1), "apiVersion": "resource.k8s.io/v1beta1"},
+        node("bad", taints="all"),
+        node("bad", taints=[1]),
+        {**node("bad"), "metadata": {"name": "bad", "labels": [1]}},
+        {**CLASS, "metadata": {"name": "any"}, "spec": {"selectors": 1}},
+        {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": "x"}, "status": {"allocation": 1}},
+        {**POD, "spec": {"resourceClaims": 1}},
+        {**POD, "spec": {"resourceClaims": [1]}},
+    ],
+)
+def test_a_broken_dump_has_a_clear_message(command: Command, broken: Json) -> None:
+    kept = [one for one in CLUSTER if not (one["kind"] == broken["kind"] == "Pod")]
+    write([*kept, broken], "broken.json")
+    for flags in ([], ["--if", "untaint=team"]):
+        code, _, error = command("pod/train", "--from", "broken.json", *flags)
+        assert "internal error" not in error
+        assert code in (0, 1, 2) and (code == 0 or error), (code, error)
+
+
+def test_files_and_objects_are_not_given_at_once(command: Command) -> None:
+    assert command("--from", "cluster.json")[0] == 2
+    assert command("pod/train", "-f", "cluster.json", "--from", "cluster.json")[0] == 2
+    code, _, error = command("-f", "cluster.json", "--from", "cluster.json")
+    assert code == 2 and "a Node cannot be counted" in error
+    assert "there is no node n9" in command("pod/train", "--from", "cluster.json", "--node", "n9")[2]
