@@ -104,7 +104,7 @@ def apply(
     """Update tree, NVML state and saved state of the host at `root` to `simulated`.
 
     `gone` is called after unplugged devices were removed from the tree, and before NVML loses them. The saved state is
-    written first: the next build completes an interrupted one.
+    written first: the next build completes an interrupted one. `fresh`: there is no tree yet.
     """
     present = current_machine(machine, simulated)
     simulated = msgspec.structs.replace(simulated, kfd=kfd.arrivals(present, simulated.kfd))
@@ -114,7 +114,8 @@ def apply(
     keep = {pci.DRIVERS, *(f"{pci.DRIVERS}/{one.driver}" for one in machine.functions() if one.driver)}
     for folder in keep:
         now.directory(folder)
-    tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
+    if not fresh:
+        tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
     gone()
     # In this order, so that NVML knows every GPU in the tree.
     nvml_install.install(machine, present, root / "lib", simulated.access)

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,12 +101,10 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
     Links are last, and links of the PCI bus, by which devices are found, the very last: a device that is found is
     complete. A fresh tree, which has no readers, is written directly.
     """
-    made: set[str] = set()
+    made = {""}
     for path, entry in sorted(tree.entries.items(), key=lambda item: (isinstance(item[1], Link), _BUS in item[0])):
         folder = path if isinstance(entry, Directory) else path.rpartition("/")[0]
-        if folder not in made:
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            made.add(folder)
+        _make_folders(folder, root, made)
         if not isinstance(entry, Directory):
             where = f"{root}/{path}"
             if fresh:
@@ -149,6 +148,15 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def _make_folders(folder: str, root: Path, made: set[str]) -> None:
+    if folder in made:
+        return
+    _make_folders(folder.rpartition("/")[0], root, made)
+    with suppress(FileExistsError):
+        os.mkdir(f"{root}/{folder}")  # noqa: PTH102  # thousands for a host
+    made.add(folder)
+
+
 def _parents(path: str) -> list[str]:
     parts = path.split("/")[:-1]
     # The first folder (sys, dev, proc) stays: it is a root of the host.
@@ -160,9 +168,9 @@ def _create(path: str, entry: File | Link | Node) -> None:
         case File(content, mode, traced):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             os.write(descriptor, content)
-            os.close(descriptor)
             if traced:
-                os.utime(path, ns=(0, os.stat(path).st_mtime_ns))  # noqa: PTH116
+                os.utime(descriptor, ns=(0, os.fstat(descriptor).st_mtime_ns))
+            os.close(descriptor)
         case Link(target):
             os.symlink(target, path)  # noqa: PTH211
         case Node(major, minor, mode):
