@@ -42,10 +42,19 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
-def pytest_collection_finish() -> None:
-    """Exclude collected tests from garbage collection, which `leftovers` runs after each test that opens files."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude collected tests from garbage collection, which `leftovers` runs after each test that opens files.
+
+    Collection creates few cycles; without garbage collection it takes a quarter less CPU time, in each worker.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
