@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dra_agent.errors import PermanentError
+from dra_agent.errors import PermanentError, UsageError
 from dra_agent.manifests import load_manifests, parse_objects
 
 CLAIM = """\
@@ -191,3 +194,52 @@ def test_invalid_expressions_are_reported_at_load() -> None:
         "claim.yaml:14: spec.devices.requests[0].exactly.selectors[0].cel.expression: does not compile: 1:15: "
     )
     assert "unknown name" in error_of(text.replace('device.driver = "x"', "devise.driver == 1"))
+
+
+PRINTED: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "List",
+    "items": [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"n{number}", "creationTimestamp": "2026-01-01T00:00:00Z", "uid": "12:30"},
+            "spec": {
+                "pool": {"generation": number},
+                "devices": [{"name": f"d{one}", "x": [1.5, None]} for one in range(20)],
+            },
+        }
+        for number in range(40)
+    ],
+}
+
+
+def test_printed_json_is_read_as_yaml_is_and_has_the_same_lines() -> None:
+    text = json.dumps(PRINTED, indent=1)
+    # A comment makes it YAML.
+    expected = parse_objects(f"# one line more\n{text}", "f", strict=False)
+    found = parse_objects(text, "f", strict=False)
+    assert [one.value for one in found] == [one.value for one in expected] == PRINTED["items"]
+    for index in (0, 7, 39):
+        for field in ("spec.pool.generation", "spec.devices[3].name", "absent"):
+            assert found[index].line_of(field) == expected[index].line_of(field) - 1
+
+
+def test_printed_json_takes_a_fraction_of_the_time_of_yaml() -> None:
+    text = json.dumps(PRINTED)
+
+    def cpu_s(content: str) -> float:
+        began = time.process_time()
+        parse_objects(content, "f", strict=False)
+        return time.process_time() - began
+
+    cpu_s(text)
+    assert min(cpu_s(text) for _ in range(3)) * 3 < min(cpu_s(f"# yaml\n{text}") for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"kind": "List", "items": [1]}', '{"a": ' * 2000 + "1" + "}" * 2000, '{"kind": "\ud800"}']
+)
+def test_broken_json_has_the_errors_of_yaml(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_objects(text, "f", strict=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def load_manifests(
 
 def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list: bool = False) -> list[LoadedObject]:
     """Return the objects of a text; `file` is its name in errors. As `load_objects`."""
+    if not strict and (printed := _read_json(text, file)):
+        return printed
     documents = list(read_documents(text, file))
     objects = [loaded for number, document in enumerate(documents, 1) for loaded in _objects_of(document, file, number)]
     if not objects and not (allow_empty_list and documents):
@@ -89,6 +92,35 @@ def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list
     if problems:
         raise UsageError("\n".join(problems))
     return objects
+
+
+def _read_json(text: str, file: str) -> list[LoadedObject]:
+    """Read JSON as kubectl prints it, in a fiftieth of the time of YAML; empty for everything else.
+
+    Lines are computed only for errors.
+    """
+    if not text.startswith("{"):
+        return []
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return []
+    items = value.get("items") if _is_list(value) else [value]
+    if not isinstance(items, list) or not all(isinstance(item, dict) and not _is_list(item) for item in items):
+        return []
+    lines: list[LoadedObject] = []
+
+    def line_of(index: int, field: str) -> int:
+        if not lines:
+            for number, document in enumerate(read_documents(text, file), 1):
+                lines.extend(_objects_of(document, file, number))
+        return lines[index].line_of(field)
+
+    return [LoadedObject(item, file, 1, partial(line_of, index)) for index, item in enumerate(items)]
+
+
+def _is_list(value: dict[str, Any]) -> bool:
+    return str(value.get("kind") or "").endswith("List")
 
 
 def _objects_of(document: Document, file: str, number: int) -> Iterator[LoadedObject]:
