@@ -1,6 +1,6 @@
 """Measures where a prepare spends CPU time, from the kubelet's write to its read, by adding one part after the other.
 
-The agent's parts run in this process: gRPC server, API client, threads of claims, preparer with the durable ledger. The
+The agent's parts run in this process: gRPC server, API client, threads of calls, preparer with the durable ledger. The
 kubelet and an API server over TLS run in another process, so that their CPU time is not counted. Each stage adds one
 part to the previous stage; the difference of two stages is the cost of the part. CPU time and context switches are
 valid on a busy machine; the latencies are not. Requires openssl.
@@ -71,14 +71,14 @@ class Usage:
     @classmethod
     def now(cls) -> Usage:
         kinds = {"MainThread": "loop"}
-        cpu_s = {"all": time.process_time(), "loop": 0.0, "claims": 0.0}
+        cpu_s = {"all": time.process_time(), "loop": 0.0, "calls": 0.0}
         for thread in threading.enumerate():
             kind = kinds.get(thread.name, thread.name.partition("_")[0])
             if kind in cpu_s:
                 # The first number is the time on a CPU in ns (Documentation/scheduler/sched-stats.rst).
                 spent = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]
                 cpu_s[kind] += int(spent) / 1e9
-        cpu_s["grpc"] = cpu_s["all"] - cpu_s["loop"] - cpu_s["claims"]
+        cpu_s["grpc"] = cpu_s["all"] - cpu_s["loop"] - cpu_s["calls"]
         return cls(cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
 
 
@@ -91,6 +91,9 @@ class StoredClaims:
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         return self._claims[name]
 
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
+        return self._claims[name]
+
 
 class ReadClaims:
     """Claims that are read from the API server."""
@@ -100,6 +103,9 @@ class ReadClaims:
 
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         return await self._api.get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
+        return self._api.get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
 
 
 class NoPreparer:
@@ -147,7 +153,7 @@ async def measure(args: argparse.Namespace, state: Path, run: Path) -> list[Meas
             preparer.prepare(claim(f"held-{number}", f"gpu-{GROUP + number}"))
         parts: tuple[tuple[ClaimSource, ClaimPreparer, tuple[tuple[str, str, list[str]], ...]], ...] = (
             (stored, nothing, (("an empty call", "prepare", []),)),
-            (stored, nothing, (("and a thread", "prepare", names),)),
+            (stored, nothing, (("a claim", "prepare", names),)),
             (read, nothing, (("and a read of the claim", "prepare", names),)),
             (read, preparer, (("prepare", "prepare", names), ("prepare again", "prepare", names))),
             (read, preparer, (("unprepare", "unprepare", names),)),
@@ -163,7 +169,7 @@ async def measure(args: argparse.Namespace, state: Path, run: Path) -> list[Meas
     await api.close()
     child.join(10)
     print(f"{args.groups} groups of {GROUP} calls, load {os.getloadavg()[0]:.1f}; medians of the groups, for each call")
-    print(f"{'':26}{'CPU us':>8}{'loop':>7}{'claims':>8}{'grpc':>7}{'switches':>10}{'p50 ms':>8}")
+    print(f"{'':26}{'CPU us':>8}{'loop':>7}{'calls':>8}{'grpc':>7}{'switches':>10}{'p50 ms':>8}")
     return [one for title, results in found.items() for one in report(title, results)]
 
 
@@ -200,7 +206,7 @@ def report(title: str, results: Sequence[Result]) -> list[Measure]:
     """Print a stage, and return its measures."""
     measures = [
         measured(f"{title}, CPU time, {kind}", "us", [one.cpu_us(kind) for one in results])
-        for kind in ("all", "loop", "claims", "grpc")
+        for kind in ("all", "loop", "calls", "grpc")
     ]
     measures.append(measured(f"{title}, voluntary context switches", "switches", [one.switches for one in results]))
     times_ms = [value * 1e3 for result in results for value in result.times_s]

@@ -281,3 +281,8 @@ class _Claims:
             async with asyncio.timeout(timeout):
                 await asyncio.shield(self._api)
         return await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
+        if not self._api.done():
+            return None
+        return self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)

@@ -19,7 +19,7 @@ from dra_agent.memory_file import memory_file
 CONNECT_TIMEOUT_S = 10.0
 """Seconds to connect, TLS included."""
 _CHUNK_BYTES = 1 << 16
-_MAX_HEADERS_BYTES = 1 << 16
+MAX_HEADERS_BYTES = 1 << 16
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """Seconds and counts: a vanished server is detected after 30 s, also by an idle watch."""
 _UNACKNOWLEDGED_TIMEOUT_MS = 20_000
@@ -37,7 +37,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._host = host
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADERS_BYTES)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
         self.version = version
         """Of the credentials that it was opened with."""
         self.used = False
@@ -48,7 +48,9 @@ class Connection:
         """Whether another request may be sent: the last response was read, and the connection is open."""
         states = self._http.states
         idle = states == {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
-        return idle and not self._reader.at_eof() and not self._writer.is_closing()
+        # Bytes after a response would be read as the next one.
+        surplus, _ = self._http.trailing_data
+        return idle and not surplus and not self._reader.at_eof() and not self._writer.is_closing()
 
     async def request(
         self, method: str, target: str, headers: list[tuple[str, str]], body: bytes | None
@@ -128,13 +130,17 @@ async def open_connection(
         raise UnavailableError(f"TLS fails: {error.reason or error}", where=where) from error
     except OSError as error:
         raise UnavailableError(f"no connection: {error.strerror or error}", where=where) from error
-    raw = writer.get_extra_info("socket")
+    set_keepalive(writer.get_extra_info("socket"))
+    return Connection(reader, writer, parts.netloc, version)
+
+
+def set_keepalive(raw: socket.socket) -> None:
+    """Detect a server that has vanished."""
     with suppress(OSError):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             raw.setsockopt(socket.IPPROTO_TCP, option, value)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_TIMEOUT_MS)
-    return Connection(reader, writer, parts.netloc, version)
 
 
 def tls_context(access: ClientConfig, certificate: Pem | None = None, key: Pem | None = None) -> ssl.SSLContext | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -130,6 +130,18 @@ CHECK_INTERVAL_S = 30.0
 """Seconds after which the files are checked again. Kubelets replace a token at 80 % of its lifetime of an hour."""
 
 
+class Identity(NamedTuple):
+    """The identity of one moment; immutable, so that any thread may use it."""
+
+    version: int
+    access: ClientConfig
+    authorization: str | None
+    """The value of the Authorization header."""
+    context: ssl.SSLContext | None
+    printed: ExecCredentials | None
+    """What the command printed, if the access has one."""
+
+
 class Credentials:
     """The current identity of the agent. `version` grows when it changes: older connections are not reused."""
 
@@ -140,6 +152,7 @@ class Credentials:
         self.version = 0
         self._printed: ExecCredentials | None = None
         self._running = asyncio.Lock()
+        self._identity: Identity | None = None
         self._load()
 
     def _load(self) -> None:
@@ -155,7 +168,8 @@ class Credentials:
         _check(token, str(access.token_file or access.source))
         context = tls_context(access)
         self.access, self._state, self._token, self._context = access, state, token, context
-        self.version += 1
+        self._printed = None
+        self._changed()
 
     async def current(self) -> tuple[str | None, ssl.SSLContext | None]:
         """Return the current Authorization header and TLS context."""
@@ -166,6 +180,15 @@ class Credentials:
                 if self._printed is None or not self._printed.is_valid():
                     await self._run()
         return self._authorization(), self._context
+
+    def ready(self) -> Identity | None:
+        """Return the identity on any thread, without a wait; None if `current` has something to read first."""
+        identity = self._identity
+        if identity is None or self._clock() - self._checked_at >= CHECK_INTERVAL_S:
+            return None
+        if identity.access.command is not None and (identity.printed is None or not identity.printed.is_valid()):
+            return None
+        return identity
 
     async def invalidate(self, version: int) -> bool:
         """Check for newer credentials than those of `version`, which were rejected; return whether there are any."""
@@ -187,7 +210,6 @@ class Credentials:
         except AgentError as error:
             log.warning("new credentials cannot be used, the old ones are kept", extra={"reason": str(error)})
             return
-        self._printed = None
         log.info("credentials for the API server were replaced", extra={"source": self.access.source})
 
     async def _run(self) -> None:
@@ -198,7 +220,11 @@ class Credentials:
         _check(printed.token, f"{self.access.source}: exec {command.command}")
         self._printed = printed
         self._context = tls_context(self.access, self._printed.certificate, self._printed.key)
+        self._changed()
+
+    def _changed(self) -> None:
         self.version += 1
+        self._identity = Identity(self.version, self.access, self._authorization(), self._context, self._printed)
 
     def _authorization(self) -> str | None:
         token = self._printed.token if self._printed is not None else self._token

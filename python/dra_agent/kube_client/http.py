@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from dra_agent.kube_client.errors import (
     status_message,
 )
 from dra_agent.kube_client.slots import MAX_REQUESTS, RequestSlots
+from dra_agent.kube_client.thread_reads import ThreadReads
 
 TIMEOUT_S = 15.0
 """Default timeout of a request in seconds, from waiting for a connection to the last byte."""
@@ -56,7 +58,8 @@ class Request(NamedTuple):
 class HttpTransport:
     """Sends requests. Connections are opened when they are needed and kept for the next request.
 
-    At most `slots.MAX_REQUESTS` requests run at once; each watch has a connection besides.
+    At most `slots.MAX_REQUESTS` requests run at once, those on other threads included; each watch has a connection
+    besides.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -65,6 +68,8 @@ class HttpTransport:
         self._in_flight: set[Connection] = set()
         self._closed = False
         self._slots = RequestSlots()
+        self._thread_reads = ThreadReads(credentials, lambda: self._count("GET"))
+        self._counting = threading.Lock()
         self.requests: dict[str, int] = {}
         """How many were sent, by method; a try that is repeated counts twice."""
 
@@ -95,6 +100,28 @@ class HttpTransport:
                 self._slots.release(resource)
         return _object(data, where)
 
+    def json_on_thread(self, request: Request, *, timeout: float) -> dict[str, Any] | None:
+        """Send a GET on the calling thread, and return the object; None if `json` is to send it, for any reason.
+
+        Raises the errors of a complete response, and UnavailableError after `timeout` seconds, as `json` does.
+        """
+        resource = request.resource
+        if self._closed or not self._slots.try_acquire(resource):
+            return None
+        try:
+            response = self._thread_reads.get(request.path, timeout)
+        except TimeoutError as error:
+            raise UnavailableError(f"no response within {timeout:g} s", where=self._where(request)) from error
+        finally:
+            self._slots.release(resource)
+        if response is None or response.status == _UNAUTHORIZED:
+            return None
+        if response.status >= _REFUSED:
+            raise _refusal(response.status, response.headers, response.body, self._where(request))
+        if response.status >= _REDIRECTED or "json" not in response.headers.get("content-type", ""):
+            return None
+        return _object(response.body, self._where(request))
+
     @asynccontextmanager
     async def stream(self, request: Request, *, idle_timeout_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request with an endless response; yield its lines.
@@ -111,10 +138,15 @@ class HttpTransport:
     def close(self) -> None:
         """Close every connection; requests that run fail."""
         self._closed = True
+        self._thread_reads.close()
         for connection in (*self._idle, *self._in_flight):
             connection.close()
         self._idle.clear()
         self._in_flight.clear()
+
+    def _count(self, method: str) -> None:
+        with self._counting:
+            self.requests[method] = self.requests.get(method, 0) + 1
 
     def _where(self, request: Request) -> str:
         return f"API server {self.server}: {request.method} {request.path}"
@@ -174,7 +206,7 @@ class HttpTransport:
                 headers.append(("Content-Type", request.content_type))
             connection = await self._connection(context)
             self._in_flight.add(connection)
-            self.requests[request.method] = self.requests.get(request.method, 0) + 1
+            self._count(request.method)
             try:
                 status, answered = await connection.request(request.method, target, headers, body)
             except (ClosedError, h11.ProtocolError, OSError) as error:
@@ -256,7 +288,11 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
         return UnavailableError(
             f"redirects to {location} (HTTP {status})", where=where, hint="this address is not an API server"
         )
-    data = await _read_body(connection, where)
+    return _refusal(status, headers, await _read_body(connection, where), where)
+
+
+def _refusal(status: int, headers: dict[str, str], data: bytes, where: str) -> Exception:
+    """Return the error of a complete response with a status of 400 or more."""
     try:
         message = status_message(msgspec.json.decode(data))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 from dra_agent.claim import ClaimRef
@@ -25,16 +26,50 @@ _TOO_EARLY = "no relationship found"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-async def fetch(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
+class UnreadError(Exception):
+    """The claim was not read on the thread, and has to be read on the event loop; `tried` is why the attempt failed."""
+
+    def __init__(self, tried: AgentError | None = None) -> None:
+        super().__init__()
+        self.tried = tried
+
+
+def fetch_on_thread(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
+    """Get an allocated claim on the calling thread, with one attempt until `deadline_s`, in the time of time.monotonic.
+
+    Raises the errors of `fetch`, and UnreadError where `fetch` has to be used.
+    """
+    _check_names(claim)
+    try:
+        found = source.claim_on_thread(claim.namespace, claim.name, _timeout(deadline_s - time.monotonic()))
+    except (RetryableError, PermanentError) as error:
+        if not _may_help(error):
+            raise
+        raise UnreadError(error) from error
+    if found is None:
+        raise UnreadError
+    return _checked(found, claim)
+
+
+async def fetch(source: ClaimSource, claim: ClaimRef, deadline_s: float, *, tried: AgentError | None = None) -> Object:
     """Get an allocated claim from the API server; retries until `deadline_s`, in the loop's time, if that can help.
+
+    `tried`: the error of a first attempt.
 
     Raises RetryableError if the server does not respond or the claim is not allocated; PermanentError if it was
     deleted, has been replaced, or may not be read.
     """
+    _check_names(claim)
+    return _checked(await _get(source, claim, deadline_s, tried), claim)
+
+
+def _check_names(claim: ClaimRef) -> None:
     for part in (claim.namespace, claim.name):
         if not _NAME.fullmatch(part):
             raise PermanentError(f"{part!r} is not a valid API name", where=str(claim))
-    found = await _get(source, claim, deadline_s)
+
+
+def _checked(found: Object, claim: ClaimRef) -> Object:
     metadata = found.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, dict) else None
     if uid != claim.uid:
@@ -46,25 +81,33 @@ async def fetch(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Obje
     return found
 
 
-async def _get(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
+async def _get(source: ClaimSource, claim: ClaimRef, deadline_s: float, tried: AgentError | None) -> Object:
     loop = asyncio.get_running_loop()
     backoff = Backoff(first=FIRST_WAIT_S, longest=MAX_WAIT_S)
     while True:
-        remaining_s = deadline_s - loop.time()
-        try:
-            return await source.claim(claim.namespace, claim.name, max(0.001, min(ONE_TRY_TIMEOUT_S, remaining_s)))
-        except RetryableError as error:
-            last: AgentError = error
-        except TimeoutError:
-            last = RetryableError("the API server does not respond")
-        except PermanentError as error:
-            if _TOO_EARLY not in str(error):
-                raise
-            last = error
-        pause = backoff.delay(last)
+        if tried is None:
+            try:
+                return await source.claim(claim.namespace, claim.name, _timeout(deadline_s - loop.time()))
+            except (RetryableError, PermanentError) as error:
+                if not _may_help(error):
+                    raise
+                tried = error
+            except TimeoutError:
+                tried = RetryableError("the API server does not respond")
+        pause = backoff.delay(tried)
         if loop.time() + pause >= deadline_s:
-            raise RetryableError(f"cannot be read: {last}", where=str(claim)) from last
+            raise RetryableError(f"cannot be read: {tried}", where=str(claim)) from tried
+        tried = None
         await asyncio.sleep(pause)
+
+
+def _timeout(remaining_s: float) -> float:
+    return max(0.001, min(ONE_TRY_TIMEOUT_S, remaining_s))
+
+
+def _may_help(error: AgentError) -> bool:
+    """Return whether another attempt may succeed."""
+    return isinstance(error, RetryableError) or _TOO_EARLY in str(error)
 
 
 def _allocation(claim: Object) -> Any:

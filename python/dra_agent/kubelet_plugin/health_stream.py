@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 import grpc
-import grpc.aio
 
+from dra_agent.kubelet_plugin.handlers import Stream, service, stream
 from dra_agent.kubelet_plugin.interfaces import DeviceHealth, HealthSource
 from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
-from dra_agent.kubelet_plugin.service import Stream, service, stream
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class HealthService:
             self._unsubscribe = None
         self._wake_all()
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return the handlers for a gRPC server."""
+    def handlers(self, pool: ThreadPoolExecutor) -> list[grpc.GenericRpcHandler]:
+        """Return the handlers for a gRPC server; each watcher has a thread of `pool`."""
         return [
             service(
                 messages,
@@ -66,6 +66,7 @@ class HealthService:
                         self._watch_with(messages),
                         messages.NodeWatchResourcesRequest,
                         messages.NodeWatchResourcesResponse,
+                        pool,
                     )
                 },
             )
@@ -73,7 +74,7 @@ class HealthService:
         ]
 
     def _watch_with(self, messages: ModuleType) -> Stream:
-        async def watch(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def watch(request: Any) -> AsyncIterator[Any]:
             wake = asyncio.Event()
             self._wake.add(wake)
             log.debug("a client watches device health", extra={"watchers": len(self._wake)})

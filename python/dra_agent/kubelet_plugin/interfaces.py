@@ -15,6 +15,9 @@ class ClaimSource(Protocol):
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         """Get a ResourceClaim within `timeout` seconds; raises the errors of dra_agent.kube_client."""
 
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
+        """Get it on the calling thread, with one attempt and the same errors; None if `claim` has to be used."""
+
 
 class DeviceHealth(Protocol):
     """How one device does."""
@@ -51,7 +54,7 @@ class HealthSource(Protocol):
 
 
 class PluginMetrics(Protocol):
-    """Observes calls of the kubelet; called on the event loop, and must not block."""
+    """Observes calls of the kubelet; called on any thread, and must not block."""
 
     def registration(self, registered: bool, error: str) -> None:
         """Record that the kubelet has registered the driver, or why not."""

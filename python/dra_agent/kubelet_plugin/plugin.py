@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 
 import grpc
-import grpc.aio
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.health_stream import HealthService
@@ -31,6 +31,10 @@ MIN_GRACE_S = 0.5
 """Seconds for which calls are waited for at the end where all the work that is under way hangs."""
 MAX_THREADS = 256
 """Maximum concurrent claims. A device that hangs occupies at most three threads: one hangs, two wait."""
+MAX_CALLS = 1024
+"""Maximum calls of claims at once: those that work or hang, and as many on each connection that wait for them."""
+MAX_OTHER_CALLS = 1024
+"""Maximum calls of the registration and health services at once; each watcher of health is one."""
 # Connections have no maximum age: each GOAWAY would start the kubelet's timer for deleting our slices.
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 256))
 
@@ -60,7 +64,9 @@ class KubeletPlugin:
         self._service = DraService(claims, self._turns, observer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
-        self._server: grpc.aio.Server | None = None
+        self._calls = DaemonExecutor(MAX_CALLS, "calls")
+        self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet")
+        self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
         self._keeper: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
@@ -111,12 +117,14 @@ class KubeletPlugin:
             self._health.close()
         grace = GRACE_S if not self._turns.in_flight else max(MIN_GRACE_S, self._turns.worth_waiting(GRACE_S))
         if self._server is not None:
-            await self._server.stop(grace)
+            await _stopped(self._server, grace)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=grace)
         if not await self._turns.finished(GRACE_S):
             log.warning("stopped without waiting for calls that hang", extra={"work": self._turns.in_flight})
         self._turns.close()
+        self._calls.shutdown()
+        self._other_calls.shutdown()
 
     async def _keep(self) -> None:
         while True:
@@ -141,28 +149,28 @@ class KubeletPlugin:
         before, old = self._files, self._server
         replaced = before or (None,) * len(self._paths.distinct)
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))
-        server = grpc.aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((self._registration.handler(), *self._service.handlers()))
+        server = grpc.server(self._calls, options=_OPTIONS)
+        server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), *self._service.handlers()))
         if self._health is not None:
-            server.add_generic_rpc_handlers(tuple(self._health.handlers()))
+            server.add_generic_rpc_handlers(tuple(self._health.handlers(self._other_calls)))
         try:
             for file in files:
                 try:
                     server.add_insecure_port(file.address)
                 except RuntimeError as error:
                     raise RetryableError(f"cannot listen: {error}", where=str(file.path)) from error
-            await server.start()
+            server.start()
             for file in files:
                 file.publish()
         except RetryableError:
             for file in files:
                 file.remove()
-            await server.stop(None)
+            await _stopped(server, None)
             raise
         self._server, self._files = server, files
         log.info("listening for the kubelet", extra={"sockets": [str(path) for path in self._paths.distinct]})
         if old is not None:
-            retiring = asyncio.create_task(old.stop(GRACE_S), name="old sockets")
+            retiring = asyncio.create_task(_stopped(old, GRACE_S), name="old sockets")
             self._retiring.add(retiring)
             retiring.add_done_callback(self._retiring.discard)
 
@@ -170,3 +178,8 @@ class KubeletPlugin:
         if self._observer is not None:
             self._observer.registration(state.done, state.error)
         self._on_registered(state)
+
+
+async def _stopped(server: grpc.Server, grace: float | None) -> None:
+    """Accept no calls, wait for those in progress for `grace` seconds, then cancel them."""
+    await asyncio.to_thread(lambda: server.stop(grace).wait())

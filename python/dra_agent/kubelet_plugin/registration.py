@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
-import grpc.aio
 
+from dra_agent.kubelet_plugin.handlers import RefusedError, service, unary
 from dra_agent.kubelet_plugin.proto import pluginregistration_pb2 as messages
-from dra_agent.kubelet_plugin.service import service, unary
 
 log = logging.getLogger(__name__)
 
@@ -54,27 +53,23 @@ class Registration:
         self._on_status = on_status
         self.state = RegistrationStatus()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Return the handlers for a gRPC server."""
+    def handler(self, pool: ThreadPoolExecutor) -> grpc.GenericRpcHandler:
+        """Return the handlers for a gRPC server; calls wait on threads of `pool`."""
         return service(
             messages,
             "Registration",
             {
-                "GetInfo": unary(self._get_info, messages.InfoRequest, messages.PluginInfo),
+                "GetInfo": unary(self._get_info, messages.InfoRequest, messages.PluginInfo, pool),
                 "NotifyRegistrationStatus": unary(
-                    self._notify, messages.RegistrationStatus, messages.RegistrationStatusResponse
+                    self._notify, messages.RegistrationStatus, messages.RegistrationStatusResponse, pool
                 ),
             },
         )
 
-    async def _get_info(
-        self, request: messages.InfoRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> messages.PluginInfo:
+    async def _get_info(self, request: messages.InfoRequest) -> messages.PluginInfo:
         return self._info
 
-    async def _notify(
-        self, request: messages.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> messages.RegistrationStatusResponse:
+    async def _notify(self, request: messages.RegistrationStatus) -> messages.RegistrationStatusResponse:
         self.state = RegistrationStatus(request.plugin_registered, request.error, time.time())
         if request.plugin_registered:
             log.info("registered with the kubelet", extra={"driver": self._info.name})
@@ -85,5 +80,5 @@ class Registration:
         self._on_status(self.state)
         if not request.plugin_registered:
             # After an error the kubelet removes the plugin and retries.
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"not registered: {request.error}")
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"not registered: {request.error}")
         return messages.RegistrationStatusResponse()

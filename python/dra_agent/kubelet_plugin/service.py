@@ -1,6 +1,10 @@
 """The DRAPlugin service: prepare and unprepare for the kubelet, in both versions, which differ in nothing but names.
 
 A response has exactly the claims of the request, each with its devices or its own error.
+
+A call with one claim is served on its own thread: it reads the claim and prepares it there. If that hangs, a watchdog
+answers at the deadline, and the thread continues. All other calls wait for the event loop: those with several claims,
+of a claim with work in progress, and of one that could not be read at the first attempt.
 """
 
 from __future__ import annotations
@@ -8,78 +12,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import grpc
-import grpc.aio
 import msgspec
-from google.protobuf.message import DecodeError, Message
 
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
-from dra_agent.kubelet_plugin.claim_fetch import fetch
-from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
+from dra_agent.kubelet_plugin import late_response
+from dra_agent.kubelet_plugin.call_watchdog import CallWatchdog
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, Turn, still_running
+from dra_agent.kubelet_plugin.claim_fetch import UnreadError, fetch, fetch_on_thread
+from dra_agent.kubelet_plugin.handlers import Context, RefusedError, abort, check_decoded, decoder, service, wait_for
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object, PluginMetrics
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
 from dra_agent.prepare import ClaimPreparer
-
-log = logging.getLogger(__name__)
-
-Unary = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
-Stream = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncIterator[Any]]
-
-
-def unary(call: Unary, request: type[Message], response: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
-    """Serve a method of one request and one response."""
-
-    async def checked(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        await _check(message, request, context)
-        return await call(message, context)
-
-    return grpc.unary_unary_rpc_method_handler(
-        checked, request_deserializer=_decoder(request), response_serializer=response.SerializeToString
-    )
-
-
-def stream(call: Stream, request: type[Message], response: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
-    """Serve a method of one request and many responses."""
-
-    async def checked(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        await _check(message, request, context)
-        async for result in call(message, context):
-            yield result
-
-    return grpc.unary_stream_rpc_method_handler(
-        checked, request_deserializer=_decoder(request), response_serializer=response.SerializeToString
-    )
-
-
-def service(
-    messages: ModuleType, name: str, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]
-) -> grpc.GenericRpcHandler:
-    """Put methods together under the service's name on the wire."""
-    return grpc.method_handlers_generic_handler(messages.DESCRIPTOR.services_by_name[name].full_name, methods)
-
-
-def _decoder(request: type[Message]) -> Callable[[bytes], Message | None]:
-    def decode(data: bytes) -> Message | None:
-        try:
-            return request.FromString(data)
-        except DecodeError:
-            return None
-
-    return decode
-
-
-async def _check(message: object, request: type[Message], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    if message is None:
-        log.warning("message not understood", extra={"expected": request.DESCRIPTOR.full_name})
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {request.DESCRIPTOR.full_name}")
-
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +51,65 @@ MAX_ERROR_BYTES = 4096
 _VERSIONS: tuple[ModuleType, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
 
 
+Result = Sequence[ClaimDevice] | AgentError
+Respond = Callable[[ModuleType, dict[str, Result]], Any]
+
+
+class _Call:
+    """A call of the kubelet: one response, from the thread that is first."""
+
+    def __init__(self, method: str, number: int, encode: Callable[[dict[str, Result]], Any]) -> None:
+        self.method = method
+        self.number = number
+        self._encode = encode
+        self._began = time.perf_counter()
+        self._unanswered = threading.Lock()
+
+    def response(self, results: dict[str, Result]) -> Any:
+        """Return the response; raises AnsweredError if there was one."""
+        if not self._unanswered.acquire(blocking=False):
+            raise late_response.AnsweredError
+        log.debug(
+            "call answered",
+            extra={
+                "method": self.method,
+                "request": self.number,
+                "claims": len(results),
+                "failed": sum(isinstance(result, AgentError) for result in results.values()),
+                "seconds": round(time.perf_counter() - self._began, 4),
+            },
+        )
+        return self._encode(results)
+
+    def failed(self, claim: ClaimRef, error: Exception) -> AgentError:
+        """Log the error of a claim, and return the one for the kubelet."""
+        extra = {"method": self.method, "request": self.number, "claim": claim.uid}
+        if isinstance(error, AgentError):
+            log.warning("call not done for a claim", extra={**extra, "reason": str(error)})
+            return error
+        # One claim's bug must not fail its neighbours, or the server.
+        log.error("call not done for a claim", extra=extra, exc_info=error)
+        return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
+
+
+class _Operation:
+    """Prepare or unprepare."""
+
+    def __init__(
+        self,
+        method: str,
+        name: str,
+        respond: Respond,
+        on_loop: Callable[[ClaimRef, float, AgentError | None], Awaitable[Sequence[ClaimDevice]]],
+        on_thread: Callable[[ClaimRef, float, Turn], Sequence[ClaimDevice]],
+    ) -> None:
+        self.method = method
+        self.name = name
+        self.respond = respond
+        self.on_loop = on_loop
+        self.on_thread = on_thread
+
+
 class DraService:
     """Serves NodePrepareResources and NodeUnprepareResources."""
 
@@ -105,8 +117,16 @@ class DraService:
         self._claims = claims
         self._turns = turns
         self._observer = observer
-        self._preparing: asyncio.Future[ClaimPreparer] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._preparing: asyncio.Future[ClaimPreparer] = self._loop.create_future()
+        self._watchdog = CallWatchdog()
         self._numbers = itertools.count(1)
+        self._prepare = _Operation(
+            "NodePrepareResources", "preparing", _prepared, self._prepare_on_loop, self._prepare_on_thread
+        )
+        self._unprepare = _Operation(
+            "NodeUnprepareResources", "unpreparing", _unprepared, self._unprepare_on_loop, self._unprepare_on_thread
+        )
 
     def set_preparer(self, preparing: ClaimPreparer) -> None:
         """Start to prepare: earlier calls wait for this."""
@@ -114,123 +134,126 @@ class DraService:
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for a gRPC server."""
+        operations = (self._prepare, self._unprepare)
         return [
-            service(
-                messages,
-                "DRAPlugin",
-                {
-                    "NodePrepareResources": unary(
-                        self._prepare_with(messages),
-                        messages.NodePrepareResourcesRequest,
-                        messages.NodePrepareResourcesResponse,
-                    ),
-                    "NodeUnprepareResources": unary(
-                        self._unprepare_with(messages),
-                        messages.NodeUnprepareResourcesRequest,
-                        messages.NodeUnprepareResourcesResponse,
-                    ),
-                },
-            )
+            service(messages, "DRAPlugin", {one.method: self._handler(messages, one) for one in operations})
             for messages in _VERSIONS
         ]
 
-    def _prepare_with(self, messages: ModuleType) -> Unary:
-        async def prepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            results = await self._run_claims("NodePrepareResources", request.claims, context, self._prepare)
-            response = messages.NodePrepareResourcesResponse()
-            for uid, result in results.items():
-                if isinstance(result, AgentError):
-                    response.claims[uid].error = _text(result)
-                else:
-                    response.claims[uid].devices.extend(_device(messages, item) for item in result)
-            return response
+    def _handler(self, messages: ModuleType, operation: _Operation) -> grpc.RpcMethodHandler[Any, Any]:
+        kind = getattr(messages, f"{operation.method}Request")
 
-        return prepare
+        def handle(message: Any, context: Context) -> Any:
+            check_decoded(message, kind, context)
+            if len(message.claims) > MAX_CLAIMS:
+                abort(context, RefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims"))
+            call = _Call(operation.method, next(self._numbers), lambda results: operation.respond(messages, results))
+            return self._response(call, operation, message.claims, context)
 
-    def _unprepare_with(self, messages: ModuleType) -> Unary:
-        async def unprepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            results = await self._run_claims("NodeUnprepareResources", request.claims, context, self._unprepare)
-            response = messages.NodeUnprepareResourcesResponse()
-            for uid, result in results.items():
-                response.claims[uid].error = _text(result) if isinstance(result, AgentError) else ""
-            return response
+        return grpc.unary_unary_rpc_method_handler(
+            handle,
+            request_deserializer=decoder(kind),
+            response_serializer=getattr(messages, f"{operation.method}Response").SerializeToString,
+        )
 
-        return unprepare
+    def _response(self, call: _Call, operation: _Operation, requested: Sequence[Any], context: Context) -> Any:
+        remaining_s = context.time_remaining()
+        budget = BUDGET_S if remaining_s is None else min(BUDGET_S, remaining_s - min(SPARE_S, remaining_s / 4))
+        deadline_s = time.monotonic() + budget
+        tried: AgentError | None = None
+        if len(requested) == 1 and self._preparing.done() and late_response.is_possible(context):
+            claim = ClaimRef(requested[0].uid, requested[0].namespace, requested[0].name)
+            if (turn := self._turns.begin(claim.uid, operation.name)) is not None:
+                try:
+                    return call.response({claim.uid: self._in_turn(call, turn, operation, claim, deadline_s, context)})
+                except UnreadError as error:
+                    tried = error.tried
+        work = self._run_claims(call, operation, requested, deadline_s, tried)
+        return call.response(wait_for(work, self._loop, context))
 
     async def _run_claims(
         self,
-        method: str,
+        call: _Call,
+        operation: _Operation,
         requested: Sequence[Any],
-        context: grpc.aio.ServicerContext[Any, Any],
-        one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
-    ) -> dict[str, Sequence[ClaimDevice] | AgentError]:
-        if len(requested) > MAX_CLAIMS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims")
-        began = time.perf_counter()
-        number = next(self._numbers)
-        remaining_s = context.time_remaining()
-        budget = BUDGET_S if remaining_s is None else min(BUDGET_S, remaining_s - min(SPARE_S, remaining_s / 4))
-        deadline_s = asyncio.get_running_loop().time() + budget
+        deadline_s: float,
+        tried: AgentError | None,
+    ) -> dict[str, Result]:
         claims: dict[str, ClaimRef] = {}
-        results: dict[str, Sequence[ClaimDevice] | AgentError] = {}
+        results: dict[str, Result] = {}
         for claim in requested:
             reference = ClaimRef(claim.uid, claim.namespace, claim.name)
             if claims.setdefault(reference.uid, reference) != reference:
                 results[reference.uid] = PermanentError("is requested under two names", where=f"claim {reference.uid}")
         pending = [claim for uid, claim in claims.items() if uid not in results]
-        work = [self._guarded(method, number, claim, deadline_s, one) for claim in pending]
-        found = [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
+
+        async def one(claim: ClaimRef) -> Result:
+            try:
+                return await operation.on_loop(claim, deadline_s, tried)
+            except Exception as error:  # noqa: BLE001 - it is logged and returned
+                return call.failed(claim, error)
+
+        found = await asyncio.gather(*(one(claim) for claim in pending))
         results.update(zip((claim.uid for claim in pending), found, strict=True))
-        failed = sum(isinstance(result, AgentError) for result in results.values())
-        log.debug(
-            "call answered",
-            extra={
-                "method": method,
-                "request": number,
-                "claims": len(results),
-                "failed": failed,
-                "seconds": round(time.perf_counter() - began, 4),
-            },
-        )
         return results
 
-    async def _guarded(
-        self,
-        method: str,
-        number: int,
-        claim: ClaimRef,
-        deadline_s: float,
-        one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
-    ) -> Sequence[ClaimDevice] | AgentError:
-        extra = {"method": method, "request": number, "claim": claim.uid}
-        try:
-            return await one(claim, deadline_s)
-        except AgentError as error:
-            log.warning("call not done for a claim", extra={**extra, "reason": str(error)})
-            return error
-        except Exception as error:  # one claim's bug must not fail its neighbours, or the server
-            log.exception("call not done for a claim", extra=extra)
-            return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
+    def _in_turn(
+        self, call: _Call, turn: Turn, operation: _Operation, claim: ClaimRef, deadline_s: float, context: Context
+    ) -> Result:
+        """Work on the calling thread; at the deadline the watchdog answers the call instead."""
 
-    async def _prepare(self, claim: ClaimRef, deadline_s: float) -> Sequence[ClaimDevice]:
+        def late() -> None:
+            error = call.failed(claim, still_running(operation.name, claim.uid))
+            with suppress(late_response.AnsweredError):
+                late_response.respond(context, call.response({claim.uid: error}).SerializeToString())
+
+        watched = self._watchdog.add(deadline_s, late)
+        try:
+            with turn:
+                result = operation.on_thread(claim, deadline_s, turn)
+                turn.result(result)
+                return result
+        except UnreadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged and returned
+            return call.failed(claim, error)
+        finally:
+            self._watchdog.remove(watched)
+
+    async def _prepare_on_loop(
+        self, claim: ClaimRef, deadline_s: float, tried: AgentError | None
+    ) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
-        remaining_s = deadline_s - asyncio.get_running_loop().time()
-        fetched = await fetch(self._claims, claim, deadline_s - remaining_s * (1 - FETCH_SHARE))
+        fetched = await fetch(self._claims, claim, _fetch_deadline(deadline_s), tried=tried)
         if self._observer is not None:
             self._observer.observe_phase("fetch", time.perf_counter() - began)
         preparing = await self._ready(deadline_s)
-        allocation = msgspec.json.encode(fetched["status"]["allocation"])
         deadline = Deadline(deadline_s)
         return await self._turns.run(
-            claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), deadline_s
+            claim.uid, self._prepare.name, _key(fetched), lambda: preparing.prepare(fetched, deadline), deadline_s
         )
 
-    async def _unprepare(self, claim: ClaimRef, deadline_s: float) -> Sequence[ClaimDevice]:
+    def _prepare_on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
+        began = time.perf_counter()
+        fetched = fetch_on_thread(self._claims, claim, _fetch_deadline(deadline_s))
+        if self._observer is not None:
+            self._observer.observe_phase("fetch", time.perf_counter() - began)
+        turn.joinable(_key(fetched))
+        return self._preparing.result().prepare(fetched, Deadline(deadline_s))
+
+    async def _unprepare_on_loop(
+        self, claim: ClaimRef, deadline_s: float, tried: AgentError | None
+    ) -> Sequence[ClaimDevice]:
         preparing = await self._ready(deadline_s)
         deadline = Deadline(deadline_s)
         await self._turns.run(
-            claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), deadline_s
+            claim.uid, self._unprepare.name, None, lambda: preparing.unprepare(claim.uid, deadline), deadline_s
         )
+        return ()
+
+    def _unprepare_on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
+        turn.joinable(None)
+        self._preparing.result().unprepare(claim.uid, Deadline(deadline_s))
         return ()
 
     async def _ready(self, deadline_s: float) -> ClaimPreparer:
@@ -240,6 +263,32 @@ class DraService:
         if not self._preparing.done():
             raise RetryableError("the agent is still starting", hint="wait until /readyz returns 200")
         return self._preparing.result()
+
+
+def _prepared(messages: ModuleType, results: dict[str, Result]) -> Any:
+    response = messages.NodePrepareResourcesResponse()
+    for uid, result in results.items():
+        if isinstance(result, AgentError):
+            response.claims[uid].error = _text(result)
+        else:
+            response.claims[uid].devices.extend(_device(messages, item) for item in result)
+    return response
+
+
+def _unprepared(messages: ModuleType, results: dict[str, Result]) -> Any:
+    response = messages.NodeUnprepareResourcesResponse()
+    for uid, result in results.items():
+        response.claims[uid].error = _text(result) if isinstance(result, AgentError) else ""
+    return response
+
+
+def _fetch_deadline(deadline_s: float) -> float:
+    return deadline_s - max(0.0, deadline_s - time.monotonic()) * (1 - FETCH_SHARE)
+
+
+def _key(claim: Object) -> bytes:
+    """Return what a call must have in common with one that it joins."""
+    return msgspec.json.encode(claim["status"]["allocation"])
 
 
 def _device(messages: ModuleType, item: ClaimDevice) -> Any:

@@ -1,0 +1,211 @@
+"""Reads of single objects on any thread: blocking, over kept connections of their own, without the event loop.
+
+A claim is read on the thread that prepares it, which saves two changes of threads and asyncio's TLS. Only the common
+cases are handled: a complete response with an object or an error. For all others the caller sends the request on the
+event loop, which renews credentials, repeats requests, and has the messages.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import h11
+
+from dra_agent import __version__
+from dra_agent.kube_client.connection import CONNECT_TIMEOUT_S, MAX_HEADERS_BYTES, set_keepalive
+from dra_agent.kube_client.credentials import Credentials, Identity
+
+MAX_IDLE = 4
+"""Connections that are kept for the next read."""
+MAX_BODY_BYTES = 8 << 20
+"""Maximum bytes of a response that is read here: etcd stores at most 1.5 MiB (--max-request-bytes)."""
+_CHUNK_BYTES = 1 << 16
+
+
+class Response:
+    """A complete response."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        """Names in lower case."""
+        self.body = body
+
+
+class ThreadReads:
+    """Sends GET requests on the threads of its callers."""
+
+    def __init__(self, credentials: Credentials, sent: Callable[[], None]) -> None:
+        """`sent` is called for each request that is sent."""
+        self._credentials = credentials
+        self._sent = sent
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+        self._closed = False
+
+    def get(self, path: str, timeout: float) -> Response | None:
+        """Return the response to a GET of `path`; None if the request is to be sent on the event loop.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        deadline_s = time.monotonic() + timeout
+        identity = self._credentials.ready()
+        if identity is None:
+            return None
+        connection = None
+        try:
+            connection = self._take(identity) or self._connect(identity, deadline_s)
+            if connection is None:
+                return None
+            self._sent()
+            response = connection.get(path, identity.authorization, deadline_s)
+        except TimeoutError:
+            if time.monotonic() < deadline_s:
+                return None  # connecting has a timeout of its own
+            raise
+        except (OSError, h11.ProtocolError, ValueError):
+            return None
+        finally:
+            if connection is not None:
+                self._keep(connection)
+        return response
+
+    def close(self) -> None:
+        """Close every connection; reads that run end, and no other starts."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            running = self._open.difference(idle)
+        for connection in idle:
+            self._drop(connection)
+        for connection in running:
+            connection.shut_down()
+
+    def _take(self, identity: Identity) -> _Connection | None:
+        while True:
+            with self._lock:
+                if self._closed or not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if connection.version == identity.version and connection.is_quiet():
+                return connection
+            self._drop(connection)
+
+    def _connect(self, identity: Identity, deadline_s: float) -> _Connection | None:
+        connection = _Connection(identity, min(CONNECT_TIMEOUT_S, deadline_s - time.monotonic()))
+        with self._lock:
+            if not self._closed:
+                self._open.add(connection)
+                return connection
+        connection.close()
+        return None
+
+    def _keep(self, connection: _Connection) -> None:
+        if connection.reusable:
+            with self._lock:
+                if not self._closed and len(self._idle) < MAX_IDLE:
+                    self._idle.append(connection)
+                    return
+        self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.close()
+
+
+class _Connection:
+    """A connection that carries one request after the other, each within its deadline."""
+
+    def __init__(self, identity: Identity, timeout: float) -> None:
+        """Connect; raises OSError, ValueError for a name that no certificate can have."""
+        access = identity.access
+        parts = urlsplit(access.server)
+        host = parts.hostname or ""
+        self._host = parts.netloc
+        self._prefix = parts.path
+        self.version = identity.version
+        self.reusable = False
+        """Whether another request may be sent: the last response was read completely."""
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
+        sock = socket.create_connection((host, parts.port or (443 if identity.context else 80)), max(0.001, timeout))
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_keepalive(sock)
+            if identity.context is not None:
+                sock = identity.context.wrap_socket(sock, server_hostname=access.server_name or host)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+
+    def is_quiet(self) -> bool:
+        """Return whether the server has neither closed the kept connection nor sent anything without a request."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0) and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending())
+
+    def get(self, path: str, authorization: str | None, deadline_s: float) -> Response | None:
+        """Send a request and read its response; None for one that is too large.
+
+        Raises OSError (TimeoutError at the deadline) or h11.ProtocolError.
+        """
+        self.reusable = False
+        http = self._http
+        headers = [("Host", self._host), ("User-Agent", f"dra-agent/{__version__}"), ("Accept", "application/json")]
+        if authorization is not None:
+            headers.append(("Authorization", authorization))
+        head = http.send(h11.Request(method="GET", target=self._prefix + path, headers=headers))
+        self._bound(deadline_s)
+        self._socket.sendall((head or b"") + (http.send(h11.EndOfMessage()) or b""))
+        response: h11.Response | None = None
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                self._bound(deadline_s)
+                http.receive_data(self._socket.recv(_CHUNK_BYTES))
+            elif isinstance(event, h11.Data):
+                size += len(event.data)
+                if size > MAX_BODY_BYTES:
+                    return None
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.Response):
+                response = event
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            elif not isinstance(event, h11.InformationalResponse):
+                raise ConnectionResetError
+        if http.our_state is h11.DONE and http.their_state is h11.DONE:
+            http.start_next_cycle()
+            self.reusable = not http.trailing_data[0]
+        assert response is not None
+        names = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+        return Response(response.status_code, names, b"".join(parts))
+
+    def _bound(self, deadline_s: float) -> None:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(remaining_s)
+
+    def shut_down(self) -> None:
+        """End a read on another thread, which then closes the connection."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it at once."""
+        with suppress(OSError):
+            self._socket.close()

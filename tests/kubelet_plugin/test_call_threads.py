@@ -1,0 +1,177 @@
+"""Calls with one claim are served on their own threads, without giving up what the event loop ensures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from dra_agent.claim import ClaimDevice
+from dra_agent.deadline import Deadline
+from dra_agent.errors import RetryableError
+from dra_agent.kubelet_plugin import late_response, plugin, service
+from dra_agent.kubelet_plugin.call_watchdog import CallWatchdog
+from eventually import DEADLINE_S, eventually_async
+from kubelet_plugin.conftest import Node, Run
+
+CLAIM_C = ("default", "c", "u")
+SHORT_BUDGET_S = 0.2
+
+
+def test_a_claim_is_read_and_prepared_on_the_thread_of_its_call(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.claims.add("c", "u")
+    threads: list[str] = []
+
+    def record(*_: object) -> list[ClaimDevice]:
+        threads.append(threading.current_thread().name)
+        return []
+
+    on_thread = node.claims.claim_on_thread
+
+    def read(namespace: str, name: str, timeout: float) -> Any:
+        record()
+        return on_thread(namespace, name, timeout)
+
+    monkeypatch.setattr(node.claims, "claim_on_thread", read)
+    monkeypatch.setattr(node.devices, "prepare", record)
+    monkeypatch.setattr(node.devices, "unprepare", record)
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            await driver.call("prepare", [CLAIM_C])
+            assert len(threads) == 2 and len(set(threads)) == 1 and threads[0].startswith("calls")
+            await driver.call("unprepare", [CLAIM_C])
+            assert threads[2].startswith("calls")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("possible", [True, False])
+@pytest.mark.parametrize("method", ["prepare", "unprepare"])
+def test_a_call_that_hangs_has_a_response_at_its_deadline(
+    node: Node,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    method: str,
+    possible: bool,
+) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+    if not possible:
+        monkeypatch.setattr(late_response, "_status", lambda: None)
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver):
+            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            response = await driver.call(method, [CLAIM_C], timeout=DEADLINE_S)
+            assert f"still {method[:-1]}ing it; the kubelet will retry" in response.claims["u"].error
+            assert len(plugin.in_flight) == 1, "the work continues"
+            monkeypatch.setattr(service, "BUDGET_S", DEADLINE_S)
+            gate.set()
+            await eventually_async(lambda: not plugin.in_flight)
+            assert not (await driver.call(method, [CLAIM_C])).claims["u"].error
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_this_version_of_grpc_has_late_responses() -> None:
+    assert late_response._status() is not None
+
+
+def test_calls_that_hang_leave_threads_for_all_others(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MAX_THREADS", 3)
+    for number in range(3):
+        node.claims.add(f"hung{number}", f"uid-{number}")
+        node.devices.gates[f"uid-{number}"] = threading.Event()
+    node.claims.add("c", "u")
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver), node.kubelet() as kubelet:
+            hung = [("default", f"hung{number}", f"uid-{number}") for number in range(3)]
+            calls = [asyncio.create_task(driver.call("prepare", [claim])) for claim in hung]
+            await eventually_async(lambda: len(node.devices.calls) == 3)
+            assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices
+            assert not (await driver.call("unprepare", [CLAIM_C])).claims["u"].error
+            await kubelet.driver()
+            assert len(plugin.in_flight) == 3
+            assert plugin._turns.begin("v", "preparing") is None, "no more threads of calls may hang"
+            for gate in node.devices.gates.values():
+                gate.set()
+            assert all([(await call).claims for call in calls])
+
+    run(scenario())
+
+
+def test_many_calls_that_hang_leave_threads_for_registration(node: Node, run: Run) -> None:
+    gate = threading.Event()
+    for number in range(plugin.MAX_THREADS - 1):
+        node.claims.add(f"c{number}", f"uid-{number}")
+        node.devices.gates[f"uid-{number}"] = gate
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver), node.kubelet() as kubelet:
+            hung = [("default", f"c{number}", f"uid-{number}") for number in range(plugin.MAX_THREADS - 1)]
+            calls = [asyncio.create_task(driver.call("prepare", [claim])) for claim in hung]
+            await eventually_async(lambda: len(node.devices.calls) == len(hung))
+            other = await kubelet.driver()
+            assert not (await other.call("unprepare", [CLAIM_C])).claims["u"].error
+            gate.set()
+            assert all([(await call).claims for call in calls])
+
+    run(scenario())
+
+
+class ThrottledError(RetryableError):
+    retry_after = 3600.0
+
+
+def test_a_throttled_read_is_not_repeated_at_once_on_the_event_loop(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    node.claims.errors["c"] = [ThrottledError("429")]
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            assert "cannot be read: 429" in (await driver.call("prepare", [CLAIM_C])).claims["u"].error
+            assert node.claims.tries == ["c"]
+
+    run(scenario())
+
+
+def test_an_error_of_joined_work_is_the_error_of_both_calls(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+    node.devices.raises["u"] = RetryableError("no such profile")
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            first = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
+            await eventually_async(lambda: node.devices.calls)
+            second = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
+            await eventually_async(lambda: len(node.claims.tries) == 2)
+            await driver.call("prepare", [("default", "NO NAME", "v")])  # the event loop has taken the second call
+            gate.set()
+            for call in (first, second):
+                assert (await call).claims["u"].error == "no such profile"
+
+    run(scenario())
+
+
+def test_the_watchdog_calls_late_ones_in_order_and_forgets_others() -> None:
+    watchdog, late = CallWatchdog(), []
+    ended = threading.Event()
+    now_s = Deadline.of(0).at
+    watchdog.add(now_s + 3600, lambda: late.append("far"))
+    removed = watchdog.add(now_s + 0.05, lambda: late.append("removed"))
+    watchdog.remove(removed)
+    watchdog.remove(removed)
+    watchdog.add(now_s + 0.2, ended.set)
+    assert ended.wait(DEADLINE_S)
+    assert late == []
