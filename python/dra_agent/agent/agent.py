@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
-from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
+from dra_agent.agent.config import SIMULATED_CDI, Config, is_loopback, listen_address
 from dra_agent.agent.device_state import DeviceState, boot_id
 from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
@@ -235,6 +235,7 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
+        self._sample(stack, hardware, ledger, record)
         self._worker = worker
         if self._unapplied is not None:
             await self._apply(self._unapplied)
@@ -293,6 +294,40 @@ class Agent:
         stack.callback(server.close)
         log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
         return metrics
+
+    def _sample(
+        self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, record: Metrics | None
+    ) -> None:
+        """Start telemetry if it is configured; else nothing of it is imported."""
+        config = self._config
+        if not config.telemetry.interval:
+            return
+        from dra_agent.telemetry.sampler import Sampler
+
+        sampler = Sampler(
+            hardware.host,
+            config.state_dir,
+            boot_id(hardware.host.proc),
+            config.telemetry.interval,
+            inventory=lambda: hardware.inventory,
+            entries=ledger.entries,
+            is_newest=self._is_newest,
+        )
+        if record is not None:
+            from dra_agent.metrics.telemetry import TelemetryMetrics
+
+            labels = config.telemetry.claim_labels
+            record.add(
+                TelemetryMetrics(
+                    sampler.snapshot,
+                    lambda: hardware.inventory,
+                    config.node,
+                    lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
+                    claim_labels=labels == "on" or (labels == "auto" and is_loopback(config.metrics_address)),
+                )
+            )
+        stack.callback(sampler.stop)
+        sampler.start()
 
     def _monitor(self, host: Host) -> Monitor:
         config = self._config

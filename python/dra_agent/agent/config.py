@@ -25,6 +25,7 @@ from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.recording import named_recording
+from dra_agent.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from dra_agent.agent.config_file import ConfigFile
@@ -90,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reclaim: ReclaimSettings = ReclaimSettings()
     health: HealthSettings = HealthSettings()
     claims: ClaimSettings = ClaimSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
     def node(self) -> str:
@@ -345,6 +347,17 @@ def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int
     if match is None or not 0 <= int(match[2]) <= 65535:
         raise UsageError(f"{text!r} is not HOST:PORT", where=flag, hint="write for example 127.0.0.1:9464")
     return match[1].strip("[]"), int(match[2])
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether HOST:PORT is reachable only from this host: an address of the loopback range, or localhost."""
+    import ipaddress  # only where an endpoint depends on it
+
+    host = listen_address(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _with(config: Config, name: str, value: Any, where: str, problems: list[ConfigProblem]) -> Config:

@@ -18,6 +18,7 @@ from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
 from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
+from dra_agent.doctor.telemetry import check_telemetry
 
 
 def check_agent(context: CheckContext) -> Iterator[Finding]:
@@ -70,6 +71,7 @@ CHECKS: dict[str, Check] = {
     "store": check_standalone_store,
     "NVIDIA toolkit": check_nvidia_toolkit,
     "other drivers": check_conflicts,
+    "telemetry": check_telemetry,
     "kernel": check_kernel,
 }
 

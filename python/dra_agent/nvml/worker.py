@@ -52,7 +52,53 @@ def compute_processes(module: Any, device: Any) -> list[tuple[int, int | None]]:
     return [(process.pid, process.usedGpuMemory) for process in module.nvmlDeviceGetComputeRunningProcesses(device)]
 
 
-_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes)
+def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
+    """Return the values that the driver has, in its own units; what it does not have is left out.
+
+    One call for all values: a GPU costs one exchange with the agent. nvmlDeviceGetPcieThroughput is not among them: it
+    measures for 20 ms (nvml.h). Energy is in mJ since the driver was loaded, memory of MIG devices is their own.
+
+    Raises:
+        NVMLError: The GPU is lost or must be reset, or the device is unknown.
+    """
+    read: tuple[tuple[tuple[str, ...], Callable[[], Any]], ...] = (
+        (("gpu_percent", "memory_percent"), lambda: _fields(module.nvmlDeviceGetUtilizationRates(device))),
+        (("memory_used_bytes", "memory_limit_bytes"), lambda: _memory(module, device)),
+        (("power_milliwatts",), lambda: [module.nvmlDeviceGetPowerUsage(device)]),
+        (("power_limit_milliwatts",), lambda: [module.nvmlDeviceGetEnforcedPowerLimit(device)]),
+        (("energy_millijoules",), lambda: [module.nvmlDeviceGetTotalEnergyConsumption(device)]),
+        (("temperature_celsius",), lambda: [module.nvmlDeviceGetTemperature(device, 0)]),
+        (("sm_clock_mhz",), lambda: [module.nvmlDeviceGetClockInfo(device, module.NVML_CLOCK_SM)]),
+        (("memory_clock_mhz",), lambda: [module.nvmlDeviceGetClockInfo(device, module.NVML_CLOCK_MEM)]),
+        (("clock_event_reasons",), lambda: [module.nvmlDeviceGetCurrentClocksEventReasons(device)]),
+        (("ecc_corrected",), lambda: [module.nvmlDeviceGetTotalEccErrors(device, 0, 0)]),
+        (("ecc_uncorrected",), lambda: [module.nvmlDeviceGetTotalEccErrors(device, 1, 0)]),
+    )
+    ends = (module.NVML_ERROR_GPU_IS_LOST, module.NVML_ERROR_RESET_REQUIRED, module.NVML_ERROR_UNINITIALIZED)
+    values: list[tuple[str, float]] = []
+    refused: Any = None
+    for names, call in read:
+        try:
+            values += zip(names, call(), strict=True)
+        except module.NVMLError as error:
+            if error.value in ends:
+                raise
+            refused = error
+    if not values and refused is not None:
+        raise refused
+    return values
+
+
+def _fields(utilization: Any) -> tuple[int, int]:
+    return utilization.gpu, utilization.memory
+
+
+def _memory(module: Any, device: Any) -> tuple[int, int]:
+    memory = module.nvmlDeviceGetMemoryInfo(device, version=module.nvmlMemory_v2)
+    return memory.used, memory.total
+
+
+_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes, read_telemetry)
 CALLS = {call.__name__: call for call in _OWN}
 
 

@@ -19,6 +19,7 @@ from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.roles.network import Interface, RdmaDevice
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
+from dra_agent.simulate.tree import replace_file
 
 When = Literal["before", "after"]
 """A call has its effect."""
@@ -175,6 +176,19 @@ def fabric(
         mask |= FABRIC_FAILURES[failure]
     condition = nvml.FabricCondition(FABRIC_STATES[state], status, mask, _UNHEALTHY if failures else _HEALTHY)
     return _set_condition(root, device, machine, fabric=condition)
+
+
+def load(root: Path, device: str, machine: Machine | None = None, **values: int | tuple[int, int]) -> str:
+    """Set values that telemetry reads of a GPU, by the names of `nvml.Condition`; return the GPU's UUID."""
+    return _set_condition(root, device, machine, **values)
+
+
+def traffic(root: Path, interface: str, *, received_bytes: int, sent_bytes: int, received_errors: int = 0) -> None:
+    """Set the counters of a network interface, as its driver counts them."""
+    folder = root / "sys/class/net" / interface / "statistics"
+    counters = {"rx_bytes": received_bytes, "tx_bytes": sent_bytes, "rx_errors": received_errors}
+    for name, value in counters.items():
+        replace_file(folder / name, f"{value}\n".encode())
 
 
 def latency(

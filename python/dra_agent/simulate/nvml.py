@@ -163,6 +163,12 @@ class Condition(msgspec.Struct, frozen=True):
     temperature: int = 34
     power_milliwatts: int = 71_000
     utilization: tuple[int, int] = (0, 0)
+    energy_millijoules: int = 0
+    """Since the driver was loaded."""
+    sm_clock_mhz: int = 345
+    memory_clock_mhz: int = 1593
+    clock_event_reasons: int = 1
+    """Bits of nvmlClocksEventReason*; 1 is idle."""
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0
     remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)

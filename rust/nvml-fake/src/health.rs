@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use crate::abi::{Code, FieldValue, SUCCESS, Temperature, Utilization, version, write_value};
 use crate::call::{device, values};
 use crate::handles::Handle;
+use crate::mig::instances;
 use crate::state::{Gpu, State};
 
 const GPU_SENSOR: c_uint = 0;
@@ -20,9 +21,48 @@ values! {
     nvmlDeviceGetEnforcedPowerLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts.saturating_mul(1000));
     nvmlDeviceGetPowerManagementLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts.saturating_mul(1000));
     nvmlDeviceGetUtilizationRates: Utilization = |state, gpu| {
+        // nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not currently supported."
+        if instances::of(gpu)?.mode {
+            return Err(Code::NOT_SUPPORTED);
+        }
         let (of_gpu, of_memory) = state.condition(gpu).utilization;
         Ok(Utilization { gpu: of_gpu, memory: of_memory })
     };
+    nvmlDeviceGetTotalEnergyConsumption: c_ulonglong = |state, gpu| {
+        // nvml.h: "For Volta or newer fully supported devices."
+        const VOLTA: u32 = 5;
+        if gpu.architecture < VOLTA {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        Ok(state.condition(gpu).energy_millijoules)
+    };
+    nvmlDeviceGetCurrentClocksEventReasons: c_ulonglong =
+        |state, gpu| Ok(state.condition(gpu).clock_event_reasons);
+}
+
+/// # Safety
+/// As NVML's reference requires for `megahertz`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetClockInfo(
+    handle: Handle,
+    kind: c_uint,
+    megahertz: *mut c_uint,
+) -> c_int {
+    /// NVML_CLOCK_GRAPHICS, NVML_CLOCK_SM, NVML_CLOCK_MEM and NVML_CLOCK_VIDEO.
+    const GRAPHICS: c_uint = 0;
+    const SM: c_uint = 1;
+    const MEMORY: c_uint = 2;
+    const VIDEO: c_uint = 3;
+    device("nvmlDeviceGetClockInfo", handle, |state, gpu| {
+        let condition = state.condition(gpu);
+        let clock = match kind {
+            GRAPHICS | SM | VIDEO => condition.sm_clock_mhz,
+            MEMORY => condition.memory_clock_mhz,
+            _ => return Err(Code::INVALID_ARGUMENT),
+        };
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(megahertz, clock) }
+    })
 }
 
 /// # Safety

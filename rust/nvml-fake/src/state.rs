@@ -219,6 +219,12 @@ pub(crate) struct Condition {
     pub(crate) temperature: u32,
     pub(crate) power_milliwatts: u32,
     pub(crate) utilization: (u32, u32),
+    /// Since the driver was loaded.
+    pub(crate) energy_millijoules: u64,
+    pub(crate) sm_clock_mhz: u32,
+    pub(crate) memory_clock_mhz: u32,
+    /// Bits of nvmlClocksEventReason*.
+    pub(crate) clock_event_reasons: u64,
     pub(crate) ecc_corrected: u64,
     pub(crate) ecc_uncorrected: u64,
     /// Corrected, uncorrected, pending, failed.
@@ -246,6 +252,10 @@ impl Default for Condition {
             temperature: 34,
             power_milliwatts: 71_000,
             utilization: (0, 0),
+            energy_millijoules: 0,
+            sm_clock_mhz: 345,
+            memory_clock_mhz: 1593,
+            clock_event_reasons: 1,
             ecc_corrected: 0,
             ecc_uncorrected: 0,
             remapped_rows: (0, 0, 0, 0),

@@ -1,0 +1,134 @@
+"""Metrics of telemetry: values by device, and by claim where the endpoint may show names of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dra_agent.claim import ClaimRef
+from dra_agent.inventory.model import Device, Inventory, pool_name
+from dra_agent.telemetry.accounting import ClaimUsage
+from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS
+from dra_agent.telemetry.sampler import TelemetrySnapshot
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_DEVICE, _CLAIM = "dra_agent_device", "dra_agent_claim"
+_DEVICE_LABELS = ["device", "family", "product", "pool"]
+_CLAIM_LABELS = ["namespace", "claim", "device"]
+
+
+class TelemetryMetrics:
+    """Collector for `Metrics.add`."""
+
+    def __init__(
+        self,
+        read: Callable[[], TelemetrySnapshot],
+        inventory: Callable[[], Inventory],
+        node: str,
+        held: Callable[[], set[str]],
+        *,
+        claim_labels: bool,
+    ) -> None:
+        """`held` returns the uids of prepared claims: one that was released since the last sample has no series."""
+        self._read = read
+        self._inventory = inventory
+        self._node = node
+        self._held = held
+        self._claim_labels = claim_labels
+
+    def describe(self) -> Iterator[Metric]:
+        """Return no metrics: nothing is read before the first scrape."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        snapshot = self._read()
+        yield from self._devices(snapshot)
+        yield _failures(snapshot)
+        if self._claim_labels:
+            yield from _claims(snapshot, self._held())
+
+    def _devices(self, snapshot: TelemetrySnapshot) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = {
+            device.name: [device.name, device.family, _product(device), pool_name(self._node, device.family)]
+            for device in self._inventory().devices
+            if device.name in snapshot.samples
+        }
+        for name in (*GAUGES, *COUNTERS):
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            family = kind(f"{_DEVICE}_{name}", f"{_help(name)}, of a device.", labels=_DEVICE_LABELS)
+            for device, values in labels.items():
+                if (value := getattr(snapshot.samples[device], name)) is not None:
+                    family.add_metric(values, value)
+            yield family
+        throttled = GaugeMetricFamily(
+            f"{_DEVICE}_throttled", "1 while the reason lowers the clocks.", labels=[*_DEVICE_LABELS, "reason"]
+        )
+        for device, values in labels.items():
+            reasons = snapshot.samples[device].throttle_reasons
+            for reason in THROTTLE_REASONS if reasons is not None else ():
+                throttled.add_metric([*values, reason], int(reason in (reasons or ())))
+        yield throttled
+
+
+def _failures(snapshot: TelemetrySnapshot) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    failing: dict[str, set[str]] = {}
+    for failure in snapshot.failures:
+        failing.setdefault(failure.source, set()).add(failure.device)
+    family = GaugeMetricFamily(
+        "dra_agent_telemetry_failing_devices", "Devices whose values are missing or wrong.", labels=["source"]
+    )
+    for source, devices in failing.items():
+        family.add_metric([source], len(devices))
+    return family
+
+
+def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    # A device has one holder, so that no series occurs twice: not even for two claims of one name.
+    holders: dict[tuple[str, str, str], tuple[ClaimRef, str]] = {
+        (claim.namespace, claim.name, device): (claim, device)
+        for device, claim in snapshot.holders.items()
+        if claim.uid in held
+    }
+    usage: dict[tuple[str, str], ClaimUsage] = {(one.claim.uid, one.device): one for one in snapshot.usage}
+    for name in GAUGES:
+        gauge = GaugeMetricFamily(f"{_CLAIM}_{name}", f"{_help(name)}, of a claim.", labels=_CLAIM_LABELS)
+        for labels, (_, device) in holders.items():
+            sample = snapshot.samples.get(device)
+            if sample is not None and (value := getattr(sample, name)) is not None:
+                gauge.add_metric(list(labels), value)
+        yield gauge
+    for name in COUNTERS:
+        counter = CounterMetricFamily(
+            f"{_CLAIM}_{name}", f"{_help(name)}, since the first sample of the claim.", labels=_CLAIM_LABELS
+        )
+        for labels, (claim, device) in holders.items():
+            counts = usage.get((claim.uid, device))
+            if counts is not None and name in counts.totals:
+                counter.add_metric(list(labels), counts.totals[name])
+        yield counter
+    idle = CounterMetricFamily(
+        f"{_CLAIM}_idle_seconds", "Time in which the claim's GPU did not compute.", labels=_CLAIM_LABELS
+    )
+    for labels, (claim, device) in holders.items():
+        counts = usage.get((claim.uid, device))
+        if counts is not None and counts.idle_seconds is not None:
+            idle.add_metric(list(labels), counts.idle_seconds)
+    yield idle
+
+
+def _product(device: Device) -> str:
+    attribute = device.attributes.get("productName")
+    return (attribute.string if attribute is not None else None) or ""
+
+
+def _help(name: str) -> str:
+    return name.replace("_", " ").capitalize()

@@ -1,0 +1,43 @@
+"""Finds the one claim whose work a device's values show.
+
+A value belongs to a claim only if no other claim can cause a part of it: never a number that is not the claim's
+(docs/adr/0055-telemetry-of-a-claim-is-its-own-or-absent.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dra_agent.claim import ClaimRef
+from dra_agent.inventory.model import Device, Inventory, device_key
+from dra_agent.prepare.ledger import LedgerEntry
+
+Holders = dict[str, ClaimRef]
+"""The exclusive claim by name of a device."""
+
+
+def exclusive_holders(entries: Iterable[LedgerEntry], inventory: Inventory) -> Holders:
+    """Return the claim of each device that exactly one prepared claim holds alone.
+
+    Claims with admin access hold nothing: they monitor devices of others. A claim that is not prepared yet counts as a
+    holder for others, but is not returned.
+    """
+    by_key: dict[tuple[str, str], Device] = {(one.family, one.name): one for one in inventory.devices}
+    found: dict[str, list[tuple[LedgerEntry, bool]]] = {}
+    for entry in entries:
+        for held in entry.devices:
+            device = by_key.get(device_key(held.pool, held.device))
+            if device is None or held.admin_access:
+                continue
+            is_alone = held.share_id is None and not held.shared and not device.allow_multiple_allocations
+            found.setdefault(device.name, []).append((entry, is_alone))
+    return {
+        name: ClaimRef(holders[0][0].uid, holders[0][0].namespace, holders[0][0].name)
+        for name, holders in found.items()
+        if len(holders) == 1 and holders[0][1] and holders[0][0].state == "completed"
+    }
+
+
+def same_before_and_after(before: Holders, after: Holders) -> Holders:
+    """Return the holders that held a device during a whole sample."""
+    return {name: claim for name, claim in after.items() if before.get(name) == claim}

@@ -1,0 +1,76 @@
+"""One sample of a device: optional values with units in their names; None is unknown, never 0."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from dra_agent.inventory.model import Device
+
+
+class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Values of one device at one moment."""
+
+    gpu_utilization_ratio: float | None = None
+    """Part of the driver's last sampling period in which the GPU computed: 0 to 1."""
+    memory_utilization_ratio: float | None = None
+    """Part of that period in which device memory was read or written: 0 to 1."""
+    memory_used_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    """Reasons that lower the clocks now."""
+
+    energy_joules: float | None = None
+    """A counter, like those below: since the driver was loaded, or since any other event that the driver chose."""
+    ecc_corrected_errors: float | None = None
+    ecc_uncorrected_errors: float | None = None
+    network_receive_bytes: float | None = None
+    network_transmit_bytes: float | None = None
+    network_receive_errors: float | None = None
+    network_transmit_errors: float | None = None
+    rdma_receive_bytes: float | None = None
+    rdma_transmit_bytes: float | None = None
+
+
+COUNTERS = (
+    "energy_joules",
+    "ecc_corrected_errors",
+    "ecc_uncorrected_errors",
+    "network_receive_bytes",
+    "network_transmit_bytes",
+    "network_receive_errors",
+    "network_transmit_errors",
+    "rdma_receive_bytes",
+    "rdma_transmit_bytes",
+)
+"""Fields that only grow while the driver stays loaded."""
+GAUGES = tuple(name for name in DeviceSample.__struct_fields__ if name not in COUNTERS and name != "throttle_reasons")
+THROTTLE_REASONS = ("power_cap", "thermal", "power_brake", "hardware_slowdown", "sync_boost")
+
+
+class TelemetrySource(Protocol):
+    """Reads the devices of one vendor or family; one call per device at a time, from any thread."""
+
+    name: str
+
+    def can_read(self, device: Device) -> bool:
+        """Return whether the source has values of this device now, by its description alone."""
+        ...
+
+    def read(self, device: Device) -> DeviceSample | None:
+        """Read one device; None: it cannot be read now, as expected (its library is closed).
+
+        Raises:
+            AgentError, OSError: The values cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close libraries."""
+        ...

@@ -1,0 +1,65 @@
+"""Drops values that cannot be true, and names them: a wrong number is worse than none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from dra_agent.telemetry.model import COUNTERS, GAUGES, DeviceSample
+
+MAX_POWER_WATTS = 20_000.0
+"""More than any accelerator draws; a value above it is in another unit."""
+MAX_BYTES_PER_SECOND = 1e12
+"""8 Tbit/s: ten times the fastest adapter."""
+COUNTER_RESOLUTION = {"energy_joules": 2_000.0}
+"""By how much a counter may be ahead of its time: what the fastest device counts in 100 ms, in which drivers update
+energy."""
+_RANGES = {
+    "gpu_utilization_ratio": (0.0, 1.0),
+    "memory_utilization_ratio": (0.0, 1.0),
+    "memory_used_bytes": (0, 1 << 50),
+    "memory_limit_bytes": (1, 1 << 50),
+    "power_watts": (0.0, MAX_POWER_WATTS),
+    "power_limit_watts": (0.0, MAX_POWER_WATTS),
+    "temperature_celsius": (-50.0, 200.0),
+    "sm_clock_hertz": (0.0, 1e11),
+    "memory_clock_hertz": (0.0, 1e11),
+}
+_FASTEST = {
+    "energy_joules": MAX_POWER_WATTS,
+    **{name: MAX_BYTES_PER_SECOND for name in COUNTERS if name.endswith("_bytes")},
+}
+_ROUNDING = 1e-6
+
+
+def drop_impossible(sample: DeviceSample) -> tuple[DeviceSample, list[str]]:
+    """Return the sample without values that are out of range, and one message for each."""
+    problems: dict[str, str] = {}
+    for name in (*GAUGES, *COUNTERS):
+        value = getattr(sample, name)
+        if value is None:
+            continue
+        low, high = _RANGES.get(name, (0.0, float(1 << 64)))
+        if not math.isfinite(value) or not low - _ROUNDING <= value <= high + _ROUNDING:
+            problems[name] = f"{name} is {value:g}, outside of {low:g} to {high:g}"
+    used, limit = sample.memory_used_bytes, sample.memory_limit_bytes
+    if used is not None and limit is not None and used > limit and not problems.keys() & {"memory_limit_bytes"}:
+        problems["memory_used_bytes"] = f"memory_used_bytes is {used}, more than the limit of {limit}"
+    if not problems:
+        return sample, []
+    nothing: dict[str, Any] = dict.fromkeys(problems)
+    return msgspec.structs.replace(sample, **nothing), list(problems.values())
+
+
+def increase(name: str, before: float, now: float, elapsed_s: float) -> float | None:
+    """Return by how much a counter has grown; None if it went back, or grew faster than any device can.
+
+    A counter goes back if the driver was loaded again. What it counted before and since is not known.
+    """
+    grown = now - before
+    fastest = _FASTEST.get(name)
+    if grown < 0 or (fastest is not None and grown > fastest * elapsed_s + COUNTER_RESOLUTION.get(name, 0.0)):
+        return None
+    return grown

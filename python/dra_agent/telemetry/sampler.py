@@ -1,0 +1,256 @@
+"""Samples all devices at an interval, on threads of its own.
+
+Devices are read one after the other. One that takes too long is left behind on its thread, and is not read again until
+that call returns; the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.errors import AgentError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFailure
+from dra_agent.telemetry.claims import Holders, exclusive_holders, same_before_and_after
+from dra_agent.telemetry.model import DeviceSample, TelemetrySource
+from dra_agent.telemetry.plausibility import drop_impossible
+from dra_agent.telemetry.sources.registry import SourceRegistry
+
+log = logging.getLogger(__name__)
+
+DEVICE_TIMEOUT_S = 3.0
+"""Seconds for one device, before the next one is read on another thread."""
+MAX_THREADS = 32
+"""Devices that can hang at the same time while others are still read."""
+STALE_AFTER_INTERVALS = 3
+"""Intervals after which a sample is no longer a current value."""
+
+
+class TelemetrySnapshot(msgspec.Struct, frozen=True):
+    """The current values."""
+
+    samples: dict[str, DeviceSample] = {}
+    """By device; one whose values are unknown is missing."""
+    holders: Holders = {}
+    """Claims whose values are those of their device."""
+    usage: tuple[ClaimUsage, ...] = ()
+    failures: tuple[TelemetryFailure, ...] = ()
+    sampled_at: float = 0.0
+    """Seconds since boot."""
+
+
+class Sampler:
+    """Runs from `start` to `stop`; `snapshot` can be called from any thread, and never waits."""
+
+    def __init__(
+        self,
+        host: Host,
+        state_dir: Path,
+        boot_id: str,
+        interval_s: float,
+        *,
+        inventory: Callable[[], Inventory],
+        entries: Callable[[], list[LedgerEntry]],
+        is_newest: Callable[[], bool] = lambda: True,
+        now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        device_timeout_s: float = DEVICE_TIMEOUT_S,
+    ) -> None:
+        """`now` returns seconds since boot. Only the newest of several agents on a state directory samples."""
+        self._sources = SourceRegistry(host)
+        self._state_dir = state_dir
+        self._boot_id = boot_id
+        self._accounting: Accounting | None = None
+        """None while another agent samples, which writes the file."""
+        self._interval_s = interval_s
+        self._inventory = inventory
+        self._entries = entries
+        self._is_newest = is_newest
+        self._now = now
+        self._device_timeout_s = device_timeout_s
+        self._threads = DaemonExecutor(MAX_THREADS, "telemetry")
+        self._hung: dict[str, str] = {}
+        """Devices whose read has not returned, with their source."""
+        self._lock = threading.Lock()
+        self._logged: set[TelemetryFailure] = set()
+        self._snapshot = TelemetrySnapshot()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; a read that hangs is not waited for."""
+        self._stopping.set()
+        self._threads.shutdown()
+        if self._thread.is_alive():
+            self._thread.join(self._device_timeout_s)
+        self._sources.close()
+
+    def snapshot(self) -> TelemetrySnapshot:
+        """Return the last sample; without values if it is too old."""
+        snapshot = self._snapshot
+        if self._now() - snapshot.sampled_at > STALE_AFTER_INTERVALS * self._interval_s:
+            return TelemetrySnapshot(failures=snapshot.failures)
+        return snapshot
+
+    def sample(self) -> None:
+        """Read all devices once."""
+        accounting = self._accounting = self._accounting or Accounting(self._state_dir, self._boot_id, self._interval_s)
+        inventory = self._inventory()
+        before = exclusive_holders(self._entries(), inventory)
+        failures: list[TelemetryFailure] = []
+        samples = self._read(inventory, failures)
+        entries = self._entries()
+        holders = same_before_and_after(before, exclusive_holders(entries, inventory))
+        now = self._now()
+        for name, claim in holders.items():
+            if (sample := samples.get(name)) is not None:
+                problems = accounting.add(claim, name, sample, now)
+                failures += [TelemetryFailure("counters", name, problem) for problem in problems]
+        # Whatever their state: a claim is prepared again after a reboot, and keeps its counters.
+        accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
+        self._report(failures)
+        accounting.save(failures, now)
+        self._snapshot = TelemetrySnapshot(samples, holders, accounting.usage(), tuple(failures), now)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                if self._is_newest():
+                    self.sample()
+                else:
+                    self._accounting = None
+            except Exception:  # telemetry must not end, whatever one sample meets
+                if not self._stopping.is_set():
+                    log.exception("telemetry: a sample failed")
+            self._stopping.wait(max(0.0, self._interval_s - (time.monotonic() - began)))
+
+    def _read(self, inventory: Inventory, failures: list[TelemetryFailure]) -> dict[str, DeviceSample]:
+        waiting: deque[tuple[Device, TelemetrySource]] = deque()
+        with self._lock:
+            hung = dict(self._hung)
+        for device in inventory.devices:
+            if device.name in hung:
+                failures.append(TelemetryFailure(hung[device.name], device.name, "an earlier read has not returned"))
+            elif (source := self._sources.source_of(device)) is not None:
+                waiting.append((device, source))
+        reader = _Reader(waiting)
+        while reader.pending:
+            self._threads.submit(reader.run)
+            if (late := reader.wait(self._device_timeout_s)) is None:
+                # All are read, or every thread hangs.
+                for device, source in reader.take_waiting():
+                    failures.append(TelemetryFailure(source.name, device.name, "no thread is free to read it"))
+                break
+            device, source = late
+            failures.append(
+                TelemetryFailure(source.name, device.name, f"no response within {self._device_timeout_s:g} s")
+            )
+            with self._lock:
+                self._hung[device.name] = source.name
+            reader.abandon(device, self._returned)
+        failures += reader.failures
+        return reader.samples
+
+    def _returned(self, device: str) -> None:
+        with self._lock:
+            self._hung.pop(device, None)
+
+    def _report(self, failures: list[TelemetryFailure]) -> None:
+        new = {msgspec.structs.replace(failure, message="") for failure in failures}
+        for failure in failures:
+            if msgspec.structs.replace(failure, message="") not in self._logged:
+                log.warning(
+                    "telemetry of a device is incomplete",
+                    extra={"source": failure.source, "device": failure.device, "reason": failure.message},
+                )
+        self._logged = new
+
+
+class _Reader:
+    """Reads a list of devices on one thread at a time."""
+
+    def __init__(self, waiting: deque[tuple[Device, TelemetrySource]]) -> None:
+        self._waiting = waiting
+        self._changed = threading.Condition()
+        self._current: tuple[Device, TelemetrySource] | None = None
+        self._abandoned: dict[str, Callable[[str], None]] = {}
+        self._progress = 0
+        self.samples: dict[str, DeviceSample] = {}
+        self.failures: list[TelemetryFailure] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether devices are not read yet."""
+        return bool(self._waiting) or self._current is not None
+
+    def run(self) -> None:
+        """Read the remaining devices, until all are read or this thread is abandoned."""
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    return
+                device, source = self._current = self._waiting.popleft()
+            sample, failures = _read(device, source)
+            with self._changed:
+                if (returned := self._abandoned.pop(device.name, None)) is not None:
+                    returned(device.name)
+                    return
+                if sample is not None:
+                    self.samples[device.name] = sample
+                self.failures += failures
+                self._current = None
+                self._progress += 1
+                self._changed.notify()
+
+    def take_waiting(self) -> list[tuple[Device, TelemetrySource]]:
+        """Return the devices that no thread has begun to read; they are not read any more."""
+        with self._changed:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        return waiting
+
+    def wait(self, timeout_s: float) -> tuple[Device, TelemetrySource] | None:
+        """Wait until all are read, or one takes longer than the timeout: return it; None if no thread reads."""
+        with self._changed:
+            progress = -1
+            while progress != self._progress:
+                progress = self._progress
+                self._changed.wait_for(lambda: not self.pending or self._progress != progress, timeout_s)  # noqa: B023
+            return self._current
+
+    def abandon(self, device: Device, returned: Callable[[str], None]) -> None:
+        """Leave a device behind; `returned` is called when its read ends."""
+        with self._changed:
+            if self._current is not None and self._current[0] is device:
+                self._abandoned[device.name] = returned
+                self._current = None
+                return
+        returned(device.name)
+
+
+def _read(device: Device, source: TelemetrySource) -> tuple[DeviceSample | None, list[TelemetryFailure]]:
+    try:
+        sample = source.read(device)
+    except (AgentError, OSError, ValueError) as error:
+        return None, [TelemetryFailure(source.name, device.name, str(error))]
+    except Exception as error:  # a defect of one source must not take the values of others away
+        log.exception("telemetry source failed", extra={"source": source.name, "device": device.name})
+        return None, [TelemetryFailure(source.name, device.name, f"{type(error).__name__}: {error}")]
+    if sample is None:
+        return None, []
+    sample, problems = drop_impossible(sample)
+    return sample, [TelemetryFailure(source.name, device.name, problem) for problem in problems]

@@ -1,0 +1,81 @@
+"""Network adapters: statistics of the interface and of the RDMA ports, from sysfs.
+
+An interface that a claim has moved into a container is in the container's network namespace, where the host's sysfs
+does not show it: its values are unknown.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.telemetry.model import DeviceSample
+
+_RDMA_WORD_BYTES = 4
+"""port_rcv_data and port_xmit_data count words of 4 bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband)."""
+_INTERFACE = {
+    "network_receive_bytes": "rx_bytes",
+    "network_transmit_bytes": "tx_bytes",
+    "network_receive_errors": "rx_errors",
+    "network_transmit_errors": "tx_errors",
+}
+"""Files of /sys/class/net/NAME/statistics (Linux, Documentation/ABI/testing/sysfs-class-net-statistics)."""
+_PORT = {"rdma_receive_bytes": "port_rcv_data", "rdma_transmit_bytes": "port_xmit_data"}
+
+
+def make(host: Host) -> NetworkSource:
+    """Create the source."""
+    return NetworkSource(host)
+
+
+class NetworkSource:
+    """Reads adapters by the names of their interface and RDMA device."""
+
+    name = "sysfs-network"
+
+    def __init__(self, host: Host) -> None:
+        self._sysfs = host.sysfs
+
+    def can_read(self, device: Device) -> bool:
+        """Return whether the device has an interface or an RDMA device."""
+        return "ifname" in device.identity or "rdma" in device.identity
+
+    def read(self, device: Device) -> DeviceSample | None:
+        """Read one adapter; None if neither interface nor RDMA device is visible to the host."""
+        values: dict[str, float] = {}
+        own = f"{device.pci_address}/"
+        if (name := device.identity.get("ifname")) is not None:
+            folder = self._sysfs / "class/net" / name
+            # Another interface may have the name after the device's own was moved or renamed.
+            if own in f"{_resolved(folder)}/":
+                values |= _read(folder / "statistics", _INTERFACE)
+        if (name := device.identity.get("rdma")) is not None:
+            folder = self._sysfs / "class/infiniband" / name
+            if own in f"{_resolved(folder)}/":
+                for port in sorted((folder / "ports").iterdir()):
+                    for field, words in _read(port / "counters", _PORT).items():
+                        values[field] = values.get(field, 0) + words * _RDMA_WORD_BYTES
+        return msgspec.convert(values, DeviceSample) if values else None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _resolved(path: Path) -> str:
+    try:
+        return str(path.resolve(strict=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def _read(folder: Path, names: dict[str, str]) -> dict[str, float]:
+    """Return the counters that exist; OSError if one cannot be read, ValueError if it is not a number."""
+    values: dict[str, float] = {}
+    for field, name in names.items():
+        with suppress(FileNotFoundError):
+            values[field] = int((folder / name).read_text())
+    return values

@@ -1,0 +1,112 @@
+"""NVIDIA GPUs and MIG devices, through the NVML process that the inventory has started.
+
+It never starts the library: while a claim binds a GPU to another driver, or a driver container is replaced, the library
+must stay closed. Its calls have lanes of their own, so that a query of the inventory does not wait for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, StaleHandleError, WorkerExitedError, acquire
+from dra_agent.telemetry.model import DeviceSample
+
+CALL_TIMEOUT_S = 2.0
+"""Seconds for the values of one GPU; a healthy driver needs a few milliseconds."""
+_MEGA = 1e6
+_MIG_PREFIX = "MIG-"
+_REASONS = (
+    ("power_cap", 0x4),
+    ("hardware_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("thermal", 0x20 | 0x40),
+    ("power_brake", 0x80),
+)
+"""Bits of nvmlClocksEventReason* (nvml.h). 0x1 is idle, 0x2 and 0x100 are settings: they do not slow work down."""
+
+
+def make(host: Host) -> NvidiaSource:
+    """Create the source."""
+    return NvidiaSource(host)
+
+
+class NvidiaSource:
+    """Reads GPUs by UUID."""
+
+    name = "nvml"
+
+    def __init__(self, host: Host) -> None:
+        self._nvml: NvmlClient = acquire(host.nvml, CALL_TIMEOUT_S)
+        self._handles: dict[str, Any] = {}
+        self._generation = 0
+
+    def can_read(self, device: Device) -> bool:
+        """Return whether NVML has a name for the device, and values that are its own.
+
+        A partition has a name once it is created. Compute instances of one GPU instance share its memory (MIG user
+        guide), and NVML returns the memory of the GPU instance for each of them.
+        """
+        uuid = device.identity.get("uuid", "")
+        if uuid.startswith(_MIG_PREFIX):
+            enforcement = device.attributes.get("memoryEnforcement")
+            if enforcement is None or enforcement.value != "mig":
+                return False
+        return bool(uuid) and self._nvml.is_running
+
+    def read(self, device: Device) -> DeviceSample | None:
+        """Read one GPU, or the memory of one MIG device."""
+        uuid, lane = device.identity["uuid"], f"telemetry of {device.name}"
+        try:
+            if self._generation != self._nvml.generation:
+                self._handles, self._generation = {}, self._nvml.generation
+            handle = self._handles.get(uuid)
+            if handle is None:
+                handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, about=lane, timeout=CALL_TIMEOUT_S)
+                self._handles[uuid] = handle
+            values = dict(self._nvml.call("read_telemetry", handle, about=lane, timeout=CALL_TIMEOUT_S))
+        except (StaleHandleError, WorkerExitedError):
+            self._handles.pop(uuid, None)
+            return None
+        return _sample(values, is_instance=uuid.startswith(_MIG_PREFIX))
+
+    def close(self) -> None:
+        """Leave the library to the inventory."""
+        self._nvml.close()
+
+
+def _sample(values: dict[str, float], *, is_instance: bool) -> DeviceSample:
+    memory = DeviceSample(
+        memory_used_bytes=_whole(values.get("memory_used_bytes")),
+        memory_limit_bytes=_whole(values.get("memory_limit_bytes")),
+    )
+    if is_instance:
+        # Everything else that a driver might return for an instance is of the whole GPU (MIG user guide, "Device
+        # monitoring": no utilization; power and temperature are measured on the board).
+        return memory
+    reasons = values.get("clock_event_reasons")
+
+    def scaled(name: str, factor: float) -> float | None:
+        return values[name] * factor if name in values else None
+
+    return msgspec.structs.replace(
+        memory,
+        gpu_utilization_ratio=scaled("gpu_percent", 0.01),
+        memory_utilization_ratio=scaled("memory_percent", 0.01),
+        power_watts=scaled("power_milliwatts", 1e-3),
+        power_limit_watts=scaled("power_limit_milliwatts", 1e-3),
+        energy_joules=scaled("energy_millijoules", 1e-3),
+        temperature_celsius=values.get("temperature_celsius"),
+        sm_clock_hertz=scaled("sm_clock_mhz", _MEGA),
+        memory_clock_hertz=scaled("memory_clock_mhz", _MEGA),
+        ecc_corrected_errors=values.get("ecc_corrected"),
+        ecc_uncorrected_errors=values.get("ecc_uncorrected"),
+        throttle_reasons=None if reasons is None else tuple(name for name, bits in _REASONS if int(reasons) & bits),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

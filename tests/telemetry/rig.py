@@ -1,0 +1,94 @@
+"""A simulated host with an inventory that stays open, a ledger of made-up claims, and a sampler with a fake clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dra_agent.host import Host
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Inventory
+from dra_agent.metrics.registry import Metrics
+from dra_agent.metrics.snapshot import MetricsSnapshot
+from dra_agent.metrics.telemetry import TelemetryMetrics
+from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
+from dra_agent.telemetry.sampler import Sampler
+from dra_agent.topology import LiveTopology
+
+INTERVAL_S = 10.0
+
+
+def claim(name: str, *devices: HeldDevice, uid: str = "", state: str = "completed") -> LedgerEntry:
+    return LedgerEntry(uid=uid or f"uid-{name}", namespace="team-a", name=name, devices=devices, state=state)
+
+
+def held(device: str, *, share: str | None = None, admin: bool = False, shared: bool = False) -> HeldDevice:
+    family = device.partition("-")[0]
+    return HeldDevice(f"node-1/{family}", device, "r", share_id=share, admin_access=admin, shared=shared)
+
+
+class Rig:
+    """One host; `sampler` is replaced by `restart`."""
+
+    def __init__(self, host: Host, state_dir: Path) -> None:
+        self.host = host
+        self.state_dir = state_dir
+        self.entries: list[LedgerEntry] = []
+        self.now_s = 1000.0
+        self.boot_id = "boot-1"
+        self._collector = Collector(host)
+        self._topology = LiveTopology(host)
+        self.inventory = self.scan()
+        self.claim_labels = True
+        self.sampler = self._new_sampler()
+
+    def scan(self) -> Inventory:
+        """Collect the inventory, however long libraries need to start."""
+        self.inventory = self._collector.collect(self._topology.snapshot())
+        while self._collector.wait_for_start():
+            self.inventory = self._collector.collect(self._topology.snapshot())
+        return self.inventory
+
+    def restart(self) -> None:
+        """Make another sampler, as a restarted agent does."""
+        self.sampler.stop()
+        self.sampler = self._new_sampler()
+
+    def _new_sampler(self) -> Sampler:
+        return Sampler(
+            self.host,
+            self.state_dir,
+            self.boot_id,
+            INTERVAL_S,
+            inventory=lambda: self.inventory,
+            entries=lambda: list(self.entries),
+            now=lambda: self.now_s,
+        )
+
+    def sample(self, after_s: float = INTERVAL_S) -> None:
+        """Sample once, some seconds later."""
+        self.now_s += after_s
+        self.sampler.sample()
+
+    def series(self) -> dict[str, float]:
+        """Return the series of telemetry that have a value."""
+        metrics = Metrics(MetricsSnapshot)
+        metrics.add(
+            TelemetryMetrics(
+                self.sampler.snapshot,
+                lambda: self.inventory,
+                "node-1",
+                lambda: {entry.uid for entry in self.entries},
+                claim_labels=self.claim_labels,
+            )
+        )
+        lines = [line for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def of_claim(self, metric: str, name: str, device: str) -> float | None:
+        """Return a value of a claim; None if it is absent."""
+        labels = f'{{claim="{name}",device="{device}",namespace="team-a"}}'
+        return self.series().get(f"dra_agent_claim_{metric}{labels}")
+
+    def close(self) -> None:
+        self.sampler.stop()
+        self._collector.close()

@@ -1,0 +1,195 @@
+"""Sources that hang, lie, disappear or count backwards: the value is absent and named, and others do not wait."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.telemetry import check_telemetry
+from dra_agent.errors import RetryableError
+from dra_agent.inventory.model import Device
+from dra_agent.simulate import inject
+from dra_agent.telemetry.model import DeviceSample
+from dra_agent.telemetry.plausibility import drop_impossible, increase
+from dra_agent.telemetry.sampler import Sampler
+from eventually import eventually
+from telemetry.rig import Rig, claim, held
+
+GPU = "gpu-0000-00-04-0"
+NIC = "nic-0000-00-05-0"
+GPU_IS_LOST, NOT_SUPPORTED = 15, 3
+
+
+def failing(rig: Rig) -> set[tuple[str, str]]:
+    return {(failure.source, failure.device) for failure in rig.sampler.snapshot().failures}
+
+
+def test_more_than_all_of_a_gpu_is_not_a_value(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    inject.load(root, "0", utilization=(200, 10), energy_millijoules=0)
+    rig.sample()
+    assert rig.of_claim("gpu_utilization_ratio", "train", GPU) is None
+    assert rig.of_claim("memory_utilization_ratio", "train", GPU) == pytest.approx(0.1)
+    assert failing(rig) == {("nvml", GPU)}
+    assert rig.series()['dra_agent_telemetry_failing_devices{source="nvml"}'] == 1
+
+
+def test_a_counter_that_goes_back_loses_one_step(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    for joules in (1000, 1500, 20, 120):
+        inject.load(root, "0", utilization=(1, 1), energy_millijoules=joules * 1000)
+        rig.sample()
+    assert rig.of_claim("energy_joules_total", "train", GPU) == 600
+
+
+def test_a_counter_in_other_units_is_not_counted(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    for millijoules in (1_000_000, 1_500_000, 1_500_000_000, 1_500_100_000):
+        inject.load(root, "0", utilization=(1, 1), energy_millijoules=millijoules)
+        rig.sample()
+        if millijoules == 1_500_000_000:
+            assert failing(rig) == {("counters", GPU)}
+    assert rig.of_claim("energy_joules_total", "train", GPU) == 600
+
+
+def test_values_that_a_gpu_does_not_have_are_absent_and_no_failure(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    inject.fail(root, "nvmlDeviceGetTotalEnergyConsumption", NOT_SUPPORTED)
+    inject.fail(root, "nvmlDeviceGetUtilizationRates", NOT_SUPPORTED)
+    rig.sample()
+    assert rig.of_claim("energy_joules_total", "train", GPU) is None
+    assert rig.of_claim("idle_seconds_total", "train", GPU) is None
+    assert rig.of_claim("power_watts", "train", GPU) is not None
+    assert failing(rig) == set()
+
+
+def test_a_lost_gpu_is_named_by_doctor(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU), held(NIC))]
+    inject.fail(root, "nvmlDeviceGetUtilizationRates", GPU_IS_LOST)
+    rig.now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    rig.sample(after_s=0)
+    assert rig.of_claim("power_watts", "train", GPU) is None
+    assert rig.of_claim("network_receive_bytes_total", "train", NIC) is not None
+    assert failing(rig) == {("nvml", GPU)}
+    findings = list(check_telemetry(CheckContext(host=rig.host, state_dir=rig.state_dir)))
+    assert [(finding.where, finding.message.rpartition(": ")[2]) for finding in findings] == [(GPU, "GPU is lost")]
+    # What an agent met that has stopped since is history.
+    rig.sample(after_s=-10_000)
+    assert list(check_telemetry(CheckContext(host=rig.host, state_dir=rig.state_dir))) == []
+
+
+def test_a_nic_that_left_the_namespace_has_no_values(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(NIC))]
+    link = root / "sys/class/net/ens5"
+    aside = link.with_name("moved")
+    link.rename(aside)
+    try:
+        rig.sample()
+        assert rig.of_claim("network_receive_bytes_total", "train", NIC) is None
+        assert failing(rig) == set()
+    finally:
+        aside.rename(link)
+
+
+def test_a_counter_file_that_is_no_number_is_named(rig: Rig, root: Path) -> None:
+    file = root / "sys/class/net/ens5/statistics/rx_bytes"
+    before = file.read_bytes()
+    file.write_bytes(b"many\n")
+    try:
+        rig.sample()
+        assert failing(rig) == {("sysfs-network", NIC)}
+    finally:
+        file.write_bytes(before)
+
+
+class OneHangs:
+    """A source whose reads of one device wait until they are released."""
+
+    name = "hangs"
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.released = threading.Event()
+        self.reads = 0
+
+    def can_read(self, device: Device) -> bool:
+        return True
+
+    def read(self, device: Device) -> DeviceSample:
+        if device.name == self._device:
+            self.reads += 1
+            self.released.wait()
+            raise RetryableError("too late")
+        return DeviceSample(power_watts=10.0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_device_that_hangs_is_left_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = OneHangs(GPU)
+    sampler = Sampler(
+        rig.host,
+        rig.state_dir,
+        "boot-1",
+        10.0,
+        inventory=lambda: rig.inventory,
+        entries=list,
+        device_timeout_s=0.2,
+    )
+    monkeypatch.setattr(sampler._sources, "source_of", lambda device: source)
+    try:
+        sampler.sample()
+        sampler.sample()
+        snapshot = sampler.snapshot()
+        assert set(snapshot.samples) == {NIC}
+        assert [failure.device for failure in snapshot.failures] == [GPU]
+        assert source.reads == 1
+        source.released.set()
+
+        def is_read_again() -> bool:
+            sampler.sample()
+            return source.reads > 1
+
+        eventually(is_read_again)
+    finally:
+        source.released.set()
+        sampler.stop()
+
+
+def test_old_values_are_not_current_ones(rig: Rig) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    rig.sample()
+    rig.now_s += 1000
+    assert not [name for name in rig.series() if GPU in name]
+
+
+@pytest.mark.parametrize(
+    ("sample", "kept"),
+    [
+        (DeviceSample(power_watts=math.nan), DeviceSample()),
+        (DeviceSample(power_watts=-1.0), DeviceSample()),
+        (DeviceSample(power_watts=250_000.0), DeviceSample()),
+        (DeviceSample(temperature_celsius=4000.0), DeviceSample()),
+        (DeviceSample(energy_joules=-5.0), DeviceSample()),
+        (DeviceSample(memory_used_bytes=9, memory_limit_bytes=8), DeviceSample(memory_limit_bytes=8)),
+        (DeviceSample(gpu_utilization_ratio=1.0), DeviceSample(gpu_utilization_ratio=1.0)),
+    ],
+)
+def test_values_out_of_range_are_dropped(sample: DeviceSample, kept: DeviceSample) -> None:
+    found, problems = drop_impossible(sample)
+    assert found == kept
+    assert bool(problems) == (found != sample)
+
+
+def test_what_a_counter_can_grow_by() -> None:
+    assert increase("energy_joules", 100, 800, 1.0) == 700
+    assert increase("energy_joules", 100, 99, 1.0) is None
+    assert increase("energy_joules", 0, 1e9, 10.0) is None
+    assert increase("network_receive_bytes", 0, 1e9, 10.0) == 1e9
+    assert increase("ecc_corrected_errors", 0, 1e6, 0.0) == 1e6
