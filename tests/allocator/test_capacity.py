@@ -17,34 +17,36 @@ from dra_agent.errors import PermanentError
 Json = dict[str, Any]
 CLASS: Json = {"metadata": {"name": "any"}, "spec": {}}
 LIMIT = 12
-SEEDS_PER_TEST = 25
+SEEDS_PER_TEST = 40
 
 
 def on_node(node: str, *devices: Json, **spec: Any) -> Json:
     return slice_of(*devices, name=f"{node}-gpu", pool=f"{node}-gpu", nodeName=node, **spec)
 
 
-def placed(cluster: Cluster, node: str, claims: list[Json], start: int) -> int:
-    """Allocate and hold copies until one does not fit; return how many."""
+def placed(cluster: Cluster, node: str, claims: list[Json], start: int, shared: list[Json]) -> int:
+    """Allocate and hold copies until one does not fit; return how many. Shared claims get their allocation."""
     for count in range(LIMIT):
         copies = []
         for index, entry in enumerate(copy.deepcopy(claims)):
             uid = f"copy-{start}-{count}-{index}"
             copies.append({**entry, "metadata": {"name": uid, "namespace": "default", "uid": uid}})
-        result = cluster.allocate(node, copies)
+        result = cluster.allocate(node, [*shared, *copies])
         if not result["allocated"]:
             return count
-        pairs = zip(copies, result["results"], strict=True)
-        cluster.hold([{**entry, "status": {"allocation": found}} for entry, found in pairs])
+        for entry, found in zip([*shared, *copies], result["results"], strict=True):
+            entry.setdefault("status", {"allocation": found})
+        cluster.hold([*shared, *copies])
     return LIMIT
 
 
-def expected(query: Json) -> tuple[dict[str, int], int]:
+def expected(query: Json, shared: list[Json]) -> tuple[dict[str, int], int]:
     """Return the copies of each node and the total, by placing them in fresh clusters."""
-    alone = {node: placed(cluster_of(query), node, query["claims"], 0) for node in NODES}
-    together = cluster_of(query)
+    claims = query["claims"]
+    alone = {node: placed(cluster_of(query), node, claims, 0, copy.deepcopy(shared)) for node in NODES}
+    together, common = cluster_of(query), copy.deepcopy(shared)
     order = sorted(NODES, key=lambda node: (-alone[node], node))
-    return alone, sum(placed(together, node, query["claims"], number) for number, node in enumerate(order))
+    return alone, sum(placed(together, node, claims, number, common) for number, node in enumerate(order))
 
 
 def cluster_of(query: Json) -> Cluster:
@@ -64,16 +66,19 @@ def test_random_clusters_have_the_capacity_that_one_copy_after_another_reaches(b
         query["claims"] = [entry for entry in query["claims"] if not (entry.get("status") or {}).get("allocation")]
         if not query["claims"]:
             continue
-        alone, total = expected(query)
+        shared: list[Json] = []
+        if len(query["claims"]) > 1 and seed % 2:
+            shared = [{"metadata": {"name": "common", "uid": "common"}, "spec": query["claims"].pop()["spec"]}]
+        alone, total = expected(query, shared)
         cluster = cluster_of(query)
         before = cluster.counts
-        found = cluster.capacity(query["claims"], limit=LIMIT)
+        found = cluster.capacity(query["claims"], shared=shared, limit=LIMIT)
         assert ({entry.node: entry.copies for entry in found.nodes}, found.total) == (alone, total), seed
         assert found.unexamined == []
         assert all(entry.at_limit or (entry.reason and entry.causes) for entry in found.nodes), seed
         after = cluster.counts
         assert (before.held, before.slices) == (after.held, after.slices)
-        assert cluster.capacity(query["claims"], limit=LIMIT) == found, seed
+        assert cluster.capacity(query["claims"], shared=shared, limit=LIMIT) == found, seed
         several += total > 1
     assert several
 
@@ -156,6 +161,15 @@ def test_shares_of_a_device_are_limited_by_its_capacity() -> None:
         [claim(make_request())], limit=50
     )
     assert (endless.nodes[0].copies, endless.nodes[0].at_limit, endless.total_is_partial) == (50, True, True)
+
+
+def test_a_share_that_all_copies_use_counts_once() -> None:
+    cluster = Cluster(
+        [on_node("n1", device("d", allowMultipleAllocations=True, capacity={"memory": {"value": "4Gi"}}))], [CLASS]
+    )
+    share = make_request(capacity={"requests": {"memory": "1Gi"}})
+    found = cluster.capacity([claim(share, name="own")], shared=[claim(share, name="common")])
+    assert (found.nodes[0].copies, found.total) == (3, 3)
 
 
 def test_a_copy_cannot_have_an_allocation_already() -> None:

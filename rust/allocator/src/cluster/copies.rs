@@ -232,10 +232,10 @@ where
                     return;
                 }
             };
-            for (claim, result) in claims.iter().zip(&results) {
-                if allocation_of(claim).is_none() {
-                    placed.place(self.held, claim, result);
-                }
+            // The shared claims are in the next query with their allocation, so their devices are in use without this.
+            let own = claims.iter().zip(&results).skip(shared.len());
+            for (claim, result) in own {
+                placed.place(self.held, claim, result);
             }
             for (claim, result) in shared.iter_mut().zip(results) {
                 if allocation_of(claim).is_none() {
