@@ -6,9 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from deploy.grafana import dashboards
 from deploy.pages import chart_config, chart_values, commands, man, settings
 
 ROOT = Path(__file__).resolve().parents[2]
+
+DASHBOARDS = ROOT / "deploy/helm/dra-agent/files/dashboards"
 
 
 def main() -> int:
@@ -21,10 +24,12 @@ def main() -> int:
         ROOT / "docs/reference/configuration-keys.md": settings.page(),
         ROOT / "docs/reference/chart-values.md": chart_values.page(),
         ROOT / "deploy/helm/dra-agent/files/config-keys.json": chart_config.text(),
+        **{DASHBOARDS / name: text for name, text in dashboards.files().items()},
         **{ROOT / "man" / name: text for name, text in man.pages().items()},
     }
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
-    orphans = [path for path in (ROOT / "man").glob("*") if path not in files]
+    generated = [*(ROOT / "man").glob("*"), *DASHBOARDS.glob("*")]
+    orphans = [path for path in generated if path not in files]
     for path in stale + orphans:
         print(f"{'stale' if args.check else 'write'} {path.relative_to(ROOT)}", file=sys.stderr)
     if args.check:

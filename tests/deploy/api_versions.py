@@ -78,6 +78,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                 "metricRelabelings": [{"action": "labeldrop", "regex": "b"}],
             },
             "serviceMonitor": {"create": True, "labels": {"a": "b"}, "interval": "30s"},
+            "dashboards": {"create": True, "labels": {"dashboards": "gpu"}, "annotations": {"grafana_folder": "GPUs"}},
             "prometheusRule": {"create": True, "labels": {"a": "b"}, "disabled": ["DraAgentFieldsDropped"]},
         },
         "networkPolicy": {

@@ -82,8 +82,10 @@ def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
         assert isinstance(found, dict)
         return found
 
-    assert spec() == yaml.safe_load(ALERTS.read_text()), "Helm evaluates no template of Prometheus"
-    (group,) = spec(disabled=["DraAgentFieldsDropped"])["groups"]
+    recording = yaml.safe_load((CHART / "files/recording-rules.yaml").read_text())["groups"]
+    alerts = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert spec() == {"groups": alerts + recording}, "Helm evaluates no template of Prometheus"
+    group = spec(disabled=["DraAgentFieldsDropped"])["groups"][0]
     assert len(group["rules"]) == len(rules()) - 1
     with pytest.raises(RefusedError, match='unknown alert "X"; the alerts are DraAgentCannotRecordClaims'):
         spec(disabled=["X"])

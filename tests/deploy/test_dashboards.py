@@ -1,0 +1,150 @@
+"""The dashboards for Grafana: layout, existing metrics, expressions that Prometheus parses, the chart's ConfigMap."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.rendering import CHART, ROOT, RefusedError, Render
+from dra_agent.metrics.api_server import PublishMetrics
+from dra_agent.metrics.config import ConfigMetrics
+from dra_agent.metrics.reclaim import ReclaimSnapshot
+from dra_agent.metrics.registry import Metrics
+from dra_agent.metrics.snapshot import MetricsSnapshot
+from dra_agent.publish import PublisherStats
+
+FOLDER = CHART / "files/dashboards"
+FILES = sorted(FOLDER.glob("*.json"))
+RECORDING = CHART / "files/recording-rules.yaml"
+RECORDING_TESTS = Path(__file__).with_name("recording-rules.test.yaml")
+GRID_COLUMNS = 24
+
+
+def load(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def records() -> list[dict[str, str]]:
+    return [rule for group in yaml.safe_load(RECORDING.read_text())["groups"] for rule in group["rules"]]
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for path in FILES for panel in load(path)["panels"] for target in panel["targets"]]
+
+
+def exported() -> set[str]:
+    """Return the names that an agent exports, with those of histograms."""
+    stats = PublisherStats(
+        writes={}, errors={}, slices=0, pending=(), last_write=1.0, lag_s=0.0, unpublishable=0, problems=()
+    )
+    reclaim = ReclaimSnapshot(deadline=1.0, tainted_after=1.0, claims={"prepared": 0})
+    metrics = Metrics(lambda: MetricsSnapshot(reclaim=reclaim))
+    metrics.add(PublishMetrics(lambda: stats, {}))
+    metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
+    types = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render()[0].decode(), re.MULTILINE)
+    return {name for name, _ in types} | {f"{name}_bucket" for name, kind in types if kind == "histogram"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_dashboard_can_be_provisioned(path: Path) -> None:
+    found = load(path)
+    assert found["uid"] == path.stem and len(found["uid"]) <= 40, "Grafana limits a uid to 40 characters"
+    assert found["schemaVersion"] == 39 and "id" not in found
+    names = [variable["name"] for variable in found["templating"]["list"]]
+    assert names[0] == "datasource" and found["templating"]["list"][0]["type"] == "datasource"
+    panels = found["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) > 0
+    for panel in panels:
+        place = panel["gridPos"]
+        assert min(place["w"], place["h"]) > 0 and place["x"] >= 0 and place["x"] + place["w"] <= GRID_COLUMNS
+        assert panel["description"].endswith(".") and panel["type"] in ("stat", "timeseries", "table")
+        for one in (panel, *panel["targets"]):
+            assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert all(re.findall(r"\$(?!__)(\w+)", target["expr"]) in ([], ["instance"]) for target in panel["targets"])
+    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+def test_the_dashboards_are_fleet_node_claims_reclaim_and_health() -> None:
+    assert [path.stem.removeprefix("dra-agent-") for path in FILES] == ["claims", "fleet", "health", "node", "reclaim"]
+
+
+def test_every_metric_of_a_panel_or_a_rule_is_exported_or_recorded() -> None:
+    known = exported()
+    for rule in records():
+        assert set(re.findall(r"\bdra_agent_\w+", rule["expr"])) <= known, rule["record"]
+    known |= {rule["record"] for rule in records()}
+    for expression in expressions():
+        names = re.findall(r"\b(?:dra_agent|process)[\w:]+", expression)
+        assert names and set(names) <= known, expression
+
+
+def test_every_recording_rule_has_a_unit_test() -> None:
+    tests = yaml.safe_load(RECORDING_TESTS.read_text())["tests"]
+    tested = {name for test in tests for one in test["promql_expr_test"] for name in one["expr"].split()[:1]}
+    assert {rule["record"] for rule in records()} == tested
+
+
+def test_prometheus_parses_all_expressions(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    rules = [
+        {
+            "record": f"panel:expression{number}",
+            "expr": expression.replace("$__rate_interval", "5m").replace("$instance", ".*"),
+        }
+        for number, expression in enumerate(expressions())
+    ]
+    panels = tmp_path / "panels.yaml"
+    panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    for command in (
+        ["check", "rules", "--lint-fatal", str(RECORDING)],
+        ["check", "rules", str(panels)],
+        ["test", "rules", str(RECORDING_TESTS)],
+    ):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_examples_of_the_page_are_valid(tmp_path: Path, render: Render) -> None:
+    page = (ROOT / "docs/how-to/operate/monitoring.md").read_text()
+    values, config, rules = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    kinds = ("PodMonitor", "PrometheusRule")
+    apis = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in kinds)
+    assert {*kinds, "ConfigMap"} <= {found["kind"] for found in render(yaml.safe_load(values), api_versions=apis)}
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    (tmp_path / "prometheus.yml").write_text(config)
+    (tmp_path / "own.yaml").write_text(rules)
+    for name in ("alerts.yaml", "recording-rules.yaml"):
+        shutil.copy(CHART / "files" / name, tmp_path)
+    for command in (["check", "config", "prometheus.yml"], ["check", "rules", "own.yaml"]):
+        done = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_chart_has_a_config_map_that_grafana_finds(render: Render) -> None:
+    assert not [found for found in render() if found["metadata"]["name"].endswith("-dashboards")]
+    values: dict[str, Any] = {"create": True, "annotations": {"grafana_folder": "GPUs"}}
+    (found,) = (
+        one for one in render({"metrics": {"dashboards": values}}) if one["metadata"]["name"].endswith("-dashboards")
+    )
+    assert found["kind"] == "ConfigMap" and found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["metadata"]["annotations"] == {"grafana_folder": "GPUs"}
+    assert found["data"] == {path.name: path.read_text() for path in FILES}, "Helm evaluates no legend"
+    values["labels"] = {"app.kubernetes.io/name": "x"}
+    with pytest.raises(RefusedError, match=r"metrics\.dashboards\.labels: the chart sets"):
+        render({"metrics": {"dashboards": values}})
