@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -125,14 +128,14 @@ def test_an_update_replaces_the_file_and_not_its_directory(host: Host) -> None:
 
 def test_a_link_is_never_followed(host: Host, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.mkdir()
+    other.mkdir(mode=0o700)
     host.directory.path.mkdir()
     host.directory.folder(UID).symlink_to(other)
     with pytest.raises(RetryableError, match="notice file"):
         host.set_up()
     with pytest.raises(RetryableError, match="notice file"):
         host.directory.update(UID, a_minute())
-    assert not list(other.iterdir())
+    assert not list(other.iterdir()) and stat.S_IMODE(other.stat().st_mode) == 0o700
     (other / "secret").write_text("a secret")
     path = host.set_up("uid-2")
     path.unlink()
@@ -150,9 +153,32 @@ def test_no_uid_becomes_another_path(host: Host, uid: str) -> None:
     assert not host.directory.path.exists()
 
 
-def test_a_prepare_fails_only_without_any_file(host: Host) -> None:
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can be written: EFBIG, as Python ignores SIGXFSZ (setrlimit(2))."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_prepared_claim_keeps_its_file_on_a_full_disk(host: Host) -> None:
     path = host.set_up()
     host.current = notice("hint", observed_at=NOW, source="azure")
+    with full_disk():
+        host.set_up()
+        with pytest.raises(RetryableError, match="cannot write the claim's notice file"):
+            host.directory.update(UID, a_minute())
+        with pytest.raises(RetryableError, match="cannot create the claim's notice file"):
+            host.set_up("another-claim")
+    assert content(path).phase == "none" and list(path.parent.iterdir()) == [path]
+    assert host.directory.update(UID, a_minute()) and content(path).phase == "hint"
+
+
+def test_a_prepare_fails_without_a_directory(host: Host) -> None:
+    path = host.set_up()
     host.directory.path.rename(host.directory.path.with_name("moved"))
     host.directory.path.write_text("not a directory")
     with pytest.raises(RetryableError, match="cannot create the claim's notice file"):

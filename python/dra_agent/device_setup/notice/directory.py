@@ -62,8 +62,8 @@ class NoticeDirectory:
         with self._locks.hold([uid], deadline, f"claim {uid}"):
             try:
                 folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-                folder.chmod(_DIRECTORY_MODE)  # whatever the umask is
                 self._check(folder)
+                folder.chmod(_DIRECTORY_MODE)  # whatever the umask is
                 atomic_file.remove_leftovers(folder)
                 self._replace(folder)
             except OSError as error:
