@@ -238,7 +238,7 @@ def test_an_idle_library_causes_no_refresh(hardware: DeviceState, monkeypatch: p
 def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:
     hardware = DeviceState(
         simulate.build("vm-1gpu", root),
-        InventorySettings(nvml_timeout=1.0),
+        InventorySettings(nvml_timeout=PATIENT_S),
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(SETTINGS, DRIVER),

@@ -18,6 +18,7 @@ from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import inject
 from dra_agent.slices import desired_slices, diff_slices
 from dra_agent.topology import LiveTopology
+from eventually import DEADLINE_S
 
 ALL = 'device.attributes["dra-agent.internal"].type == "gpu"'
 FIRST = "gpu-0000-1b-00-0"
@@ -135,7 +136,7 @@ def test_a_gpu_whose_mode_takes_a_reset_is_offered_in_the_mode_that_it_is_in(tmp
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only(tmp_path: Path) -> None:
     root = tmp_path / "host"
     host = simulate.build("mixed", root)
-    nvml = acquire(host.nvml_library, 5.0)
+    nvml = acquire(host.nvml_library, DEADLINE_S)
     nvml.start()
     gpu = nvml.call("nvmlDeviceGetHandleByPciBusId", b"00000000:1A:00.0")
     nvml.call("nvmlDeviceSetMigMode", gpu, 1)

@@ -22,6 +22,7 @@ from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject, nvml
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
 
 
@@ -32,7 +33,7 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.fixture
 def library(host: Host) -> Iterator[NvmlClient]:
-    made = acquire(host.nvml_library, 10.0)
+    made = acquire(host.nvml_library, DEADLINE_S)
     made.start()
     yield made
     made.close()
@@ -40,7 +41,7 @@ def library(host: Host) -> Iterator[NvmlClient]:
 
 @pytest.fixture
 def collector(host: Host, library: NvmlClient) -> Iterator[Collector]:
-    made = Collector(host, InventorySettings(nvml_timeout=10.0))
+    made = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S))
     yield made
     made.close()
 
@@ -116,7 +117,7 @@ RULES = (PartitionRule('device.attributes["dra-agent.internal"].vendor == "nvidi
 
 
 def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, library: NvmlClient) -> None:
-    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S, partition=RULES))
     names = {device.name for device in collector.collect(scan(host)).family("gpu")}
     one, two = f"{NAME}-mig-1g-10gb-4", f"{NAME}-mig-2g-20gb-0"
     assert {NAME, one, two} <= names
@@ -150,7 +151,7 @@ def own(host: Host, *instances: OwnedInstance) -> None:
 
 def test_an_instance_of_a_lost_gpu_stays_owned(host: Host, library: NvmlClient, tmp_path: Path) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")
-    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S, partition=RULES))
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     make(library, ONE_G, 4, 1)
     own(host, OwnedInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
@@ -170,7 +171,7 @@ def test_an_instance_that_is_removed_during_a_scan_stays_owned(
     host: Host, library: NvmlClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")
-    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S, partition=RULES))
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     number = make(library, ONE_G, 4, 1)
     own(host, OwnedInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))

@@ -28,7 +28,7 @@ def devices(root: Path, seed: int) -> dict[str, Device]:
         library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
         make(library, ONE_G, 4, 1)
         make(library, TWO_G, 0, 2)
-        collector = Collector(host, InventorySettings())
+        collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S))
         stack.callback(collector.close)
         inventory = collector.collect(LiveTopology(host).snapshot())
     assert inventory.problems == ()

@@ -18,6 +18,7 @@ from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError, acquir
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, inject
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
 
 RULES = (PartitionRule('device.attributes["dra-agent.internal"].vendor == "nvidia"', "mig"),)
@@ -31,7 +32,7 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.fixture
 def library(host: Host) -> Iterator[NvmlClient]:
-    made = acquire(host.nvml_library, 10.0)
+    made = acquire(host.nvml_library, DEADLINE_S)
     made.start()
     made.call("nvmlDeviceSetMigMode", handle(made), 1, about=ADDRESS)
     yield made
@@ -43,7 +44,7 @@ def collectors(host: Host) -> Iterator[Callable[..., Collector]]:
     opened: list[Collector] = []
 
     def open_(*rules: PartitionRule) -> Collector:
-        opened.append(Collector(host, InventorySettings(nvml_timeout=10.0, partition=rules)))
+        opened.append(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S, partition=rules)))
         return opened[-1]
 
     yield open_

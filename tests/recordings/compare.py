@@ -74,9 +74,8 @@ class _Comparison:
             value = self._process.call("all", DEADLINE_S, call.name, *arguments)
         except NvmlCallError as error:
             code = error.code
-        shown = f"{call.name}({', '.join(self._shown(argument) for argument in call.args)})"
         if code != call.code:
-            return f"{shown}: recorded code {call.code}, the fake has {code}"
+            return f"{self._call(call)}: recorded code {call.code}, the fake has {code}"
         if code != 0:
             return ""
         theirs = self._codec.encode(value)
@@ -93,7 +92,7 @@ class _Comparison:
             recorded.append(self._fields(original, learn=target))
             fake.append(self._fields(target))
         if recorded != fake:
-            return f"{shown}: recorded {_one(recorded)!r}, the fake has {_one(fake)!r}"
+            return f"{self._call(call)}: recorded {_one(recorded)!r}, the fake has {_one(fake)!r}"
         return ""
 
     def _device(self, call: RecordedCall) -> str:
@@ -102,6 +101,9 @@ class _Comparison:
             text = str(self._codec.decode(call.args[0]), "ascii")
             domain, _, rest = text.partition(":")
             return f"{int(domain, 16):04x}:{rest.lower()}"
+        return self._call(call)
+
+    def _call(self, call: RecordedCall) -> str:
         return f"{call.name}({', '.join(self._shown(argument) for argument in call.args)})"
 
     def _translated(self, value: Any) -> Any:

@@ -12,8 +12,10 @@ from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 
 PARTITIONED = InventorySettings(
+    nvml_timeout=DEADLINE_S,
     partition=tuple(PartitionRule(when="true", mode=mode) for mode in ("mig", "amd", "sriov")),
 )
 """Everything that can be offered in partitions is."""
@@ -27,7 +29,7 @@ _IDENTITY = re.compile(
 def conclusions(host: Host, settings: InventorySettings | None = None) -> dict[str, Any]:
     """Return topology, devices, counters and problems."""
     topology = scan(host)
-    inventory: Inventory = collect(host, topology, settings or InventorySettings())
+    inventory: Inventory = collect(host, topology, settings or InventorySettings(nvml_timeout=DEADLINE_S))
     parts = {
         "topology": topology,
         "devices": inventory.devices,

@@ -18,13 +18,14 @@ from dra_agent.recording import load_manifest, named_recording
 from dra_agent.simulate import inject, nvml, tree
 from dra_agent.simulate.recording import RecordedKernel
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 
 from .compare import differences
 from .conclusions import PARTITIONED, anonymous, conclusions
 from .instances import divide
 from .replay import replay
 
-SETTINGS = {"plain": InventorySettings(), "partitioned": PARTITIONED}
+SETTINGS = {"plain": InventorySettings(nvml_timeout=DEADLINE_S), "partitioned": PARTITIONED}
 
 
 @pytest.fixture(scope="module", params=simulate.profiles())

@@ -22,6 +22,7 @@ from dra_agent.simulate.machine import Function, Machine, bus_of
 from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.tree import reads
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 
 PROFILES = profiles()
 Standing = Callable[[str], Host]
@@ -198,7 +199,7 @@ def test_inventory_finds_nothing_wrong_and_every_node_it_names(
     profile: str, standing: Standing, tmp_path: Path
 ) -> None:
     host = standing(profile)
-    inventory = collect(host, scan(host), InventorySettings())
+    inventory = collect(host, scan(host), InventorySettings(nvml_timeout=DEADLINE_S))
     assert inventory.problems == ()
     assert all(device.health == "healthy" for device in inventory.devices)
     for device in inventory.devices:
