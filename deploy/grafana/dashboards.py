@@ -117,6 +117,23 @@ NODES = Dashboard(
             ),
         ),
         Panel(
+            "Utilization of GPUs",
+            "The mean of the node's GPUs. Requires telemetry.",
+            (
+                Query(
+                    f"avg by (instance, product) (dra_agent_device_gpu_utilization_ratio{NODE})",
+                    "{{instance}} {{product}}",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "Power of GPUs",
+            "The sum of the node's GPUs. Requires telemetry.",
+            (Query(f"sum by (instance, product) (dra_agent_device_power_watts{NODE})", "{{instance}} {{product}}"),),
+            unit="watt",
+        ),
+        Panel(
             "Memory of the agent",
             "Resident memory of the process.",
             (Query(f"process_resident_memory_bytes{NODE} and on (instance) dra_agent_build_info", "{{instance}}"),),
@@ -197,6 +214,45 @@ CLAIMS = Dashboard(
             "Requests in progress",
             "A request that stays for minutes hangs in a driver.",
             (Query(f"dra_agent_dra_requests_inflight{NODE}", "{{instance}}"),),
+        ),
+        Panel(
+            "GPU utilization",
+            "Of claims that hold a device alone. Requires telemetry with labels of claims.",
+            (
+                Query(
+                    f"max by (claim, device, instance) (dra_agent_claim_gpu_utilization_ratio{NODE})",
+                    "{{claim}} {{device}}",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "GPU memory in use",
+            "Of claims that hold a device alone. Requires telemetry with labels of claims.",
+            (
+                Query(
+                    f"max by (claim, device, instance) (dra_agent_claim_memory_used_bytes{NODE})",
+                    "{{claim}} {{device}}",
+                ),
+            ),
+            unit="bytes",
+        ),
+        Panel(
+            "Idle GPUs of claims",
+            "The part of the last hour in which the claim's GPU did not compute.",
+            (Query(f"rate(dra_agent_claim_idle_seconds_total{NODE}[1h])", "{{claim}} {{device}}"),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Power of claims",
+            "From the energy that their devices consumed.",
+            (
+                Query(
+                    f"sum by (claim, instance) (rate(dra_agent_claim_energy_joules_total{NODE}[$__rate_interval]))",
+                    "{{claim}}",
+                ),
+            ),
+            unit="watt",
         ),
     ),
     per_node=True,

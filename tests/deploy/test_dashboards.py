@@ -14,12 +14,15 @@ import pytest
 import yaml
 
 from deploy.rendering import CHART, ROOT, RefusedError, Render
+from dra_agent.inventory.model import Inventory
 from dra_agent.metrics.api_server import PublishMetrics
 from dra_agent.metrics.config import ConfigMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import MetricsSnapshot
+from dra_agent.metrics.telemetry import TelemetryMetrics
 from dra_agent.publish import PublisherStats
+from dra_agent.telemetry.sampler import TelemetrySnapshot
 
 FOLDER = CHART / "files/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -51,6 +54,7 @@ def exported() -> set[str]:
     metrics = Metrics(lambda: MetricsSnapshot(reclaim=reclaim))
     metrics.add(PublishMetrics(lambda: stats, {}))
     metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
+    metrics.add(TelemetryMetrics(TelemetrySnapshot, Inventory, "n", set, claim_labels=True))
     types = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render()[0].decode(), re.MULTILINE)
     return {name for name, _ in types} | {f"{name}_bucket" for name, kind in types if kind == "histogram"}
 

@@ -45,6 +45,7 @@ def test_pod_monitor_selects_all_agents_and_the_webhook(render: Render) -> None:
     (endpoint,) = monitor(render)["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     assert "interval" not in endpoint
+    assert endpoint["honorLabels"] is True, "series of claims keep the namespace of the claim"
     drop = {"action": "labeldrop", "regex": "pool"}
     found = monitor(render, labels={"release": "prometheus"}, interval="30s", metricRelabelings=[drop])
     (endpoint,) = found["spec"]["podMetricsEndpoints"]
@@ -61,7 +62,7 @@ def test_service_monitor_selects_a_service_of_all_agents_and_the_webhook(render:
     (service,) = (one["spec"] for one in services)
     (port,) = service["ports"]
     (endpoint,) = found["endpoints"]
-    assert endpoint["port"] == port["name"] and endpoint["interval"] == "30s"
+    assert endpoint["port"] == port["name"] and endpoint["interval"] == "30s" and endpoint["honorLabels"] is True
     assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     assert service["publishNotReadyAddresses"] and service["clusterIP"] == "None"
     selected = [
