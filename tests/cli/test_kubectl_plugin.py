@@ -114,8 +114,9 @@ def test_copies_of_a_pod_and_a_claim_are_counted(cluster: FakeApi, plugin: Plugi
     assert [row["causes"] for row in found["nodes"]] == [["in_use", "taint"], ["placed"]]
     changes = ("--if", "delete-claim=default/train", "--if", f"untaint={DRIVER}/reclaim")
     assert json.loads(plugin("capacity", "template/any", *changes, "-o", "json")[1])["total"] == 3
-    code, text, _ = plugin("capacity", "pod/job")
-    assert code == 1 and text.startswith("pod default/job: 0 more fit on 0 of 2 nodes")
+    for words in (("pod/job",), ("job",)):
+        code, text, _ = plugin("capacity", *words)
+        assert code == 1 and text.startswith("pod default/job: fits on none of 2 nodes")
     code, _, error = plugin("capacity", "pod/absent")
     assert code == 2 and "there is no pod absent in namespace default" in error
     assert {request.method for request in cluster.requests} == {"GET"}

@@ -97,7 +97,9 @@ def test_each_node_has_its_copies_and_what_limits_them(command: Command) -> None
     assert command("pod/train", "--from", "cluster.json", "-o", "name")[1] == "n1\n"
 
 
-@pytest.mark.parametrize("words", [("claim/held",), ("template", "one"), ("resourceclaimtemplate/default/one",)])
+@pytest.mark.parametrize(
+    "words", [("claim/held",), ("held",), ("template", "one"), ("resourceclaimtemplate/default/one",)]
+)
 def test_claims_and_templates_are_counted_as_further_ones(command: Command, words: tuple[str, ...]) -> None:
     code, text, _ = command(*words, "--from", "cluster.json", "-o", "json")
     assert code == 0 and counts(text) == {"n1": 3, "empty": 0, "off": 0, "other": 0}

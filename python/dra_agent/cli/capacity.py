@@ -143,6 +143,8 @@ def _summary(result: dict[str, Any]) -> str:
         f"{at_least}{total} more fit{'s' if total == 1 else ''} on {usable} of {len(nodes)} nodes, "
         f"at most {result['largest_on_one_node']} on one"
     )
+    if not total and not result["total_is_partial"]:
+        text = f"fits on none of {len(nodes)} nodes" if len(nodes) > 1 else f"does not fit on node {nodes[0]['node']}"
     if any(row["has_network_devices"] for row in nodes):
         text += "; nodes share devices, so a node has its number only if no copy is on another"
     if result["replicas"] > 1:

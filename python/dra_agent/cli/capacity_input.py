@@ -35,7 +35,9 @@ def read_query(args: argparse.Namespace) -> tuple[Snapshot, Finder]:
             hint="give -f FILE, or pod/NAME, claim/NAME or template/NAME",
         )
     if not files:
-        args.kind, namespace, name = parse_pair(args.object, kinds=(POD, CLAIM, TEMPLATE))
+        # A bare name is of the same kind as in `explain`.
+        first = (POD, CLAIM) if getattr(args, "is_plugin", False) else (CLAIM, POD)
+        args.kind, namespace, name = parse_pair(args.object, kinds=(*first, TEMPLATE))
         args.namespace = namespace or args.namespace
         return _read_cluster(args, name), lambda snapshot: _named(snapshot, args.kind, name)
     loaded = [one for path in filenames(args) for one in load_manifests(path, strict=False)]
