@@ -8,7 +8,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.telemetry.model import TelemetrySource
 
-_VENDORS = {("gpu", "nvidia"): "nvidia"}
+_VENDORS = {("gpu", vendor): vendor for vendor in ("amd", "intel", "nvidia")}
 _FAMILIES = {"nic": "network"}
 
 

@@ -1,0 +1,61 @@
+"""AMD GPUs: amdgpu's files and sensors in sysfs.
+
+Energy and the activity of partitions are only in the binary file gpu_metrics, which is not read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, device_name
+from dra_agent.telemetry.hwmon import find_sensors, read_number
+from dra_agent.telemetry.model import DeviceSample
+
+_PERCENT, _MICRO, _MILLI = 1e-2, 1e-6, 1e-3
+
+
+def make(host: Host) -> AmdSource:
+    """Create the source."""
+    return AmdSource(host)
+
+
+class AmdSource:
+    """Reads whole GPUs by PCI address."""
+
+    name = "sysfs-amdgpu"
+
+    def __init__(self, host: Host) -> None:
+        self._functions = host.sysfs / "bus/pci/devices"
+
+    def can_read(self, device: Device) -> bool:
+        """Return whether the values are the device's: those of a partition are of its GPU."""
+        return "parent" not in device.identity and device.name == device_name("gpu", device.pci_address)
+
+    def read(self, device: Device) -> DeviceSample | None:
+        """Read one GPU (Linux, drivers/gpu/drm/amd/pm/amdgpu_pm.c, "DOC: hwmon" and "DOC: gpu_busy_percent")."""
+        function = self._functions / device.pci_address
+        # 0: a GPU whose memory is the host's (MI300A).
+        total = read_number(function, "mem_info_vram_total") or None
+        used = read_number(function, "mem_info_vram_used") if total else None
+        sample = DeviceSample(
+            gpu_utilization_ratio=read_number(function, "gpu_busy_percent", factor=_PERCENT),
+            memory_utilization_ratio=read_number(function, "mem_busy_percent", factor=_PERCENT),
+            memory_used_bytes=None if used is None else int(used),
+            memory_limit_bytes=None if total is None else int(total),
+        )
+        sensors = find_sensors(function, "amdgpu")
+        if sensors is None:
+            return sample
+        return msgspec.structs.replace(
+            sample,
+            power_watts=read_number(sensors, "power1_average", "power1_input", factor=_MICRO),
+            power_limit_watts=read_number(sensors, "power1_cap", factor=_MICRO),
+            # The edge of the chip, or where it has no such sensor, its hottest point.
+            temperature_celsius=read_number(sensors, "temp1_input", "temp2_input", factor=_MILLI),
+            sm_clock_hertz=read_number(sensors, "freq1_input"),
+            memory_clock_hertz=read_number(sensors, "freq2_input"),
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""

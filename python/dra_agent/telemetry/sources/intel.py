@@ -1,0 +1,43 @@
+"""Intel GPUs: energy and power limit from the sensors of i915 and xe.
+
+Both drivers report how busy a GPU is through perf events only, which are not read.
+"""
+
+from __future__ import annotations
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, device_name
+from dra_agent.telemetry.hwmon import find_sensors, read_number
+from dra_agent.telemetry.model import DeviceSample
+
+_MICRO = 1e-6
+
+
+def make(host: Host) -> IntelSource:
+    """Create the source."""
+    return IntelSource(host)
+
+
+class IntelSource:
+    """Reads whole GPUs by PCI address."""
+
+    name = "sysfs-intel"
+
+    def __init__(self, host: Host) -> None:
+        self._functions = host.sysfs / "bus/pci/devices"
+
+    def can_read(self, device: Device) -> bool:
+        """Return whether the values are the device's: a virtual function has no sensors of its own."""
+        return "parent" not in device.identity and device.name == device_name("gpu", device.pci_address)
+
+    def read(self, device: Device) -> DeviceSample | None:
+        """Read one GPU (Linux, Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon)."""
+        sensors = find_sensors(self._functions / device.pci_address, "i915", "xe")
+        if sensors is None:
+            return None
+        # 0: no limit is set.
+        limit = read_number(sensors, "power1_max", factor=_MICRO) or None
+        return DeviceSample(energy_joules=read_number(sensors, "energy1_input", factor=_MICRO), power_limit_watts=limit)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,93 @@
+"""GPUs of AMD and Intel: sensors with the kernel's units, and whose they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, device_name
+from dra_agent.telemetry.model import DeviceSample
+from dra_agent.telemetry.sources.registry import SourceRegistry
+
+ADDRESS = "0000:0c:00.0"
+
+
+def gpu(vendor: str, *parts: str | int, **identity: str) -> Device:
+    name = device_name("gpu", ADDRESS, *parts)
+    return Device(name=name, family="gpu", vendor=vendor, pci_address=ADDRESS, attributes={}, identity=identity)
+
+
+def read(host: Path, device: Device) -> DeviceSample | None:
+    source = SourceRegistry(Host(sysfs=host)).source_of(device)
+    return None if source is None else source.read(device)
+
+
+def write(host: Path, files: dict[str, object]) -> None:
+    for name, value in files.items():
+        file = host / "bus/pci/devices" / ADDRESS / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+
+
+AMD = {
+    "gpu_busy_percent": 37,
+    "mem_busy_percent": 5,
+    "mem_info_vram_total": 64 << 30,
+    "mem_info_vram_used": 1 << 30,
+    "hwmon/hwmon3/name": "amdgpu",
+    "hwmon/hwmon3/power1_average": 250_000_000,
+    "hwmon/hwmon3/power1_cap": 500_000_000,
+    "hwmon/hwmon3/temp2_input": 61_000,
+    "hwmon/hwmon3/freq1_input": 1_700_000_000,
+}
+
+
+def test_an_amd_gpu(tmp_path: Path) -> None:
+    write(tmp_path, AMD)
+    assert read(tmp_path, gpu("amd")) == DeviceSample(
+        gpu_utilization_ratio=0.37,
+        memory_utilization_ratio=0.05,
+        memory_used_bytes=1 << 30,
+        memory_limit_bytes=64 << 30,
+        power_watts=250.0,
+        power_limit_watts=500.0,
+        temperature_celsius=61.0,
+        sm_clock_hertz=1.7e9,
+    )
+
+
+def test_a_partition_of_an_amd_gpu_has_no_values_of_its_gpu(tmp_path: Path) -> None:
+    write(tmp_path, AMD)
+    assert read(tmp_path, gpu("amd", "cpx", 3)) is None
+    assert read(tmp_path, gpu("amd", parent="gpu-0000-0b-00-0")) is None
+
+
+def test_an_apu_has_no_memory_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, {"gpu_busy_percent": 0, "mem_info_vram_total": 0, "mem_info_vram_used": 0})
+    assert read(tmp_path, gpu("amd")) == DeviceSample(gpu_utilization_ratio=0.0)
+
+
+def test_an_intel_gpu(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "hwmon/hwmon1/name": "xe_gt0",
+            "hwmon/hwmon1/energy1_input": 7,
+            "hwmon/hwmon2/name": "xe",
+            "hwmon/hwmon2/energy1_input": 12_000_000,
+            "hwmon/hwmon2/power1_max": 0,
+        },
+    )
+    assert read(tmp_path, gpu("intel")) == DeviceSample(energy_joules=12.0)
+
+
+def test_a_sensor_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, {**AMD, "hwmon/hwmon3/power1_cap": "much"})
+    with pytest.raises(ValueError, match="much"):
+        read(tmp_path, gpu("amd"))
+
+
+def test_other_vendors_have_no_source(tmp_path: Path) -> None:
+    assert read(tmp_path, gpu("0x1bcf")) is None
