@@ -83,6 +83,29 @@ def test_a_lost_gpu_is_named_by_doctor(rig: Rig, root: Path) -> None:
     assert list(check_telemetry(CheckContext(host=rig.host, state_dir=rig.state_dir))) == []
 
 
+def test_a_library_that_hangs_costs_the_values_of_its_gpu(
+    rig: Rig, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.entries = [claim("train", held(GPU), held(NIC))]
+    rig.sample()
+    with monkeypatch.context() as patched:
+        patched.setattr("dra_agent.telemetry.sources.nvidia.CALL_TIMEOUT_S", 0.3)
+        inject.hang(root, "nvmlDeviceGetClockInfo")
+        rig.sample()
+    assert rig.of_claim("power_watts", "train", GPU) is None
+    assert rig.of_claim("network_receive_bytes_total", "train", NIC) is not None
+    assert failing(rig) == {("nvml", GPU)}
+    # Health of the GPU does not wait for telemetry.
+    assert [device.health for device in rig.scan().devices if device.name == GPU] == ["healthy"]
+    inject.clear(root)
+
+    def is_read_again() -> bool:
+        rig.sample()
+        return rig.of_claim("power_watts", "train", GPU) is not None
+
+    eventually(is_read_again)
+
+
 def test_a_nic_that_left_the_namespace_has_no_values(rig: Rig, root: Path) -> None:
     rig.entries = [claim("train", held(NIC))]
     link = root / "sys/class/net/ens5"
