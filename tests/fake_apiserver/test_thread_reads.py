@@ -57,8 +57,8 @@ def test_reads_of_many_threads_keep_few_connections(node: FakeApi, tmp_path: Pat
             assert api.requests["GET"] == len(node.requests)
 
     asyncio.run(main())
-    # One more for the event loop; a connection beyond those that are kept is closed after its response.
-    assert node.connections <= 1 + MAX_REQUESTS_OF_A_RESOURCE + len(node.requests) // 4
+    # One more for the event loop. Of six connections that become idle, two are closed before any is opened.
+    assert node.connections <= 1 + MAX_REQUESTS_OF_A_RESOURCE + len(node.requests) // 2
 
 
 def test_hanging_reads_leave_slots_for_other_requests(node: FakeApi, tmp_path: Path) -> None:
