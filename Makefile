@@ -217,7 +217,8 @@ bench-compare: ## compare two results of benchmarks with their noise: OLD=, NEW=
 bench-fleet: build ## count the requests of 200 agents on a real API server; ARGS='--agents 1000' for more
 	$(PY) benchmarks/fleet.py $(ARGS)
 
-bench-reclaim: build ## compare a reclaim of a node with kubectl drain, on a real two-node cluster
+bench-reclaim: build ## measure the notice file in containers, and compare a reclaim with kubectl drain on a real two-node cluster
+	$(PY) benchmarks/notice_file.py
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
 
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
