@@ -72,15 +72,32 @@ def test_an_apu_has_no_memory_of_its_own(tmp_path: Path) -> None:
 def test_an_intel_gpu(tmp_path: Path) -> None:
     write(
         tmp_path,
-        {
-            "hwmon/hwmon1/name": "xe_gt0",
-            "hwmon/hwmon1/energy1_input": 7,
-            "hwmon/hwmon2/name": "xe",
-            "hwmon/hwmon2/energy1_input": 12_000_000,
-            "hwmon/hwmon2/power1_max": 0,
-        },
+        {"hwmon/hwmon2/name": "xe", "hwmon/hwmon2/energy1_input": 12_000_000, "hwmon/hwmon2/power1_max": 150_000_000},
     )
-    assert read(tmp_path, gpu("intel")) == DeviceSample(energy_joules=12.0)
+    assert read(tmp_path, gpu("intel")) == DeviceSample(energy_joules=12.0, power_limit_watts=150.0)
+
+
+def test_a_disabled_power_limit_is_no_limit_of_0(tmp_path: Path) -> None:
+    write(tmp_path, {"hwmon/hwmon2/name": "xe", "hwmon/hwmon2/power1_max": 0})
+    assert read(tmp_path, gpu("intel")) == DeviceSample()
+
+
+@pytest.mark.parametrize("folders", [("hwmon3", "hwmon4", "hwmon5"), ("hwmon5", "hwmon3", "hwmon4")])
+def test_the_energy_of_an_intel_gpu_is_of_the_whole_device(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    for folder, name, joules in zip(folders, ("i915", "i915_gt0", "i915_gt1"), (30, 10, 7), strict=True):
+        write(tmp_path, {f"hwmon/{folder}/name": name, f"hwmon/{folder}/energy1_input": joules * 1_000_000})
+    assert read(tmp_path, gpu("intel")) == DeviceSample(energy_joules=30.0)
+
+
+def test_sensors_of_a_part_are_not_those_of_the_device(tmp_path: Path) -> None:
+    write(tmp_path, {"hwmon/hwmon3/name": "i915_gt0", "hwmon/hwmon3/energy1_input": 10_000_000})
+    assert read(tmp_path, gpu("intel")) is None
+
+
+def test_an_amd_gpu_without_an_average_power(tmp_path: Path) -> None:
+    files = {"hwmon/hwmon3/name": "amdgpu", "hwmon/hwmon3/power1_input": 90_000_000, "hwmon/hwmon3/temp1_input": 40_000}
+    write(tmp_path, {**files, "hwmon/hwmon3/temp2_input": 55_000})
+    assert read(tmp_path, gpu("amd")) == DeviceSample(power_watts=90.0, temperature_celsius=40.0)
 
 
 def test_a_sensor_that_is_no_number_is_an_error(tmp_path: Path) -> None:

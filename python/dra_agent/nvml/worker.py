@@ -56,7 +56,7 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
     """Return the values that the driver has, in its own units; what it does not have is left out.
 
     One call for all values: a GPU costs one exchange with the agent. nvmlDeviceGetPcieThroughput is not among them: it
-    measures for 20 ms (nvml.h). Energy is in mJ since the driver was loaded, memory of MIG devices is their own.
+    measures for 20 ms. Energy is in mJ since the driver was loaded, memory of MIG devices is their own (all: nvml.h).
 
     Raises:
         NVMLError: The GPU is lost or must be reset, or the device is unknown.

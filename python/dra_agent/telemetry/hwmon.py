@@ -12,7 +12,8 @@ from pathlib import Path
 _UNKNOWN = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV, errno.EPERM}
 )
-"""Errors of sensors that a device does not have, or not while it sleeps."""
+"""Errors of sensors that a device does not have or that are off (ENODATA: sysfs-interface.rst), or that amdgpu returns
+while it is reset or suspended (EPERM: amdgpu_pm.c)."""
 
 
 def read_number(folder: Path, *names: str, factor: float = 1.0) -> float | None:
@@ -33,8 +34,8 @@ def read_number(folder: Path, *names: str, factor: float = 1.0) -> float | None:
 def find_sensors(function: Path, *drivers: str) -> Path | None:
     """Return the folder of a function's sensors by the name of its driver; None if it has none.
 
-    The name matters: i915 also has sensors of a part of the device, as `i915_gt0` (Linux,
-    Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon).
+    The name matters: i915 also has one folder for each GT, `i915_gtN`, whose energy is of that part only (Linux,
+    Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon, energy1_input).
     """
     try:
         folders = sorted((function / "hwmon").iterdir())

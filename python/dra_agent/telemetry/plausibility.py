@@ -14,8 +14,8 @@ MAX_POWER_WATTS = 20_000.0
 MAX_BYTES_PER_SECOND = 1e12
 """8 Tbit/s: ten times the fastest adapter."""
 COUNTER_RESOLUTION = {"energy_joules": 2_000.0}
-"""By how much a counter may be ahead of its time: what the fastest device counts in 100 ms, in which drivers update
-energy."""
+"""By how much a counter may be ahead of its time: what the fastest device counts in 100 ms. NVIDIA documents no update
+interval of energy; PETSc's manual page PetscLogGpuEnergyMeter states 20 to 100 ms."""
 _RANGES = {
     "gpu_utilization_ratio": (0.0, 1.0),
     "memory_utilization_ratio": (0.0, 1.0),

@@ -33,9 +33,12 @@ class AmdSource:
         return "parent" not in device.identity and device.name == device_name("gpu", device.pci_address)
 
     def read(self, device: Device) -> DeviceSample | None:
-        """Read one GPU (Linux, drivers/gpu/drm/amd/pm/amdgpu_pm.c, "DOC: hwmon" and "DOC: gpu_busy_percent")."""
+        """Read one GPU (Linux, drivers/gpu/drm/amd/pm/amdgpu_pm.c, "DOC: hwmon", "DOC: gpu_busy_percent").
+
+        power1_input is read where power1_average does not exist. On APUs both include the CPU.
+        """
         function = self._functions / device.pci_address
-        # 0: a GPU whose memory is the host's (MI300A).
+        # 0: a GPU that uses the host's memory. Not verified: which APUs report 0.
         total = read_number(function, "mem_info_vram_total") or None
         used = read_number(function, "mem_info_vram_used") if total else None
         sample = DeviceSample(
@@ -51,7 +54,7 @@ class AmdSource:
             sample,
             power_watts=read_number(sensors, "power1_average", "power1_input", factor=_MICRO),
             power_limit_watts=read_number(sensors, "power1_cap", factor=_MICRO),
-            # The edge of the chip, or where it has no such sensor, its hottest point.
+            # PP_TEMP_EDGE, or where it has no such sensor, PP_TEMP_JUNCTION, its hottest point.
             temperature_celsius=read_number(sensors, "temp1_input", "temp2_input", factor=_MILLI),
             sm_clock_hertz=read_number(sensors, "freq1_input"),
             memory_clock_hertz=read_number(sensors, "freq2_input"),

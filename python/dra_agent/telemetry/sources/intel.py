@@ -1,6 +1,10 @@
 """Intel GPUs: energy and power limit from the sensors of i915 and xe.
 
-Both drivers report how busy a GPU is through perf events only, which are not read.
+Both drivers report how busy a GPU is through perf events, which are not read.
+
+The energy register has 32 bits, and the drivers add up its growth only when the file is read: at 1 kW it wraps after
+4.4 minutes, and a longer interval loses energy (Linux, drivers/gpu/drm/i915/i915_hwmon.c, hwm_energy, and
+drivers/gpu/drm/xe/xe_hwmon.c, xe_hwmon_energy_get).
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ class IntelSource:
         sensors = find_sensors(self._functions / device.pci_address, "i915", "xe")
         if sensors is None:
             return None
-        # 0: no limit is set.
+        # power1_max in the same files: 0 if the limit is disabled.
         limit = read_number(sensors, "power1_max", factor=_MICRO) or None
         return DeviceSample(energy_joules=read_number(sensors, "energy1_input", factor=_MICRO), power_limit_watts=limit)
 

@@ -16,7 +16,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.telemetry.model import DeviceSample
 
 _RDMA_WORD_BYTES = 4
-"""port_rcv_data and port_xmit_data count words of 4 bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""port_rcv_data and port_xmit_data are octets divided by 4 (Linux, Documentation/ABI/stable/sysfs-class-infiniband)."""
 _INTERFACE = {
     "network_receive_bytes": "rx_bytes",
     "network_transmit_bytes": "tx_bytes",

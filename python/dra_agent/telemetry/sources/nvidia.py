@@ -26,7 +26,8 @@ _REASONS = (
     ("thermal", 0x20 | 0x40),
     ("power_brake", 0x80),
 )
-"""Bits of nvmlClocksEventReason* (nvml.h). 0x1 is idle, 0x2 and 0x100 are settings: they do not slow work down."""
+"""Bits of nvmlClocksEventReasons (nvml.h; NVIDIA/go-nvml, gen/nvml/nvml.h). 0x1 is idle, 0x2 and 0x100 are settings:
+they do not slow work down."""
 
 
 def make(host: Host) -> NvidiaSource:
@@ -47,8 +48,8 @@ class NvidiaSource:
     def can_read(self, device: Device) -> bool:
         """Return whether NVML has a name for the device, and values that are its own.
 
-        A partition has a name once it is created. Compute instances of one GPU instance share its memory (MIG user
-        guide), and NVML returns the memory of the GPU instance for each of them.
+        A partition has a name once it is created. Compute instances of one GPU instance share its memory (CUPTI
+        documentation, "Special Configurations"): the memory in use is not that of one of them.
         """
         uuid = device.identity.get("uuid", "")
         if uuid.startswith(_MIG_PREFIX):
@@ -84,8 +85,8 @@ def _sample(values: dict[str, float], *, is_instance: bool) -> DeviceSample:
         memory_limit_bytes=_whole(values.get("memory_limit_bytes")),
     )
     if is_instance:
-        # Everything else that a driver might return for an instance is of the whole GPU (MIG user guide, "Device
-        # monitoring": no utilization; power and temperature are measured on the board).
+        # nvml.h defines information per instance for memory. Utilization is not supported on MIG-enabled GPUs
+        # (nvmlDeviceGetUtilizationRates); power, energy, temperature and clocks are defined for the GPU.
         return memory
     reasons = values.get("clock_event_reasons")
 
