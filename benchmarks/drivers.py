@@ -36,7 +36,7 @@ HELD = 64
 BATCH = 20
 STEPS = ("prepare", "prepare", "unprepare")
 NAMES = ("prepare", "prepare again", "unprepare")
-TARGETS = (Target("ratio", "at most", 1), Target("ratio", "at most", 0.33), None)
+TARGETS = (Target("ratio", "at most", 1), Target("ratio", "at most", 1.2), None)
 READS = ("get", "list", "watch")
 
 

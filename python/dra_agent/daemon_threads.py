@@ -2,7 +2,7 @@
 
 `ThreadPoolExecutor` joins its threads when the interpreter ends, and asyncio waits for those of its default executor:
 one call that hangs in a driver would keep the agent from stopping. Threads are started on demand and end after a while
-without work.
+without work, except those that the executor keeps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 class DaemonExecutor(ThreadPoolExecutor):
     """At most `max_workers` calls at once; a subclass because asyncio takes nothing else as a default executor."""
 
-    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
+    def __init__(self, max_workers: int, thread_name_prefix: str, *, keep_one: bool = False) -> None:
+        """`keep_one`: start a thread now, which does not end: a later `submit` needs no other to succeed.
+
+        Raises RuntimeError if that thread cannot be started.
+        """
         super().__init__(max_workers, thread_name_prefix)
         self._max = max_workers
+        self._kept = int(keep_one)
         self._name = thread_name_prefix
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -34,6 +39,8 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._running = 0
         self._idle = 0
         self._closed = False
+        if keep_one:
+            self._start()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Have a call made. RuntimeError after `shutdown`."""
@@ -66,7 +73,8 @@ class DaemonExecutor(ThreadPoolExecutor):
         except RuntimeError:  # no thread to be had: those that run take the job
             self._running -= 1
             if not self._running:
-                self._jobs.pop()
+                if self._jobs:
+                    self._jobs.pop()
                 raise
 
     def _work(self) -> None:
@@ -86,9 +94,10 @@ class DaemonExecutor(ThreadPoolExecutor):
         with self._changed:
             while not self._jobs:
                 self._idle += 1
-                woken = not self._closed and self._changed.wait(IDLE_TIMEOUT_S)
+                is_kept = self._running <= self._kept
+                woken = not self._closed and self._changed.wait(None if is_kept else IDLE_TIMEOUT_S)
                 self._idle -= 1
-                if not self._jobs and (self._closed or not woken):
+                if not self._jobs and (self._closed or (not woken and self._running > self._kept)):
                     self._running -= 1
                     return None
             return self._jobs.popleft()

@@ -11,10 +11,11 @@ import pytest
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from dra_agent.kubelet_plugin import late_response, plugin, service
+from dra_agent.kubelet_plugin import handlers, late_response, plugin, service
 from dra_agent.kubelet_plugin.call_watchdog import CallWatchdog
-from eventually import DEADLINE_S, eventually_async
+from eventually import DEADLINE_S, eventually, eventually_async
 from kubelet_plugin.conftest import Node, Run
+from kubelet_plugin.test_health_stream import FakeHealth, watch
 
 CLAIM_C = ("default", "c", "u")
 SHORT_BUDGET_S = 0.2
@@ -110,21 +111,125 @@ def test_calls_that_hang_leave_threads_for_all_others(node: Node, run: Run, monk
     run(scenario())
 
 
-def test_many_calls_that_hang_leave_threads_for_registration(node: Node, run: Run) -> None:
+@pytest.mark.parametrize("pools", [True, False], ids=["pools", "one pool"])
+def test_many_calls_that_hang_leave_threads_for_registration_and_health(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch, pools: bool
+) -> None:
+    if not pools:  # a version of gRPC that does not read experimental_thread_pool
+        monkeypatch.setattr(handlers, "_OnPool", lambda handle, pool: handle)
     gate = threading.Event()
     for number in range(plugin.MAX_THREADS - 1):
         node.claims.add(f"c{number}", f"uid-{number}")
         node.devices.gates[f"uid-{number}"] = gate
 
     async def scenario() -> None:
-        async with node.registered() as (_, driver), node.kubelet() as kubelet:
+        async with node.registered(health=FakeHealth()) as (_, driver), node.kubelet() as kubelet:
             hung = [("default", f"c{number}", f"uid-{number}") for number in range(plugin.MAX_THREADS - 1)]
             calls = [asyncio.create_task(driver.call("prepare", [claim])) for claim in hung]
             await eventually_async(lambda: len(node.devices.calls) == len(hung))
             other = await kubelet.driver()
             assert not (await other.call("unprepare", [CLAIM_C])).claims["u"].error
+            stream = watch(other)
+            assert (await asyncio.wait_for(stream.read(), DEADLINE_S)).devices
+            stream.cancel()
             gate.set()
             assert all([(await call).claims for call in calls])
+
+    run(scenario())
+
+
+class PanicError(BaseException):
+    """As a panic of Rust code (pyo3.PanicException), which is no subclass of Exception."""
+
+
+@pytest.mark.parametrize("claims", [[CLAIM_C], [CLAIM_C, ("default", "d", "v")]], ids=["thread", "event loop"])
+def test_a_panic_is_the_error_of_its_claim(node: Node, run: Run, claims: list[tuple[str, str, str]]) -> None:
+    node.claims.add("c", "u")
+    node.claims.add("d", "v", device="gpu-1")
+    node.devices.raises["u"] = PanicError("index out of bounds")
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            response = await driver.call("prepare", claims, timeout=DEADLINE_S)
+            assert "unexpected PanicError: index out of bounds" in response.claims["u"].error
+            assert all(response.claims[uid].devices for _, _, uid in claims[1:])
+            del node.devices.raises["u"]
+            assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices
+
+    run(scenario())
+
+
+def test_a_read_that_ends_after_the_response_is_not_repeated(
+    node: Node,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+
+    def read(*_: object) -> None:
+        assert gate.wait(DEADLINE_S)
+
+    monkeypatch.setattr(node.claims, "claim_on_thread", read)
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver):
+            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            assert (
+                "still preparing it" in (await driver.call("prepare", [CLAIM_C], timeout=DEADLINE_S)).claims["u"].error
+            )
+            monkeypatch.setattr(service, "BUDGET_S", DEADLINE_S)
+            gate.set()
+            await eventually_async(lambda: not plugin.in_flight)
+            assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices
+
+    run(scenario())
+    assert node.claims.tries == ["c"], "only the second call reads it on the event loop"
+    assert len([record for record in caplog.records if record.message.startswith("call not done")]) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of threads that the kernel has no room for; a name stands for all that start with it."""
+    names: set[str] = set()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(tuple(names)):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return names
+
+
+def test_a_server_survives_that_no_thread_can_be_started(node: Node, run: Run, no_threads: set[str]) -> None:
+    node.claims.add("c", "u")
+
+    async def scenario() -> None:
+        async with node.plugin(), node.kubelet() as kubelet:
+            no_threads.update(("calls", "kubelet"))
+            driver = await kubelet.driver()
+            assert (await driver.call("prepare", [CLAIM_C], timeout=DEADLINE_S)).claims["u"].devices
+            no_threads.clear()
+            assert not (await driver.call("unprepare", [CLAIM_C], timeout=DEADLINE_S)).claims["u"].error
+
+    run(scenario())
+
+
+def test_a_call_without_deadline_thread_leaves_its_claim_free(node: Node, run: Run, no_threads: set[str]) -> None:
+    node.claims.add("c", "u")
+    no_threads.add("call deadlines")
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver):
+            assert "can't start new thread" in (await driver.call("prepare", [CLAIM_C])).claims["u"].error
+            assert not plugin.in_flight and not node.devices.calls
+            no_threads.clear()
+            assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices
 
     run(scenario())
 
@@ -164,14 +269,40 @@ def test_an_error_of_joined_work_is_the_error_of_both_calls(node: Node, run: Run
     run(scenario())
 
 
-def test_the_watchdog_calls_late_ones_in_order_and_forgets_others() -> None:
+def test_the_watchdog_calls_late_ones_and_forgets_others() -> None:
     watchdog, late = CallWatchdog(), []
     ended = threading.Event()
     now_s = Deadline.of(0).at
     watchdog.add(now_s + 3600, lambda: late.append("far"))
-    removed = watchdog.add(now_s + 0.05, lambda: late.append("removed"))
-    watchdog.remove(removed)
-    watchdog.remove(removed)
-    watchdog.add(now_s + 0.2, ended.set)
+    removed = watchdog.add(now_s + DEADLINE_S, lambda: late.append("removed"))
+    assert watchdog.remove(removed) and not watchdog.remove(removed)
+    called = watchdog.add(now_s + 0.2, ended.set)
     assert ended.wait(DEADLINE_S)
+    assert not watchdog.remove(called), "the late call has the response"
     assert late == []
+
+
+def test_the_watchdog_survives_that_a_response_fails_or_has_no_thread(no_threads: set[str]) -> None:
+    watchdog = CallWatchdog()
+    ended = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("the call was canceled")
+
+    no_threads.add("late call")
+    for late in (fail, ended.set):
+        watchdog.add(Deadline.of(0).at, late)
+    assert ended.wait(DEADLINE_S)
+
+
+def test_the_watchdog_has_no_thread_without_calls() -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "call deadlines" and thread not in before]
+
+    before = [thread for thread in threading.enumerate() if thread.name == "call deadlines"]
+    watchdog, ended = CallWatchdog(), threading.Event()
+    for _ in range(2):
+        watchdog.add(Deadline.of(0).at, ended.set)
+        assert ended.wait(DEADLINE_S)
+        eventually(lambda: not threads())
+        ended.clear()

@@ -13,31 +13,35 @@ log = logging.getLogger(__name__)
 class CallWatchdog:
     """One thread for all calls, which sleeps until the first deadline that it knows.
 
-    A call that ends in time does not wake it, so it is awake about once for each span of a deadline with calls.
+    A call that ends in time does not wake it, so it is awake about once for each span of a deadline with calls. It ends
+    when it wakes without calls.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
         self._wakes_at_s = float("inf")
-        self._started = False
+        self._running = False
 
     def add(self, deadline_s: float, late: Callable[[], None]) -> object:
-        """Have `late` called at `deadline_s`, in the time of time.monotonic, on a thread of its own; returns a key."""
+        """Have `late` called at `deadline_s`, in the time of time.monotonic, on a thread of its own; returns a key.
+
+        Raises RuntimeError if no thread can be started; nothing is called then.
+        """
         key = object()
         with self._changed:
-            self._calls[key] = (deadline_s, late)
-            if not self._started:
-                self._started = True
+            if not self._running:
                 threading.Thread(target=self._run, name="call deadlines", daemon=True).start()
+                self._running = True
             elif deadline_s < self._wakes_at_s:
                 self._changed.notify()
+            self._calls[key] = (deadline_s, late)
         return key
 
-    def remove(self, key: object) -> None:
-        """Forget a call that has ended; it may have been late."""
+    def remove(self, key: object) -> bool:
+        """Forget a call that has ended; False if it is late: then only `late` may respond."""
         with self._changed:
-            self._calls.pop(key, None)
+            return self._calls.pop(key, None) is not None
 
     def _run(self) -> None:
         while True:
@@ -47,8 +51,22 @@ class CallWatchdog:
                 for key, _ in late:
                     del self._calls[key]
                 if not late:
-                    self._wakes_at_s = min((deadline_s for deadline_s, _ in self._calls.values()), default=float("inf"))
-                    self._changed.wait(self._wakes_at_s - now_s if self._calls else None)
+                    if not self._calls:
+                        self._running = False
+                        return
+                    self._wakes_at_s = min(deadline_s for deadline_s, _ in self._calls.values())
+                    self._changed.wait(self._wakes_at_s - now_s)
             for _, call in late:
-                # A client that reads nothing must not delay the answers to others.
-                threading.Thread(target=call, name="late call", daemon=True).start()
+                # A response that blocks must not delay the others.
+                thread = threading.Thread(target=_respond, args=(call,), name="late call", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread to be had
+                    _respond(call)
+
+
+def _respond(late: Callable[[], None]) -> None:
+    try:
+        late()
+    except Exception:
+        log.exception("a late call has no response")

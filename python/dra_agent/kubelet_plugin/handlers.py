@@ -87,7 +87,7 @@ def service(
 
 
 def decoder(request: type[Message]) -> Callable[[bytes], Any]:
-    """Return a function that decodes a request; it returns None, which `check_decoded` refuses, for other bytes."""
+    """Return a function that decodes a request; for other bytes it returns an object that `check_decoded` refuses."""
 
     def decode(data: bytes) -> Any:
         try:

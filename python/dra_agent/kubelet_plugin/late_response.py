@@ -19,7 +19,7 @@ _PARAMETERS = ["rpc_event", "state", "serialized_response"]
 
 
 class AnsweredError(BaseException):
-    """Ends a handler whose call has its response: gRPC responds to subclasses of Exception only."""
+    """Ends a handler whose call has or gets its response: gRPC responds to subclasses of Exception only."""
 
 
 def is_possible(context: Context) -> bool:

@@ -64,8 +64,10 @@ class KubeletPlugin:
         self._service = DraService(claims, self._turns, observer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
-        self._calls = DaemonExecutor(MAX_CALLS, "calls")
-        self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet")
+        # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
+        # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
+        self._calls = DaemonExecutor(MAX_CALLS, "calls", keep_one=True)
+        self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", keep_one=True)
         self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
         self._keeper: asyncio.Task[None] | None = None

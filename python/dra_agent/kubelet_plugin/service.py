@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -56,32 +54,30 @@ Respond = Callable[[ModuleType, dict[str, Result]], Any]
 
 
 class _Call:
-    """A call of the kubelet: one response, from the thread that is first."""
+    """A call of the kubelet, for its log and its response."""
 
     def __init__(self, method: str, number: int, encode: Callable[[dict[str, Result]], Any]) -> None:
         self.method = method
         self.number = number
         self._encode = encode
         self._began = time.perf_counter()
-        self._unanswered = threading.Lock()
 
     def response(self, results: dict[str, Result]) -> Any:
-        """Return the response; raises AnsweredError if there was one."""
-        if not self._unanswered.acquire(blocking=False):
-            raise late_response.AnsweredError
-        log.debug(
-            "call answered",
-            extra={
-                "method": self.method,
-                "request": self.number,
-                "claims": len(results),
-                "failed": sum(isinstance(result, AgentError) for result in results.values()),
-                "seconds": round(time.perf_counter() - self._began, 4),
-            },
-        )
+        """Log the call, and return its response."""
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "call answered",
+                extra={
+                    "method": self.method,
+                    "request": self.number,
+                    "claims": len(results),
+                    "failed": sum(isinstance(result, AgentError) for result in results.values()),
+                    "seconds": round(time.perf_counter() - self._began, 4),
+                },
+            )
         return self._encode(results)
 
-    def failed(self, claim: ClaimRef, error: Exception) -> AgentError:
+    def failed(self, claim: ClaimRef, error: BaseException) -> AgentError:
         """Log the error of a claim, and return the one for the kubelet."""
         extra = {"method": self.method, "request": self.number, "claim": claim.uid}
         if isinstance(error, AgentError):
@@ -190,7 +186,9 @@ class DraService:
         async def one(claim: ClaimRef) -> Result:
             try:
                 return await operation.on_loop(claim, deadline_s, tried)
-            except Exception as error:  # noqa: BLE001 - it is logged and returned
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - logged and returned; of threads, also pyo3.PanicException
                 return call.failed(claim, error)
 
         found = await asyncio.gather(*(one(claim) for claim in pending))
@@ -200,25 +198,30 @@ class DraService:
     def _in_turn(
         self, call: _Call, turn: Turn, operation: _Operation, claim: ClaimRef, deadline_s: float, context: Context
     ) -> Result:
-        """Work on the calling thread; at the deadline the watchdog answers the call instead."""
+        """Work on the calling thread. At the deadline the watchdog answers the call instead: AnsweredError."""
 
         def late() -> None:
             error = call.failed(claim, still_running(operation.name, claim.uid))
-            with suppress(late_response.AnsweredError):
-                late_response.respond(context, call.response({claim.uid: error}).SerializeToString())
+            late_response.respond(context, call.response({claim.uid: error}).SerializeToString())
 
-        watched = self._watchdog.add(deadline_s, late)
+        watched: object = None
+        unread: UnreadError | None = None
+        result: Result = ()
         try:
             with turn:
+                watched = self._watchdog.add(deadline_s, late)
                 result = operation.on_thread(claim, deadline_s, turn)
                 turn.result(result)
-                return result
-        except UnreadError:
-            raise
-        except Exception as error:  # noqa: BLE001 - it is logged and returned
-            return call.failed(claim, error)
-        finally:
-            self._watchdog.remove(watched)
+        except UnreadError as error:
+            unread = error
+        except BaseException as error:  # noqa: BLE001 - logged and returned; gRPC has no response to pyo3.PanicException
+            result = call.failed(claim, error)
+        # One side has the response: a success is neither logged as late nor sent after an error.
+        if watched is not None and not self._watchdog.remove(watched):
+            raise late_response.AnsweredError
+        if unread is not None:
+            raise unread
+        return result
 
     async def _prepare_on_loop(
         self, claim: ClaimRef, deadline_s: float, tried: AgentError | None
