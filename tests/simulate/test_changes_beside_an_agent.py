@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.doctor.record import record
+from dra_agent.errors import PermanentError
 from dra_agent.simulate import build, inject, nvml
 from dra_agent.simulate.kernel import SimulatedKernel
 
@@ -97,3 +99,57 @@ def test_a_place_without_a_host_gets_no_lock_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not a simulated host"):
         inject.unplug(tmp_path / "nothing", "0")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    record(build("cpu-only", tmp_path / "recorded"), tmp_path / "recording")
+    return str(tmp_path / "recording")
+
+
+@pytest.mark.parametrize("kind", ["profile", "recording"])
+def test_two_processes_may_build_the_same_new_host(
+    kind: str, recording: str, tmp_path: Path, just_before: Callable[[Callable[[], object]], None]
+) -> None:
+    name = "cpu-only" if kind == "profile" else recording
+    just_before(lambda: build(name, tmp_path / "new"))
+    assert build(name, tmp_path / "new") == build(name, tmp_path / "new")
+
+
+@pytest.mark.parametrize("kind", ["profile", "recording"])
+def test_a_host_of_another_kind_that_is_built_meanwhile_is_kept(
+    kind: str, recording: str, tmp_path: Path, just_before: Callable[[Callable[[], object]], None]
+) -> None:
+    first, second = ("vm-1gpu", "cpu-only") if kind == "profile" else ("vm-1gpu", recording)
+    just_before(lambda: build(first, tmp_path / "new"))
+    with pytest.raises(PermanentError, match="holds a"):
+        build(second, tmp_path / "new")
+    assert (tmp_path / "new/sys/bus/pci/devices/0000:00:04.0").exists()
+    build(first, tmp_path / "new")
+
+
+@pytest.mark.parametrize("kind", ["profile", "recording"])
+def test_a_build_that_another_process_has_started_is_waited_for(
+    kind: str, recording: str, tmp_path: Path, just_before: Callable[[Callable[[], object]], None]
+) -> None:
+    name = "cpu-only" if kind == "profile" else recording
+    root = tmp_path / "new"
+    with nvml.locked(root / "lib"):  # the first step of the other process
+        (root / "sys").mkdir()
+
+    def complete() -> None:
+        (root / "sys").rmdir()
+        build(name, root)
+
+    just_before(complete)
+    build(name, root)
+
+
+def test_a_directory_of_something_else_gets_no_lock_file(recording: str, tmp_path: Path) -> None:
+    (tmp_path / "other/lib").mkdir(parents=True)
+    (tmp_path / "other/lib/precious").touch()
+    (tmp_path / "other/file").touch()
+    for name in ("cpu-only", recording):
+        with pytest.raises(PermanentError):
+            build(name, tmp_path / "other")
+    assert sorted(path.name for path in (tmp_path / "other").rglob("*")) == ["file", "lib", "precious"]

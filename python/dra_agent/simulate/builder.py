@@ -70,23 +70,20 @@ def build_machine(machine: Machine, root: Path) -> Host:
     root = root.absolute()
     tool = root / nvidia_smi.TOOL if machine.nvidia is not None else None
     host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY, nvidia_smi=tool)
-    remembered = load_state(root)
-    fresh = remembered is None
-    if remembered is None:
-        if root.is_dir() and any(root.iterdir()):
-            raise PermanentError(
-                "not empty, and not a simulated host", where=str(root), hint="name an empty or a new directory"
-            )
-        remembered = SimulatedState(machine.name)
-    elif remembered.profile != machine.name:
-        raise PermanentError(
-            f"holds a simulated {remembered.profile!r}, not {machine.name!r}",
-            where=str(root),
-            hint=f"remove it (rm -r {root}) or name another directory",
-        )
+    if load_state(root) is None and nvml.is_foreign(root):
+        raise _not_a_host(root)
+    # Another process may build the same host, or an agent on it may change it, until the lock is held.
     with nvml.locked(root / "lib"):
-        # An agent that runs on it may have changed it before the lock was had.
-        apply(machine, load_state(root) or remembered, root, fresh=fresh)
+        remembered = load_state(root)
+        if remembered is None and any(path.name != "lib" for path in root.iterdir()):
+            raise _not_a_host(root)
+        if remembered is not None and remembered.profile != machine.name:
+            raise PermanentError(
+                f"holds a simulated {remembered.profile!r}, not {machine.name!r}",
+                where=str(root),
+                hint=f"remove it (rm -r {root}) or name another directory",
+            )
+        apply(machine, remembered or SimulatedState(machine.name), root, fresh=remembered is None)
         if tool is not None:
             nvidia_smi.install(root)
             mps.install(root / "lib")
@@ -172,6 +169,12 @@ def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
         paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, drivers=bound))).entries)
     # Nodes of the compute topology are removed by `kfd.withdraw`, in the order of the kernel.
     return {path: None for path in paths if not kfd.is_node(path)}
+
+
+def _not_a_host(root: Path) -> PermanentError:
+    return PermanentError(
+        "not empty, and not a simulated host", where=str(root), hint="name an empty or a new directory"
+    )
 
 
 def load_state(root: Path) -> SimulatedState | None:

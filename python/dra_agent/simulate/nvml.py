@@ -18,6 +18,7 @@ from dra_agent.simulate.tree import replace_file
 
 LIBRARY = "libnvidia-ml.so.1"
 STATE = "nvml.json"
+_LOCK = "nvml.lock"
 NO_INSTANCE = 0xFFFF_FFFF
 """In place of an instance's number: the whole GPU."""
 
@@ -246,9 +247,19 @@ class NvmlState(msgspec.Struct, frozen=True):
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the state's writers, which the library takes too."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "nvml.lock").open("w") as file:
+    with (folder / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_foreign(root: Path) -> bool:
+    """Return whether a directory holds something that is neither a simulated host nor the start of one.
+
+    The lock is the first file of a host, so another process may be building one where it exists.
+    """
+    lib = root / "lib"
+    has_files = root.is_dir() and any(path != lib or not lib.is_dir() or any(lib.iterdir()) for path in root.iterdir())
+    return has_files and not (lib / _LOCK).exists()
 
 
 def read(folder: Path) -> NvmlState:

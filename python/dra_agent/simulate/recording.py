@@ -87,29 +87,38 @@ def build_recording(folder: Path, root: Path) -> Host:
     host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY, nvidia_smi=tool)
     if _read(root / MARKER) == marker:
         return host
-    if root.is_dir() and any(entry.name != "lib" for entry in root.iterdir()):
-        raise PermanentError(
-            "holds another simulated host, or a part of one",
-            where=str(root),
-            hint=f"remove it (rm -r {root}) or name another directory",
-        )
+    if nvml.is_foreign(root):
+        raise _another_host(root)
     state, partitioning = _library_state(recording)
-    for name in (*_TOP, "lib"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for entry in recording.entries:
-        _create(root / entry.path, entry)
-    if recording.calls:
-        with nvml.locked(root / "lib"):
+    with nvml.locked(root / "lib"):
+        # Another process may have built the same host before the lock was held.
+        if _read(root / MARKER) == marker:
+            return host
+        if any(entry.name != "lib" for entry in root.iterdir()):
+            raise _another_host(root)
+        for name in _TOP:
+            (root / name).mkdir()
+        for entry in recording.entries:
+            _create(root / entry.path, entry)
+        if recording.calls:
             nvml_install.install_library(root / "lib", memory_limits=_has_memory_limits(recording.calls))
             nvml.write(root / "lib", state)
             if partitioning:
                 replace_file(root / "lib" / mig.STATE, msgspec.json.encode(partitioning))
-        if has_smi:
-            nvidia_smi.install(root)
-        if _MPS in recording.manifest.programs:
-            mps.install(root / "lib")
-    replace_file(root / MARKER, marker)
+            if has_smi:
+                nvidia_smi.install(root)
+            if _MPS in recording.manifest.programs:
+                mps.install(root / "lib")
+        replace_file(root / MARKER, marker)
     return host
+
+
+def _another_host(root: Path) -> PermanentError:
+    return PermanentError(
+        "holds another simulated host, or a part of one",
+        where=str(root),
+        hint=f"remove it (rm -r {root}) or name another directory",
+    )
 
 
 class RecordedKernel:
