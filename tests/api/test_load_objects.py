@@ -76,6 +76,42 @@ def test_json_is_accepted_as_yaml() -> None:
     assert manifest.line_of("metadata") == 3
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"kind": "Node",\n "kind": "Pod"}', "dump.json:2: not YAML: the key 'kind' is there twice"),
+        (
+            '{"kind": "List", "items": [\n{"kind": "Node",\n"spec": {"a": [{"b": 1,\n"b": 1}]}}]}',
+            "dump.json:4: not YAML: the key 'b' is there twice",
+        ),
+    ],
+)
+def test_a_repeated_key_in_json_is_refused(text: str, message: str, strict: bool) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_objects(text, "dump.json", strict=strict)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", "-Infinity", '"\\ud800"'])
+def test_json_with_a_value_that_no_json_can_hold_is_not_decoded_as_json(value: str) -> None:
+    """The YAML reader decides: it refuses the text, or reads the value as text or number."""
+    text = '{"kind": "Node", "spec": ' + value + "}"
+    results = []
+    for strict_text in (text, " " + text):
+        try:
+            (loaded,) = parse_objects(strict_text, "dump.json", strict=False)
+            results.append(str(loaded.value))
+        except UsageError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+
+
+def test_a_character_of_two_escapes_in_printed_json_is_read() -> None:
+    (loaded,) = parse_objects('{"kind": "Node", "spec": "\\ud83d\\ude00"}', "dump.json", strict=False)
+    assert loaded.value["spec"] == "\U0001f600"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from dra_agent.manifests.document import Document, read_documents
 STANDARD_INPUT = "-"
 MAX_FILE_BYTES = 256 << 20
 """Maximum size of a file of objects; above `kubectl get resourceslices -o json` of 5,000 nodes."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character as an escape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,10 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
     if not text.startswith("{"):
         return []
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        value = json.loads(text, object_pairs_hook=_object, parse_float=_number, parse_constant=_number)
+        if not text.isascii() or _SURROGATE.search(text):
+            msgspec.json.decode(text)  # refuses half a character, which Python's decoder accepts
+    except (ValueError, RecursionError):
         return []
     items = value.get("items") if _is_list(value) else [value]
     if not isinstance(items, list) or not all(isinstance(item, dict) and not _is_list(item) for item in items):
@@ -117,6 +124,22 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
         return lines[index].line_of(field)
 
     return [LoadedObject(item, file, 1, partial(line_of, index)) for index, item in enumerate(items)]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that is there twice, as the YAML reader does, which then names its line."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError
+    return value
+
+
+def _number(text: str) -> float:
+    """Refuse NaN and Infinity, which Python's decoder accepts and JSON does not have."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError
+    return value
 
 
 def _is_list(value: dict[str, Any]) -> bool:
