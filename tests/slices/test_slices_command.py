@@ -64,3 +64,54 @@ def test_device_rules_of_the_config_apply_to_slices(capsys: pytest.CaptureFixtur
     assert measured
     values = {tuple(attributes[name]["string"] for name in ("type", "vendor", "latency")) for attributes in measured}
     assert values == {("nic", "mellanox", "sub-microsecond")}
+
+
+def test_a_template_equals_another_node_of_its_kind(
+    capsys: pytest.CaptureFixture[str], state_dir: str, tmp_path: Path
+) -> None:
+    host = ("--simulate", "dgx-h100", "--state-dir", state_dir)
+    node = tmp_path / "node.json"
+    node.write_text(run(capsys, *host, "--node-name", "node-7", "-o", "json"))
+    assert main(["slices", "template", *host]) == 0
+    printed = capsys.readouterr()
+    template = [loaded.value for loaded in parse_objects(printed.out, "template")]
+    assert {entry["spec"]["nodeName"] for entry in template} == {"node-name"}
+    assert {entry["spec"]["pool"]["name"] for entry in template} == {"node-name/gpu", "node-name/nic"}
+    assert "GPU-" not in printed.out and "mac:" not in printed.out
+    assert "left out, as they differ between nodes: mac, uuid\n" in printed.err
+    assert "warning: the devices of pool nic are not alike (attribute linkSpeed" in printed.err
+    compare = ["slices", "template", *host, "--compare", str(node)]
+    assert main(compare) == 0
+    assert capsys.readouterr().out == "node node-7 has the devices of the template\n"
+    node.write_text(node.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H100", 1))
+    assert main([*compare, "-o", "json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    (difference,) = result["differences"]
+    assert (result["node"], difference["field"]) == ("node-7", "attribute productName")
+    assert (difference["template"], difference["node"]) == ("NVIDIA H100 80GB HBM3", "NVIDIA H100")
+    assert main([*compare, "--node-name", "node-8"]) == 2
+    assert "has no slice of driver dra-agent.internal on node node-8" in capsys.readouterr().err
+
+
+def test_annotations_of_cluster_api_count_the_gpus(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
+    argv = ("template", "--form", "cluster-api", "--simulate", "dgx-h100", "--state-dir", state_dir, "-o", "json")
+    assert json.loads(run(capsys, *argv)) == {
+        "capacity.cluster-autoscaler.kubernetes.io/dra-driver": "dra-agent.internal",
+        "capacity.cluster-autoscaler.kubernetes.io/gpu-count": "8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--compare", "x"), "--compare: belongs to a template; write `dra-agent slices template`"),
+        (("--form", "slices"), "--form: belongs to a template"),
+        (("template", "--watch"), "--watch: a template does not change"),
+        (("template", "--compare", "x", "--form", "cluster-api"), "only slices can be compared"),
+    ],
+)
+def test_flags_of_a_template_are_checked(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    assert main(["slices", *argv]) == 2
+    assert message in capsys.readouterr().err

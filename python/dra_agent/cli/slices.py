@@ -20,15 +20,18 @@ EPILOG = examples(
     ("slices --simulate dgx-h100 -o yaml", "the objects in the format of `kubectl get resourceslices -o yaml`"),
     ("slices -o json > slices.json", "for `dra-agent explain --slices slices.json`"),
     ("slices --watch", "slices as they change"),
+    ("slices template --simulate dgx-h100", "what every node of a kind publishes, for autoscalers"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
     from dra_agent.agent.config import HOST_FLAGS, add_flags
+    from dra_agent.cli import slices_template
 
     parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
     parser.epilog = EPILOG
+    slices_template.add_arguments(parser)
     add_watch_flag(parser)
     add_output_flag(parser)
     add_flags(parser, HOST_FLAGS)
@@ -37,8 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
     from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli import slices_template
     from dra_agent.cli.shown_host import shown_host
 
+    slices_template.check(args)
     shown = shown_host(args)
     config = shown.config
     if args.watch:
@@ -46,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
         with command_host(config) as host:
             _watch(args, shown, host)
     with command_host(config) as host, progress("reading the devices"):
-        desired = _desired(shown, host)
+        desired = _desired(shown, host, node=slices_template.PLACEHOLDER if args.template else config.node)
+    if args.template:
+        code = slices_template.show(args, desired.slices)
+        _report(desired)
+        return code
     shown.announce(args.output)
     if args.output == "table":
         if desired.slices:
@@ -55,19 +64,23 @@ def run(args: argparse.Namespace) -> int:
             print(f"{config.node} has no device that can be claimed")
     else:
         emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": desired.slices}, args.output)
-    for problem in desired.problems:
-        print(f"not published: {problem}", file=sys.stderr)
+    _report(desired)
     return 0
 
 
-def _desired(shown: ShownHost, host: Host) -> DesiredSlices:
+def _report(desired: DesiredSlices) -> None:
+    for problem in desired.problems:
+        print(f"not published: {problem}", file=sys.stderr)
+
+
+def _desired(shown: ShownHost, host: Host, *, node: str) -> DesiredSlices:
     from dra_agent import topology
     from dra_agent.cli.agent_view import collected
     from dra_agent.slices import desired_slices
 
     config = shown.config
     found = collected(shown, host, topology.scan(host))
-    return desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
+    return desired_slices(found, node=node, driver=config.driver_name, naming="fixed")
 
 
 def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
@@ -83,7 +96,7 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
             emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": slices}, args.output)
 
     watch(
-        lambda: _desired(shown, host).slices,
+        lambda: _desired(shown, host, node=shown.config.node).slices,
         show,
         identity=lambda item: item["metadata"]["name"],
         gone=lambda item: {**item, "spec": {"pool": item["spec"]["pool"]}},

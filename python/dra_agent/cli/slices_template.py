@@ -1,0 +1,146 @@
+"""`dra-agent slices template`: the slices that a node of one kind would publish, for autoscalers, and their check."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dra_agent.errors import UsageError
+from dra_agent.printable import printable
+from dra_agent.slices import Slice
+from dra_agent.slices.template import Difference, Template, differences, make_template, unlike_devices
+
+PLACEHOLDER = "node-name"
+"""The name of the node in a template, and so the first part of the names of its pools."""
+SLICES, CLUSTER_API = "slices", "cluster-api"
+FORMS = (SLICES, CLUSTER_API)
+# kubernetes/autoscaler, cluster-autoscaler/cloudprovider/clusterapi/{clusterapi_utils,clusterapi_unstructured}.go at
+# 55c37cd5eb55: one slice with gpu-count devices, each with the attribute `type: gpu` only.
+_DRIVER_ANNOTATION = "capacity.cluster-autoscaler.kubernetes.io/dra-driver"
+_COUNT_ANNOTATION = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the word `template` and the flags that belong to it."""
+    parser.add_argument(
+        "template",
+        nargs="?",
+        choices=("template",),
+        help="print what every node of this kind has, with a placeholder for the node's name",
+    )
+    parser.add_argument(
+        "--form",
+        choices=FORMS,
+        default=None,
+        help="template: ResourceSlices (default), or annotations for Cluster Autoscaler with Cluster API",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="FILE",
+        default=None,
+        help="template: name what differs from the slices of the node --node-name in a file of kubectl, or - for "
+        "standard input; exit code 1 if anything does",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse flags that do not belong together.
+
+    Raises:
+        UsageError: A flag of the template without the word, or one that a template cannot have.
+    """
+    if not args.template:
+        if args.compare is not None or args.form is not None:
+            flag = "--form" if args.compare is None else "--compare"
+            raise UsageError("belongs to a template", where=flag, hint="write `dra-agent slices template`")
+    elif args.watch:
+        raise UsageError("a template does not change", where="--watch")
+    elif args.compare is not None and args.form == CLUSTER_API:
+        raise UsageError("only slices can be compared", where=f"--form {CLUSTER_API}")
+
+
+def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
+    """Print the template of these slices, or how a node differs from it; 1 if it does."""
+    template = make_template(slices)
+    if args.compare is not None:
+        return _compare(args, template)
+    if args.form == CLUSTER_API:
+        _print(args, _annotations(template.slices))
+    else:
+        _print(args, {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": template.slices})
+    if template.left_out:
+        print(f"left out, as they differ between nodes: {', '.join(template.left_out)}", file=sys.stderr)
+    for pool, fields in unlike_devices(template.slices).items():
+        what = f"the devices of pool {pool} are not alike ({', '.join(fields)})"
+        print(f"warning: {what}; Cluster Autoscaler expects them to be", file=sys.stderr)
+    return 0
+
+
+def _print(args: argparse.Namespace, value: dict[str, Any]) -> None:
+    from dra_agent.cli.output import emit
+
+    emit(value, "json" if args.output == "json" else "yaml")
+
+
+def _annotations(slices: Sequence[Slice]) -> dict[str, Any]:
+    devices = [device for entry in slices for device in entry["spec"].get("devices") or ()]
+    gpus = [one for one in devices if (one.get("attributes") or {}).get("type") == {"string": "gpu"}]
+    if not gpus:
+        raise UsageError("there is no GPU", where=f"--form {CLUSTER_API}", hint="the annotations describe GPUs only")
+    if len(gpus) != len(devices):
+        print(
+            f"warning: {len(devices) - len(gpus)} devices that are not whole GPUs have no annotation", file=sys.stderr
+        )
+    print("warning: a node group at zero has no attributes except `type`, and no capacities", file=sys.stderr)
+    return {_DRIVER_ANNOTATION: slices[0]["spec"]["driver"], _COUNT_ANNOTATION: str(len(gpus))}
+
+
+def _compare(args: argparse.Namespace, template: Template) -> int:
+    from dra_agent.cli.output import emit, table
+
+    if not template.slices:
+        raise UsageError("the template has no device", where="--compare")
+    node, slices = _node_slices(args, template.slices[0]["spec"]["driver"])
+    found = differences(template.slices, slices)
+    if args.output in ("json", "yaml"):
+        emit({"node": node, "differences": [one._asdict() for one in found]}, args.output)
+    elif found:
+        table(("pool", "device", "field", "template", "node"), list(map(_row, found)), optional=("field",))
+    else:
+        print(printable(f"node {node} has the devices of the template", line=True))
+    return 1 if found else 0
+
+
+def _row(one: Difference) -> tuple[object, ...]:
+    return one.pool, one.subject.removeprefix("device "), one.field, one.template, one.node
+
+
+def _node_slices(args: argparse.Namespace, driver: str) -> tuple[str, list[Slice]]:
+    """Return the node of the file, or the one that `--node-name` names, and the driver's slices of it."""
+    from dra_agent.explain.dump import read_dump
+
+    every = [
+        entry for entry in read_dump([args.compare], "default").slices or () if _spec(entry).get("driver") == driver
+    ]
+    nodes = sorted({str(_spec(entry).get("nodeName") or "") for entry in every} - {""})
+    wanted = args.node_name
+    if wanted is None and len(nodes) == 1:
+        wanted = nodes[0]
+    if wanted not in nodes:
+        problem = (
+            f"has no slice of driver {driver} on node {wanted}"
+            if wanted
+            else (
+                f"has slices of driver {driver} on {len(nodes)} nodes" if nodes else f"has no slice of driver {driver}"
+            )
+        )
+        hint = "name the node with --node-name" if nodes and not wanted else ""
+        raise UsageError(problem, where=args.compare, hint=hint)
+    loaded = [entry for entry in every if _spec(entry).get("nodeName") == wanted]
+    return wanted, loaded
+
+
+def _spec(entry: Slice) -> dict[str, Any]:
+    return entry.get("spec") or {}

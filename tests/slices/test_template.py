@@ -1,0 +1,103 @@
+"""Templates of nodes: what is left out, what differs from a real node, and which pools have different devices."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from allocator.cases import device, slice_of
+from dra_agent.slices.template import Difference, differences, make_template, unlike_devices
+
+Json = dict[str, Any]
+
+
+def gpu(name: str, **attributes: str) -> Json:
+    values = {"productName": "H100", "uuid": f"GPU-{name}", **attributes}
+    return {
+        **device(name),
+        "attributes": {key: {"string": value} for key, value in values.items()},
+        "capacity": {"memory": {"value": "80Gi"}},
+    }
+
+
+def of_node(node: str, *devices: Json, **spec: Any) -> Json:
+    return slice_of(*devices, name=f"{node}-gpu", pool=f"{node}/gpu", nodeName=node, **spec)
+
+
+def test_identities_and_taints_are_left_out() -> None:
+    taints = [{"key": "broken", "effect": "NoSchedule"}]
+    one = {**gpu("gpu-0"), "taints": taints}
+    original = [of_node("n1", one)]
+    before = copy.deepcopy(original)
+    template = make_template(original)
+    (left,) = template.slices[0]["spec"]["devices"]
+    assert left["attributes"] == {"productName": {"string": "H100"}} and "taints" not in left
+    assert left["capacity"] == one["capacity"]
+    assert template.left_out == ["taints", "uuid"]
+    assert original == before
+
+
+def test_a_node_of_the_same_kind_has_no_difference() -> None:
+    template = make_template([of_node("n1", gpu("gpu-0"), gpu("gpu-1"))]).slices
+    other = gpu("gpu-0", uuid="GPU-of-another-node")
+    other["capacity"]["memory"]["value"] = "81920Mi"
+    # The devices of a pool may be spread over slices in another way.
+    assert differences(template, [of_node("n2", gpu("gpu-1")), of_node("n2", other)]) == []
+
+
+def test_each_difference_is_named() -> None:
+    counters = [{"name": "gpu-0-counters", "counters": {"memory": {"value": "8Gi"}}}]
+    consumed = [{"counterSet": "gpu-0-counters", "counters": {"memory": {"value": "8Gi"}}}]
+    part = {**gpu("gpu-0"), "consumesCounters": consumed}
+    template = [of_node("n1", part, gpu("gpu-1")), of_node("n1", sharedCounters=counters)]
+    changed = copy.deepcopy(part)
+    changed["attributes"]["productName"] = {"string": "H200"}
+    changed["attributes"]["rdma"] = {"bool": True}
+    changed["capacity"]["memory"]["value"] = "141Gi"
+    changed["consumesCounters"][0]["counters"]["memory"]["value"] = "4Gi"
+    changed["allowMultipleAllocations"] = True
+    fewer = [{"name": "gpu-0-counters", "counters": {"memory": {"value": "4Gi"}}}]
+    node = [of_node("n2", changed, gpu("gpu-9")), of_node("n2", sharedCounters=fewer)]
+    assert differences(template, node) == [
+        Difference("gpu", "device gpu-0", "attribute productName", "H100", "H200"),
+        Difference("gpu", "device gpu-0", "capacity memory", "80Gi", "141Gi"),
+        Difference("gpu", "device gpu-0", "consumed counter of gpu-0-counters memory", "8Gi", "4Gi"),
+        Difference("gpu", "device gpu-0", "attribute rdma", "none", "true"),
+        Difference("gpu", "device gpu-0", "allowMultipleAllocations", "none", "True"),
+        Difference("gpu", "device gpu-1", "", "present", "none"),
+        Difference("gpu", "counter set gpu-0-counters", "counter memory", "8Gi", "4Gi"),
+        Difference("gpu", "device gpu-9", "", "none", "present"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"attributes": {"a": {}, "b": None, "c": {"strings": ["x"]}}},
+        {"capacity": {"memory": {"value": "much"}, "b": None}},
+        {"consumesCounters": [{}]},
+    ],
+)
+def test_a_node_with_unknown_forms_is_compared(broken: Json) -> None:
+    template = [of_node("n1", gpu("gpu-0"))]
+    assert differences(template, [of_node("n2", {"name": "gpu-0", **broken})])
+
+
+def test_pools_of_different_devices_are_named() -> None:
+    same = of_node("n1", gpu("gpu-0", pcieRoot="pci0000:15"), gpu("gpu-1", pcieRoot="pci0000:37"))
+    assert unlike_devices([same]) == {}
+    assert unlike_devices([of_node("n1", gpu("gpu-0"), gpu("gpu-1", productName="H200"))]) == {
+        "gpu": ["attribute productName"]
+    }
+
+
+@pytest.mark.parametrize(("second", "unlike"), [("8Gi", {}), ("4Gi", {"gpu": ["counter memory"]})])
+def test_of_partitions_the_counter_sets_are_compared(second: str, unlike: Json) -> None:
+    counters = [
+        {"name": f"set-{index}", "counters": {"memory": {"value": value}}}
+        for index, value in enumerate(("8Gi", second))
+    ]
+    parts = of_node("n1", gpu("gpu-0", productName="whole"), gpu("mig-0", productName="part"))
+    assert unlike_devices([parts, of_node("n1", sharedCounters=counters)]) == unlike
