@@ -32,7 +32,7 @@ from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.errors import RetryableError
+from dra_agent.errors import AgentError, RetryableError
 from dra_agent.health.monitor import Monitor, Summary
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.host import Host
@@ -235,7 +235,7 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
-        self._sample(stack, hardware, ledger, record)
+        await self._sample(stack, hardware, ledger, record)
         self._worker = worker
         if self._unapplied is not None:
             await self._apply(self._unapplied)
@@ -295,13 +295,14 @@ class Agent:
         log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
         return metrics
 
-    def _sample(
+    async def _sample(
         self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, record: Metrics | None
     ) -> None:
         """Start telemetry if it is configured; else nothing of it is imported."""
         config = self._config
         if not config.telemetry.interval:
             return
+        from dra_agent.telemetry.control import TelemetryServer
         from dra_agent.telemetry.sampler import Sampler
 
         sampler = Sampler(
@@ -328,6 +329,20 @@ class Agent:
             )
         stack.callback(sampler.stop)
         sampler.start()
+        server = TelemetryServer(
+            config.state_dir,
+            config.node,
+            config.telemetry.interval,
+            sampler.snapshot,
+            lambda: hardware.inventory,
+            ledger.entries,
+        )
+        stack.push_async_callback(server.stop)
+        try:
+            await server.start()
+        except AgentError as error:
+            # Metrics still have the values, and claims are served.
+            log.error("`dra-agent top` cannot reach the agent", extra={"reason": str(error)})
 
     def _monitor(self, host: Host) -> Monitor:
         config = self._config

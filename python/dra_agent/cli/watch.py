@@ -18,6 +18,7 @@ def watch(
     *,
     identity: Callable[[Item], object],
     gone: Callable[[Item], Item],
+    interval_s: float = POLL_INTERVAL_S,
 ) -> NoReturn:
     """Show all items, then the changed ones; `gone` describes a removed one.
 
@@ -34,4 +35,4 @@ def watch(
             # Flushed, so that a pipe's reader gets each change at once, and a closed pipe ends the command.
             sys.stdout.flush()
         known, is_first = current, False
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(interval_s)
