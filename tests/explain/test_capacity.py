@@ -143,6 +143,56 @@ def test_a_workload_needs_its_replicas(command: Command) -> None:
     assert text.startswith("Job default/j: 7 more fit on 3 of 4 nodes, at most 3 on one; 8 do not start together\n")
 
 
+def job_set(*jobs: Json) -> Json:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "gang"},
+        "spec": {"replicatedJobs": list(jobs)},
+    }
+
+
+def replicated(**spec: Any) -> Json:
+    return {"template": {"spec": {"template": {"spec": pod_spec(OWN)}, **spec}}}
+
+
+@pytest.mark.parametrize(
+    ("job", "needed"),
+    [
+        ({"replicas": 2, **replicated(parallelism=2)}, 4),
+        (replicated(parallelism=3), 3),
+        ({"replicas": 2, **replicated(parallelism=5, completions=1)}, 2),
+        (replicated(), 1),
+    ],
+)
+def test_a_job_set_needs_the_pods_of_all_its_jobs(command: Command, job: Json, needed: int) -> None:
+    Path("set.json").write_text(json.dumps(job_set(job)))
+    code, text, _ = command("-f", "set.json", "--from", "cluster.json", "-o", "json")
+    result = json.loads(text)
+    assert (result["subject"], result["replicas"], result["total"]) == ("JobSet default/gang", needed, 3)
+    assert code == (0 if needed <= 3 else 1)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([], "JobSet gang has 0 replicated Jobs, only one can be counted"),
+        (
+            [replicated(), replicated()],
+            "JobSet gang has 2 replicated Jobs, only one can be counted; count each of them",
+        ),
+        ([{"replicas": "2", **replicated()}], "the Job of JobSet gang: replicas is not a number"),
+        ([replicated(parallelism=True)], "Job of JobSet gang: parallelism is not a number"),
+        ([{"template": {}}], "Job of JobSet gang has no pod template"),
+        ([{"template": {"spec": {"template": []}}}], "spec.replicatedJobs[0].template.spec.template is not an object"),
+    ],
+)
+def test_a_job_set_that_cannot_be_counted_is_refused(command: Command, jobs: list[Json], message: str) -> None:
+    Path("set.json").write_text(json.dumps(job_set(*jobs)))
+    code, _, error = command("-f", "set.json", "--from", "cluster.json")
+    assert code == 2 and message in error
+
+
 def test_a_named_claim_is_shared_by_all_copies() -> None:
     held = {**HELD, "metadata": {**HELD["metadata"], "name": "held", "namespace": "default"}}
     held["status"] = {**held["status"], "reservedFor": [{"resource": "pods", "name": f"p{i}"} for i in range(250)]}

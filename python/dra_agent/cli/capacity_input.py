@@ -16,6 +16,9 @@ from dra_agent.manifests import LoadedObject, load_manifests
 Object = dict[str, Any]
 WORKLOADS = {"Deployment": "replicas", "ReplicaSet": "replicas", "StatefulSet": "replicas", "Job": "parallelism"}
 """Kinds with one pod template, and the field with the number of pods that run together."""
+JOB_SET = "JobSet"
+"""jobset.x-k8s.io/v1alpha2 (kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go at 0336a8fd9fd3)."""
+POD_KINDS = ("Pod", *WORKLOADS, JOB_SET)
 Finder = Callable[[Snapshot], Copy]
 
 
@@ -54,13 +57,13 @@ def read_query(args: argparse.Namespace) -> tuple[Snapshot, Finder]:
 
 def _checked(loaded: LoadedObject) -> Object:
     """Return an object of the user, checked against the limits of the API where it is of resource.k8s.io."""
-    if loaded.kind in WORKLOADS or loaded.kind == "Pod":
+    if loaded.kind in POD_KINDS:
         return checked(loaded)
     if loaded.kind not in {"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"}:
         raise UsageError(
             f"a {loaded.kind or 'nameless kind'} cannot be counted",
             where=loaded.where("kind"),
-            hint=f"give a ResourceClaim, ResourceClaimTemplate, Pod, {', '.join(WORKLOADS)}, or DeviceClasses here",
+            hint=f"give a ResourceClaim, ResourceClaimTemplate, {', '.join(POD_KINDS)}, or DeviceClasses here",
         )
     if problems := loaded.diagnostics():
         raise UsageError("\n".join(problems))
@@ -83,7 +86,7 @@ def _add(snapshot: Snapshot, kind: str, value: Object) -> None:
 
 
 def _of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where: str) -> Copy:
-    pods = [(kind, value) for kind, value in users if kind == "Pod" or kind in WORKLOADS]
+    pods = [(kind, value) for kind, value in users if kind in POD_KINDS]
     if len(pods) > 1:
         raise UsageError(f"there are {len(pods)} pods and workloads", where=where, hint="give one of them")
     if pods:
@@ -104,16 +107,48 @@ def _of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where: st
 
 
 def _of_workload(snapshot: Snapshot, kind: str, value: Object) -> Copy:
-    name, spec = value["metadata"]["name"], value.get("spec") or {}
-    template = spec.get("template")
-    replicas = spec.get(WORKLOADS[kind], 1)
-    if not isinstance(template, dict) or not isinstance(replicas, int) or isinstance(replicas, bool):
-        raise UsageError(f"{kind} {name} has no pod template, or {WORKLOADS[kind]} is not a number")
+    name = value["metadata"]["name"]
+    template, replicas = _of_job_set(value) if kind == JOB_SET else _template_of(kind, value)
     pod = {"metadata": {**(template.get("metadata") or {}), "name": name}, "spec": template.get("spec") or {}}
     copy = copy_of_pod(snapshot, pod)
     copy.subject = f"{kind} {snapshot.namespace}/{name}"
     copy.replicas = max(1, replicas)
     return copy
+
+
+def _template_of(kind: str, value: Object, name: str = "") -> tuple[Object, int]:
+    """Return the pod template of a workload, and the number of its pods that run together."""
+    subject, spec = f"{kind} {name or value['metadata']['name']}", value.get("spec") or {}
+    template = spec.get("template")
+    if not isinstance(template, dict):
+        raise UsageError(f"{subject} has no pod template")
+    replicas = _number(subject, spec, WORKLOADS[kind])
+    if kind == "Job" and spec.get("completions") is not None:
+        # A Job starts no more pods than have to complete.
+        replicas = min(replicas, _number(subject, spec, "completions"))
+    return template, replicas
+
+
+def _of_job_set(value: Object) -> tuple[Object, int]:
+    """Return the pod template of a JobSet with one replicated Job, and the number of pods of all its Jobs."""
+    subject = f"{JOB_SET} {value['metadata']['name']}"
+    jobs = (value.get("spec") or {}).get("replicatedJobs") or []
+    if len(jobs) != 1:
+        raise UsageError(
+            f"{subject} has {len(jobs)} replicated Jobs, only one can be counted",
+            hint="count each of them alone: a Job file with its template, and --replicas",
+        )
+    template, pods = _template_of("Job", jobs[0].get("template") or {}, name=f"of {subject}")
+    return template, pods * _number(f"the Job of {subject}", jobs[0], "replicas")
+
+
+def _number(subject: str, holder: Object, field: str) -> int:
+    number = holder.get(field)
+    if number is None:
+        return 1
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UsageError(f"{subject}: {field} is not a number")
+    return number
 
 
 def _named(snapshot: Snapshot, kind: str, name: str) -> Copy:

@@ -31,6 +31,7 @@ _POD: Object = {
     },
     "status": {"resourceClaimStatuses": [{}], "extendedResourceClaimStatus": {}},
 }
+_WORKLOAD: Object = {"spec": {"template": _POD}}
 _SHAPES: dict[str, Object] = {
     "ResourceSlice": {"spec": {"pool": {}, "devices": [{"taints": [{}]}]}},
     "DeviceClass": {"spec": {}},
@@ -39,10 +40,10 @@ _SHAPES: dict[str, Object] = {
     "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
     "Pod": _POD,
     "Node": {"metadata": {"labels": {}}, "spec": {"taints": [{}]}},
+    "JobSet": {"spec": {"replicatedJobs": [{"template": _WORKLOAD}]}},
     "ResourceQuota": {"status": {"hard": {}, "used": {}}},
 }
 """The objects and lists that are read in Python, by kind. The allocator checks the others."""
-_WORKLOAD: Object = {"spec": {"template": _POD}}
 
 
 def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
