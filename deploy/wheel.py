@@ -38,6 +38,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             built = (build_native if args.native else build_portable)(Path(folder))
+            remove_build_path(built, REPOSITORY)
             check(built, None if args.native else GLIBC)
             args.output.mkdir(parents=True, exist_ok=True)
             print(shutil.move(built, args.output / built.name))
@@ -84,6 +85,14 @@ def replace(wheel: Path, name: str, content: bytes) -> None:
                 data = "".join(f"{line}\n" for line in [f"{name},sha256={digest},{len(content)}", *lines]).encode()
             target.writestr(entry, data)
     fresh.rename(wheel)
+
+
+def remove_build_path(wheel: Path, path: Path) -> None:
+    """Replace the path of the sources in the bills of materials, so that builds in other directories are equal."""
+    with zipfile.ZipFile(wheel) as archive:
+        bills = {name: archive.read(name) for name in archive.namelist() if ".dist-info/sboms/" in name}
+    for name, content in bills.items():
+        replace(wheel, name, content.replace(f"file://{path}/".encode(), b"file:///src/"))
 
 
 def check(wheel: Path, glibc: str | None) -> None:

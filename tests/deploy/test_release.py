@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from deploy.release import archive, compare, provenance, sources
 from deploy.release.__main__ import PARTS, parts
+from deploy.wheel import remove_build_path
 
 from deploy.conftest import binary
 from deploy.rendering import ROOT
@@ -152,3 +153,20 @@ def test_the_statement_covers_every_artifact_and_names_its_inputs(tmp_path: Path
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert sums.keys() == {"one.whl", "dra-agent-1.2.3.provenance.json"}
     assert sums["one.whl"] == provenance.digest(tmp_path / "one.whl")
+
+
+def test_a_wheel_does_not_depend_on_the_directory_of_its_build(tmp_path: Path) -> None:
+    contents: list[dict[str, bytes]] = []
+    for name in ("one", "second-build"):
+        wheel = tmp_path / f"{name}.whl"
+        bill = json.dumps({"bom-ref": f"path+file:///{name}/src/rust/api#dra-api"})
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("a-1.dist-info/sboms/a.json", bill)
+            archive.writestr("a-1.dist-info/RECORD", f"a-1.dist-info/sboms/a.json,sha256=old,{len(bill)}\n")
+        remove_build_path(wheel, Path(f"/{name}/src"))
+        with zipfile.ZipFile(wheel) as archive:
+            contents.append({entry: archive.read(entry) for entry in archive.namelist()})
+    assert contents[0] == contents[1]
+    bill = '{"bom-ref": "path+file:///src/rust/api#dra-api"}'
+    assert contents[0]["a-1.dist-info/sboms/a.json"].decode() == bill
+    assert contents[0]["a-1.dist-info/RECORD"].decode().endswith(f",{len(bill)}\n")
