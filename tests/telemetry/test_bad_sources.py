@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from pathlib import Path
 
@@ -11,12 +10,9 @@ import pytest
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.telemetry import check_telemetry
-from dra_agent.errors import RetryableError
-from dra_agent.inventory.model import Device
 from dra_agent.simulate import inject
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
-from dra_agent.telemetry.sampler import Sampler
 from eventually import eventually
 from telemetry.rig import Rig, claim, held
 
@@ -128,61 +124,6 @@ def test_a_counter_file_that_is_no_number_is_named(rig: Rig, root: Path) -> None
         assert failing(rig) == {("sysfs-network", NIC)}
     finally:
         file.write_bytes(before)
-
-
-class OneHangs:
-    """A source whose reads of one device wait until they are released."""
-
-    name = "hangs"
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.released = threading.Event()
-        self.reads = 0
-
-    def can_read(self, device: Device) -> bool:
-        return True
-
-    def read(self, device: Device) -> DeviceSample:
-        if device.name == self._device:
-            self.reads += 1
-            self.released.wait()
-            raise RetryableError("too late")
-        return DeviceSample(power_watts=10.0)
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_device_that_hangs_is_left_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = OneHangs(GPU)
-    sampler = Sampler(
-        rig.host,
-        rig.state_dir,
-        "boot-1",
-        10.0,
-        inventory=lambda: rig.inventory,
-        entries=list,
-        device_timeout_s=0.2,
-    )
-    monkeypatch.setattr(sampler._sources, "source_of", lambda device: source)
-    try:
-        sampler.sample()
-        sampler.sample()
-        snapshot = sampler.snapshot()
-        assert set(snapshot.samples) == {NIC}
-        assert [failure.device for failure in snapshot.failures] == [GPU]
-        assert source.reads == 1
-        source.released.set()
-
-        def is_read_again() -> bool:
-            sampler.sample()
-            return source.reads > 1
-
-        eventually(is_read_again)
-    finally:
-        source.released.set()
-        sampler.stop()
 
 
 def test_old_values_are_not_current_ones(rig: Rig) -> None:

@@ -1,0 +1,150 @@
+"""The sampler's threads: on files of GPUs of Intel and AMD in a directory, with nothing else to wait for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, Inventory, device_name
+from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.telemetry.accounting import load
+from dra_agent.telemetry.sampler import Sampler
+from eventually import eventually
+from telemetry.rig import claim, held
+
+AMD, INTEL = "0000:0c:00.0", "0000:0d:00.0"
+INTERVAL_S = 0.1
+
+NewSampler = Callable[..., Sampler]
+
+
+def gpu(vendor: str, address: str) -> Device:
+    return Device(name=device_name("gpu", address), family="gpu", vendor=vendor, pci_address=address, attributes={})
+
+
+def busy_percent(sysfs: Path) -> Path:
+    return sysfs / "bus/pci/devices" / AMD / "gpu_busy_percent"
+
+
+def set_energy(sysfs: Path, joules: int) -> None:
+    file = sysfs / "bus/pci/devices" / INTEL / "hwmon/hwmon1/energy1_input"
+    before = file.with_name("new")
+    before.write_text(f"{joules * 1_000_000}\n")
+    before.rename(file)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    root = tmp_path / "sys"
+    busy_percent(root).parent.mkdir(parents=True)
+    busy_percent(root).write_text("37\n")
+    sensors = root / "bus/pci/devices" / INTEL / "hwmon/hwmon1"
+    sensors.mkdir(parents=True)
+    (sensors / "name").write_text("xe\n")
+    set_energy(root, 100)
+    return root
+
+
+@pytest.fixture
+def new_sampler(sysfs: Path, tmp_path: Path) -> Iterator[NewSampler]:
+    """Make samplers on one state directory, with a claim on the GPU of Intel."""
+    inventory = Inventory(devices=(gpu("amd", AMD), gpu("intel", INTEL)))
+    entries: list[LedgerEntry] = [claim("train", held(device_name("gpu", INTEL)))]
+    made: list[Sampler] = []
+
+    def new(*, is_newest: Callable[[], bool] = lambda: True, interval_s: float = INTERVAL_S) -> Sampler:
+        made.append(
+            Sampler(
+                Host(sysfs=sysfs),
+                tmp_path,
+                "boot-1",
+                interval_s,
+                inventory=lambda: inventory,
+                entries=lambda: entries,
+                is_newest=is_newest,
+                device_timeout_s=1.0,
+            )
+        )
+        return made[-1]
+
+    yield new
+    for sampler in made:
+        sampler.stop()
+
+
+def energy(sampler: Sampler) -> float | None:
+    """Return the joules of the claim, as the last sample has them."""
+    return next((usage.totals.get("energy_joules") for usage in sampler.snapshot().usage), None)
+
+
+def saved_reading(state_dir: Path) -> float:
+    """Return the last reading of the device's counter, which the file has."""
+    return load(state_dir).usage[0].raw["energy_joules"][0]
+
+
+def test_the_thread_samples_until_it_is_stopped(new_sampler: NewSampler, sysfs: Path) -> None:
+    sampler = new_sampler()
+    sampler.start()
+    eventually(lambda: energy(sampler) == 0)
+    set_energy(sysfs, 130)
+    eventually(lambda: energy(sampler) == 30)
+    sampler.stop()
+    eventually(lambda: not sampler.snapshot().samples)
+
+
+def test_the_newest_agent_continues_the_counters(new_sampler: NewSampler, sysfs: Path, tmp_path: Path) -> None:
+    is_old_newest = [True]
+    pauses: list[bool] = []
+
+    def old_samples() -> bool:
+        if not is_old_newest[0]:
+            pauses.append(True)
+        return is_old_newest[0]
+
+    old, new = new_sampler(is_newest=old_samples), new_sampler(is_newest=lambda: not is_old_newest[0])
+    old.start()
+    new.start()
+    eventually(lambda: energy(old) == 0)
+    set_energy(sysfs, 130)
+    eventually(lambda: energy(old) == 30)
+    is_old_newest[0] = False
+    eventually(lambda: len(pauses) > 1)
+    set_energy(sysfs, 150)
+    eventually(lambda: energy(new) == 50)
+    # The driver is loaded again, and then the newest agent stops.
+    set_energy(sysfs, 0)
+    eventually(lambda: saved_reading(tmp_path) == 0)
+    set_energy(sysfs, 20)
+    eventually(lambda: energy(new) == 70)
+    new.stop()
+    is_old_newest[0] = True
+    set_energy(sysfs, 25)
+    eventually(lambda: energy(old) == 75)
+
+
+def test_a_device_that_hangs_is_left_behind(new_sampler: NewSampler, sysfs: Path) -> None:
+    file, hung = busy_percent(sysfs), device_name("gpu", AMD)
+    value = file.rename(file.with_name("value"))
+    os.mkfifo(file)  # a read waits until something is written
+    sampler = new_sampler(interval_s=10.0)
+    try:
+        for message in ("no response within 1 s", "an earlier read has not returned"):
+            sampler.sample()
+            snapshot = sampler.snapshot()
+            assert set(snapshot.samples) == {device_name("gpu", INTEL)}
+            assert [(failure.device, failure.message) for failure in snapshot.failures] == [(hung, message)]
+    finally:
+        with suppress(OSError):  # no reader
+            os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        value.rename(file)
+
+    def is_read_again() -> bool:
+        sampler.sample()
+        return hung in sampler.snapshot().samples
+
+    eventually(is_read_again)
