@@ -139,7 +139,8 @@ def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
         raise
     finally:
         helm.run("uninstall", RELEASE, "--wait", "--timeout", "300s")
-    assert objects_of_the_release(cluster) == []
+    # helm waits for the DaemonSet, and the pod ends after it.
+    cluster.api.wait(lambda: not objects_of_the_release(cluster), "no object of the release remains")
     # The kubelet removes slices of a driver that is gone after 30 s.
     cluster.api.wait(lambda: not cluster.api.list(SLICES, fields=slices), "no slice remains")
     assert not node.cdi_files(), "specs of claims"
