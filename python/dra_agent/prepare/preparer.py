@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dra_agent.cdi.claim import ClaimSpec, SpecDevice, build_spec
+from dra_agent.cdi.claim import ClaimSpec, SpecDevice
+from dra_agent.cdi.claim_specs import ClaimSpecs
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, claim_metadata
@@ -114,6 +115,7 @@ class Preparer:
         self._node = node
         self._ledger = ledger
         self._specs = specs
+        self._built = ClaimSpecs(driver)
         self._lookup = lookup
         self._edit_providers = edit_providers
         self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
@@ -224,7 +226,7 @@ class Preparer:
                 if now.state == STARTED:
                     self._undo(now, deadline)
                     return None
-                return self._rebuild(now, deadline)[1]
+                return self._rebuild(now, self._record(now), deadline)[1]
 
     def _entry(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
         """Read the current state of a claim, which another agent may have changed."""
@@ -380,16 +382,15 @@ class Preparer:
             log.info("claim was allocated again, and is prepared again", extra={"claim": entry.uid})
             self._undo(entry, deadline)
             return self._prepare_new(allocation, deadline)
-        spec, repaired = self._rebuild(entry, deadline)
+        spec, repaired = self._rebuild(entry, recorded, deadline)
         if repaired:
             log.warning(
                 "CDI spec or metadata was missing or changed, and was written again", extra={"claim": entry.uid}
             )
         return _result(_with_ids(recorded, spec), spec)
 
-    def _rebuild(self, entry: LedgerEntry, deadline: Deadline) -> tuple[ClaimSpec, bool]:
+    def _rebuild(self, entry: LedgerEntry, recorded: ClaimRecord, deadline: Deadline) -> tuple[ClaimSpec, bool]:
         """Check and repair the set-ups and files of a completed claim; True if a file was written."""
-        recorded = self._record(entry)
         # The owner files may not have it: after a reboot, for a device that was missing when the agent started.
         owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         with self._ownership.acquire(entry.uid, owned, deadline):
@@ -467,7 +468,7 @@ class Preparer:
         devices = [self._spec_device(item, extra.get(item.key)) for item in record.devices]
         if self._metadata is not None and self._metadata.enabled:
             devices = self._metadata.with_mounts(self._describe(claim, record), devices)
-        return build_spec(self.driver, claim, devices)
+        return self._built.build(claim, devices)
 
     def _spec_device(self, item: ClaimDevice, extra: ContainerEdits | None) -> SpecDevice:
         device = self._find(item.pool, item.device)
