@@ -186,7 +186,7 @@ class DraService:
         async def one(claim: ClaimRef) -> Result:
             try:
                 return await operation.on_loop(claim, deadline_s, tried)
-            except (asyncio.CancelledError, KeyboardInterrupt):
+            except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - logged and returned; of threads, also pyo3.PanicException
                 return call.failed(claim, error)
