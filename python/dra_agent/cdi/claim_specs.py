@@ -15,7 +15,7 @@ from dra_agent.cdi.claim import ClaimSpec, SpecDevice, build_spec
 from dra_agent.claim import ClaimRef
 
 MAX_KEPT = 64
-"""Specs that are kept, the last ones: 6 KB each with one device of four nodes. Those of other claims are built again."""
+"""The last specs are kept: 6 KB each with one device of four nodes. Those of other claims are built again."""
 
 _Input = tuple[str, str, list[SpecDevice]]
 
