@@ -160,6 +160,7 @@ def test_a_new_device_is_checked_against_the_last_observation(fake_api: FakeApi,
     fake_api.put("nodes", PLUGIN)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        await eventually_async(lambda: sum(request.watch for request in fake_api.requests) == 2)  # Node and slices
         requests_before = len(fake_api.requests)
         devices.append(Device("gpu-9", "gpu", "nvidia", "0000:99:00.0", attributes={}))
         detector.devices_changed()
