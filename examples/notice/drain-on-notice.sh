@@ -6,15 +6,27 @@ set -eu
 notice=${DRA_AGENT_NOTICE_DIR:?is not set: the claim does not request a notice file}/notice.json
 "$@" &
 server=$!
-trap 'kill -TERM "$server"' TERM INT
-while kill -0 "$server" 2>/dev/null; do
-    if grep -q '"phase": *"notice"' "$notice"; then
+drains=
+# Once: a second signal would end many servers at once.
+drain() {
+    if [ -z "$drains" ]; then
+        drains=yes
         kill -TERM "$server"
+    fi
+}
+trap drain TERM INT
+while [ -z "$drains" ] && kill -0 "$server" 2>/dev/null; do
+    if grep -qs '"phase": *"notice"' "$notice"; then
+        drain
         break
     fi
     sleep 1 &
     wait $! || : # A signal ends this wait, unlike that of a sleep in the foreground.
 done
-status=0
-wait "$server" || status=$?
+# A signal also ends the wait for the server, which continues to drain.
+while :; do
+    status=0
+    wait "$server" || status=$?
+    kill -0 "$server" 2>/dev/null || break
+done
 exit "$status"

@@ -35,7 +35,11 @@ def level() -> int:
     directory = os.environ.get("DRA_AGENT_NOTICE_DIR")
     if directory is None:
         return 0
-    return LEVELS.get(json.loads((Path(directory) / "notice.json").read_text())["phase"], 0)
+    try:
+        document = (Path(directory) / "notice.json").read_text()
+    except OSError:  # Without Kubernetes, the file is removed when the notice ends.
+        return 0
+    return LEVELS.get(json.loads(document)["phase"], 0)
 
 
 def train(rank: int, world: int, checkpoint: Path, steps: int, seconds: float, all_reduce: AllReduce) -> None:

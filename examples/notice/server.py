@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -48,8 +49,11 @@ class Server(ThreadingHTTPServer):
 
     def follow(self, notice: Path | None) -> None:
         """Drain from the notice or SIGTERM on; returns when the server may exit."""
+        phase = "none"
         while True:
-            phase = "none" if notice is None else json.loads(notice.read_text())["phase"]
+            if notice is not None:
+                with suppress(OSError):  # Without Kubernetes, the file is removed when the notice ends.
+                    phase = json.loads(notice.read_text())["phase"]
             with self._lock:
                 if self.draining != (self.terminated or phase == "notice"):
                     self.draining = not self.draining

@@ -135,6 +135,10 @@ def test_a_link_is_never_followed(host: Host, tmp_path: Path) -> None:
         host.set_up()
     with pytest.raises(RetryableError, match="notice file"):
         host.directory.update(UID, a_minute())
+    (other / "kept").touch()
+    with pytest.raises(RetryableError, match="notice file"):
+        host.directory.remove(UID, a_minute())
+    (other / "kept").unlink()
     assert not list(other.iterdir()) and stat.S_IMODE(other.stat().st_mode) == 0o700
     (other / "secret").write_text("a secret")
     path = host.set_up("uid-2")
@@ -238,6 +242,13 @@ def test_sequence_increases_with_each_change_and_only_then() -> None:
         NONE,
     ):
         assert successor(first, change).sequence == 2
+
+
+def test_the_file_of_a_newer_agent_keeps_its_sequence() -> None:
+    newer = json.loads(encode(successor(None, notice("notice"))))
+    previous = decode(json.dumps({**newer, "sequence": 7, "newField": 1}).encode())
+    following = successor(previous, notice("cancelled"))
+    assert (following.sequence, following.phase) == (8, "cancelled")
 
 
 def test_a_container_that_was_not_notified_sees_no_cancellation() -> None:

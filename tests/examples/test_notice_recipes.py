@@ -141,3 +141,30 @@ def test_a_wrapper_sends_sigterm_at_the_notice(container: Container) -> None:
     assert end(process) == "drains\n"
     container.announce("cancelled")
     assert container.start("sh", wrapper, "sh", "-c", "exit 3").wait(DEADLINE_S) == 3
+
+
+def test_a_wrapper_waits_for_the_drain_when_its_pod_is_evicted(container: Container, tmp_path: Path) -> None:
+    drained = tmp_path / "drained"
+    drain = f"echo drains; while [ ! -e {drained} ]; do sleep 0.05; done; echo done; kill $!; exit 0"
+    server = f"trap '{drain}' TERM; echo serves; sleep 1000 & wait"
+    process = container.start("sh", str(RECIPES / "drain-on-notice.sh"), "sh", "-c", server)
+    assert process.stdout is not None and process.stdout.readline() == "serves\n"
+    container.announce("notice")
+    assert process.stdout.readline() == "drains\n"
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    drained.touch()
+    assert end(process) == "done\n"
+
+
+def test_a_server_survives_the_end_of_its_notice_file(container: Container) -> None:
+    process = container.start(*SERVER, "0")
+    assert process.stdout is not None
+    port = int(process.stdout.readline().split()[-1])
+    (container.path / "notices/claim/notice.json").unlink()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    assert respond(port, "GET", "/healthz") == (200, "0")
+    process.terminate()
+    assert end(process) == "drains\ndrained\n"

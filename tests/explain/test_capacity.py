@@ -269,6 +269,10 @@ def test_a_change_that_cannot_be_made_is_wrong_use(command: Command, change: str
         {"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": "x"}, "status": {"allocation": 1}},
         {**POD, "spec": {"resourceClaims": 1}},
         {**POD, "spec": {"resourceClaims": [1]}},
+        {**POD, "spec": {"resourceClaims": [{"name": [1], "resourceClaimName": "shared"}]}},
+        {**POD, "spec": {"resourceClaims": [{"name": "a", "resourceClaimName": ["shared"]}]}},
+        {**node("bad"), "metadata": {"name": ["bad"]}},
+        {**slices("bad", 1), "spec": {"nodeName": [1], "pool": {"name": "bad"}, "devices": []}},
     ],
 )
 def test_a_broken_dump_has_a_clear_message(command: Command, broken: Json) -> None:

@@ -11,6 +11,7 @@ import pytest
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.telemetry import check_telemetry
 from dra_agent.simulate import inject
+from dra_agent.telemetry.accounting import STATE_FILE, Accounting
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
 from eventually import eventually
@@ -124,6 +125,14 @@ def test_a_counter_file_that_is_no_number_is_named(rig: Rig, root: Path) -> None
         assert failing(rig) == {("sysfs-network", NIC)}
     finally:
         file.write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"usage": [{"claim": {"uid": "\xff"}}]}', b'{"x":' + b"[" * 100_000, b'{"usage": 1}']
+)
+def test_a_damaged_file_of_counters_starts_them_again(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / STATE_FILE).write_bytes(content)
+    assert Accounting(tmp_path, "boot", 15.0).usage() == ()
 
 
 def test_old_values_are_not_current_ones(rig: Rig) -> None:

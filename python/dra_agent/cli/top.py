@@ -88,7 +88,7 @@ def _fetch(config: Config) -> CurrentValues:
 
     try:
         return query(config.state_dir)
-    except RetryableError:
+    except RetryableError as error:
         agent = query_agent(config)
         if agent is None:
             raise
@@ -98,7 +98,11 @@ def _fetch(config: Config) -> CurrentValues:
                 where=f"agent with pid {agent.pid}",
                 hint="add `interval = 15` in the section [telemetry] of its configuration file, and restart it",
             ) from None
-        raise RetryableError("the agent is starting", hint="repeat the command") from None
+        raise RetryableError(
+            f"the agent does not report its telemetry: {error}",
+            where=f"agent with pid {agent.pid}",
+            hint="repeat the command if the agent is starting; otherwise see its log",
+        ) from None
 
 
 def _refresh(fetch: Callable[[], CurrentValues], args: argparse.Namespace) -> NoReturn:

@@ -19,7 +19,7 @@ def check_telemetry(context: CheckContext) -> Iterator[Finding]:
     """Report what the last sample of the agent met; nothing without telemetry."""
     try:
         saved = load(context.state_dir)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         yield warning(
             f"the counters of claims cannot be read: {error}",
             str(context.state_dir / STATE_FILE),

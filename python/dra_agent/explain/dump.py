@@ -18,13 +18,14 @@ _REQUESTS: Object = {"devices": {"requests": [{"exactly": {}, "firstAvailable": 
 _RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
 _TERM: Object = {"matchExpressions": [{}], "matchFields": [{}]}
 _AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}}
+_METADATA: Object = {"name": str, "namespace": str}
 _POD: Object = {
-    "metadata": {},
+    "metadata": _METADATA,
     "spec": {
         "nodeSelector": {},
         "tolerations": [{}],
         "affinity": _AFFINITY,
-        "resourceClaims": [{}],
+        "resourceClaims": [{"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}],
         "containers": _RESOURCES,
         "initContainers": _RESOURCES,
         "schedulingGroup": {},
@@ -33,17 +34,23 @@ _POD: Object = {
 }
 _WORKLOAD: Object = {"spec": {"template": _POD}}
 _SHAPES: dict[str, Object] = {
-    "ResourceSlice": {"spec": {"pool": {}, "devices": [{"taints": [{}]}]}},
+    "ResourceSlice": {
+        "spec": {
+            "nodeName": str,
+            "pool": {"name": str},
+            "devices": [{"taints": [{}], "attributes": {}, "capacity": {}}],
+        },
+    },
     "DeviceClass": {"spec": {}},
     "ResourceClaim": {"spec": _REQUESTS, "status": {"allocation": {"devices": {}}, "reservedFor": [{}]}},
     "ResourceClaimTemplate": {"spec": {"spec": _REQUESTS}},
     "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
     "Pod": _POD,
-    "Node": {"metadata": {"labels": {}}, "spec": {"taints": [{}]}},
+    "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
     "JobSet": {"spec": {"replicatedJobs": [{"template": _WORKLOAD}]}},
     "ResourceQuota": {"status": {"hard": {}, "used": {}}},
 }
-"""The objects and lists that are read in Python, by kind. The allocator checks the others."""
+"""The objects, lists and names that are read in Python, by kind. The allocator checks the others."""
 
 
 def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
@@ -85,7 +92,7 @@ def checked(loaded: LoadedObject) -> Object:
             where=loaded.where("apiVersion"),
             hint=f"export it with `kubectl get {kind.lower()}s.v1.resource.k8s.io -o yaml`",
         )
-    for field, expected in _misfits(value, {"metadata": {}, **_SHAPES.get(kind, _WORKLOAD)}):
+    for field, expected in _misfits(value, {"metadata": _METADATA, **_SHAPES.get(kind, _WORKLOAD)}):
         raise UsageError(f"{kind} {loaded.name}: {field} is not {expected}", where=loaded.where(field))
     if not loaded.name:
         raise UsageError(f"a {kind} has no name", where=loaded.where("metadata.name"))
@@ -98,7 +105,10 @@ def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str
     """Yield the fields that are neither absent nor of the type that the shape has, with that type."""
     if value is None:
         return
-    if isinstance(shape, list):
+    if shape is str:
+        if not isinstance(value, str):
+            yield field, "a string"
+    elif isinstance(shape, list):
         if not isinstance(value, list):
             yield field, "a list"
             return

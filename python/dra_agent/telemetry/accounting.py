@@ -60,7 +60,10 @@ class SavedTelemetry(msgspec.Struct, omit_defaults=True):
 
 
 def load(state_dir: Path) -> SavedTelemetry:
-    """Read the file; empty if there is none. Raises OSError, and msgspec.MsgspecError if it is damaged."""
+    """Read the file; empty if there is none.
+
+    Raises OSError; if it is damaged, also MsgspecError, UnicodeDecodeError or RecursionError.
+    """
     try:
         content = atomic_file.read(state_dir / STATE_FILE, MAX_FILE_BYTES)
     except FileNotFoundError:
@@ -79,7 +82,7 @@ class Accounting:
         self._usage: dict[tuple[str, str], ClaimUsage] = {}
         try:
             saved = load(state_dir).usage
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("the counters of claims start again: they cannot be read", extra={"reason": str(error)})
             saved = []
         for usage in saved:

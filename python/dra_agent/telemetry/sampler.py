@@ -132,7 +132,7 @@ class Sampler:
                 if self._is_newest():
                     self.sample()
                 else:
-                    self._accounting = None
+                    self._accounting, self._snapshot = None, TelemetrySnapshot()
             except Exception:  # telemetry must not end, whatever one sample meets
                 if not self._stopping.is_set():
                     log.exception("telemetry: a sample failed")

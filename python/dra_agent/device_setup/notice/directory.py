@@ -99,6 +99,7 @@ class NoticeDirectory:
             return False
         with self._locks.hold([uid], deadline, f"claim {uid}"):
             try:
+                self._check(folder)
                 for name in os.listdir(folder):  # noqa: PTH208 - names only
                     (folder / name).unlink()
                 folder.rmdir()

@@ -28,7 +28,8 @@ ADVICE: dict[Phase, tuple[Advice, ...]] = {
 """What a program may do now without loss: nothing else follows from a phase."""
 
 
-class ReclaimNotice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+# Not strict: `sequence` continues after a downgrade, although the file has fields of the newer agent.
+class ReclaimNotice(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Whether the host of this container is being reclaimed. Times are UTC of the host's clock."""
 
     api_version: Literal["dra-agent.internal/v1"]
@@ -96,7 +97,6 @@ def decode(data: bytes) -> ReclaimNotice | None:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the file; deterministic. Readers accept unknown fields: later versions may add some."""
     found = msgspec.json.schema(ReclaimNotice)["$defs"][KIND]
-    found.pop("additionalProperties", None)
     properties = found["properties"]
     properties["sequence"]["minimum"] = 1
     for name in ("observedAt", "deadline"):  # absent instead of null
