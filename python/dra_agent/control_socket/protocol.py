@@ -6,11 +6,13 @@ import os
 import socket
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from dra_agent.errors import AgentError, NoSuchObjectError, PermanentError, RetryableError, UsageError
+
+_Request = TypeVar("_Request")
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
@@ -36,6 +38,14 @@ _FAMILIES: dict[str, type[AgentError]] = {
     "missing": NoSuchObjectError,
 }
 """A client of an earlier version takes one that it does not know for permanent."""
+
+
+def decode_request(line: bytes, decoder: msgspec.json.Decoder[_Request]) -> _Request:
+    """Read one request of a client; raises UsageError for an invalid one."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"not a request: {error}") from error
 
 
 def failure_of(error: AgentError) -> ErrorBody:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.clock import STEADY
+from dra_agent.control_socket import protocol
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
@@ -54,10 +55,7 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 def decode_request(line: bytes) -> Request:
     """Read one request; UsageError for an invalid one."""
-    try:
-        request = _requests.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"not a request: {error}") from error
+    request = protocol.decode_request(line, _requests)
     if isinstance(request, Start) and request.seconds is not None and not 0 <= request.seconds <= 7 * 86400:
         raise UsageError(f"{request.seconds:g} seconds is not between now and a week from now")
     return request

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.control_socket import protocol
 from dra_agent.control_socket.protocol import Connection
-from dra_agent.errors import UsageError
 
 SOCKET = "agent.sock"
 """Its name in the state directory."""
@@ -60,10 +60,7 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 def decode_request(line: bytes) -> Request:
     """Read one request; raises UsageError for an invalid one."""
-    try:
-        return _requests.decode(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"not a request: {error}") from error
+    return protocol.decode_request(line, _requests)
 
 
 RESPONSE_TIMEOUT_S = 60.0

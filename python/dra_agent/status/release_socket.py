@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.control_socket import protocol
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
-from dra_agent.errors import UsageError
 from dra_agent.status.orphaned_claims import OrphanedClaims
 
 SOCKET = "claims.sock"
@@ -58,10 +58,7 @@ class ReleaseSocket:
 
 def decode_request(line: bytes) -> Release | Health:
     """Read one request; UsageError for an invalid one."""
-    try:
-        return _requests.decode(line)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"not a request: {error}") from error
+    return protocol.decode_request(line, _requests)
 
 
 def call(state_dir: Path, request: Release | Health) -> Any:

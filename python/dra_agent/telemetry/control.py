@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dra_agent.control_socket.protocol import Connection
+from dra_agent.control_socket.protocol import Connection, decode_request
 from dra_agent.control_socket.server import Server
-from dra_agent.errors import UsageError
 from dra_agent.inventory.model import device_key
 from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
@@ -104,10 +103,7 @@ class TelemetryServer:
         await self._server.stop()
 
     async def _do(self, line: bytes) -> Any:
-        try:
-            _requests.decode(line)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise UsageError(f"not a request: {error}") from error
+        decode_request(line, _requests)
         snapshot = self._snapshot()
         age_s = self._now() - snapshot.sampled_at if snapshot.sampled_at else None
         return current_values(self._node, self._interval_s, age_s, snapshot, self._inventory(), self._entries())
