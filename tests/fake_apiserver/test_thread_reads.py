@@ -226,6 +226,15 @@ def raw_server(response: bytes) -> Iterator[str]:
             thread.join()
 
 
+def kubeconfig_of(url: str, folder: Path) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        f"""{{current-context: a, contexts: [{{name: a, context: {{cluster: a, user: a}}}}],
+        clusters: [{{name: a, cluster: {{server: "{url}"}}}}], users: [{{name: a, user: {{}}}}]}}"""
+    )
+    return path
+
+
 @pytest.mark.parametrize(
     "response",
     [
@@ -243,11 +252,7 @@ def raw_server(response: bytes) -> Iterator[str]:
 )
 def test_any_other_response_is_left_to_the_event_loop(tmp_path: Path, response: bytes) -> None:
     with raw_server(response) as url:
-        path = tmp_path / "kubeconfig"
-        path.write_text(
-            f"""{{current-context: a, contexts: [{{name: a, context: {{cluster: a, user: a}}}}],
-            clusters: [{{name: a, cluster: {{server: "{url}"}}}}], users: [{{name: a, user: {{}}}}]}}"""
-        )
+        path = kubeconfig_of(url, tmp_path)
 
         async def main() -> None:
             async with connect(path) as api:
@@ -258,11 +263,7 @@ def test_any_other_response_is_left_to_the_event_loop(tmp_path: Path, response: 
 
 def test_a_surplus_response_is_not_that_of_the_next_request(tmp_path: Path) -> None:
     with raw_server(GOOD + GOOD.replace(b"{}", b"[]")) as url:
-        path = tmp_path / "kubeconfig"
-        path.write_text(
-            f"""{{current-context: a, contexts: [{{name: a, context: {{cluster: a, user: a}}}}],
-            clusters: [{{name: a, cluster: {{server: "{url}"}}}}], users: [{{name: a, user: {{}}}}]}}"""
-        )
+        path = kubeconfig_of(url, tmp_path)
 
         async def main() -> None:
             async with connect(path) as api:
