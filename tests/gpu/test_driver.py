@@ -18,7 +18,8 @@ from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
 from dra_agent.inventory.tracker import InventoryTracker
-from dra_agent.topology import Distance, Topology, scan
+from dra_agent.topology import Distance, Topology
+from inventory.rescan import rescan
 
 from . import lspci
 from .conftest import SETTINGS, Smi
@@ -175,7 +176,7 @@ def test_the_cdi_edits_have_the_nodes_of_the_toolkit(host: Host, inventory: Inve
 
 
 def test_a_second_scan_finds_the_same(tracker: InventoryTracker, host: Host) -> None:
-    assert not tracker.refresh(scan(host)), "nothing has changed"
+    assert not rescan(tracker, host), "nothing has changed"
 
 
 def test_no_setting_has_changed(smi: Smi, tracker: InventoryTracker, settings_before: list[dict[str, str]]) -> None:

@@ -20,6 +20,7 @@ from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually
 from inventory.hurry import HURRY_S, hurry
+from inventory.rescan import rescan
 
 GPUS = [f"gpu-0000-{bus:02x}-00-0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)]
 LOST, UNKNOWN_ERROR, NO_PERMISSION = 15, 999, 4
@@ -219,17 +220,17 @@ def test_a_library_that_is_missing_or_damaged_is_one_problem(dgx: Host, content:
 def test_an_unplugged_gpu_goes_and_a_replugged_one_comes_back(dgx: Host, collector: Collector) -> None:
     root = dgx.sysfs.parent
     watch = InventoryTracker(collector, scan(dgx))
-    assert not watch.refresh(scan(dgx))
+    assert not rescan(watch, dgx)
     address = inject.unplug(root, "0000:61:00.0")
-    seen = watch.refresh(scan(dgx))
+    seen = rescan(watch, dgx)
     assert seen.removed == (GPUS[3],)
     assert (seen.added, seen.changed, seen.health) == ((), (), ())
-    assert watch.lookup("n/gpu", GPUS[3]) is None
+    assert watch.inventory.lookup("n/gpu", GPUS[3]) is None
     inject.replug(root, address)
-    seen = watch.refresh(scan(dgx))
+    seen = rescan(watch, dgx)
     assert seen.added == (GPUS[3],)
     assert (seen.removed, seen.changed, seen.health) == ((), (), ())
-    device = watch.lookup("n/gpu", GPUS[3])
+    device = watch.inventory.lookup("n/gpu", GPUS[3])
     assert device is not None
     assert device.health == "healthy"
     assert device.capacity["memory"].value == "81559Mi"

@@ -16,6 +16,7 @@ from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.simulate import build, inject, tree
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
+from inventory.rescan import rescan
 
 ADDRESS = "0000:43:00.0"
 GPU = "gpu-0000-43-00-0"
@@ -34,12 +35,12 @@ def watched(tmp_path: Path) -> Iterator[tuple[Path, Host, InventoryTracker]]:
 def test_an_unplugged_gpu_leaves_and_returns(watched: tuple[Path, Host, InventoryTracker]) -> None:
     root, host, watch = watched
     before = watch.inventory
-    assert not watch.refresh(scan(host)), "nothing changed"
+    assert not rescan(watch, host), "nothing changed"
     inject.unplug(root, "1")
-    gone = watch.refresh(scan(host))
+    gone = rescan(watch, host)
     assert (gone.removed, gone.added, gone.changed) == ((GPU,), (), ())
     inject.replug(root, "1")
-    assert watch.refresh(scan(host)).added == (GPU,)
+    assert rescan(watch, host).added == (GPU,)
     assert watch.inventory.devices == before.devices
 
 
@@ -48,16 +49,16 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
 ) -> None:
     root, host, watch = watched
     inject.unplug(root, "1")
-    watch.refresh(scan(host))
+    rescan(watch, host)
     create, seen = tree._create, []
 
     def create_and_look(path: str, entry: tree.File | tree.Link | tree.Node) -> None:
         create(path, entry)
-        seen.append(watch.refresh(scan(host)))
+        seen.append(rescan(watch, host))
 
     monkeypatch.setattr(tree, "_create", create_and_look)
     inject.replug(root, "1")
-    seen.append(watch.refresh(scan(host)))
+    seen.append(rescan(watch, host))
     devices = [(looked.added, looked.removed, looked.changed, looked.health) for looked in seen]
     assert [one for one in devices if any(one)] == [((GPU,), (), (), ())]
 
@@ -77,7 +78,7 @@ def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(
         return call(library, name, *arguments, about=about, timeout=0.3 if hangs else timeout)
 
     monkeypatch.setattr(NvmlClient, "call", impatient)
-    assert watch.refresh(scan(host)).health == (GPU,)
+    assert rescan(watch, host).health == (GPU,)
     assert {device.name for device in watch.inventory.devices if device.health != "healthy"} == {GPU}
     assert {device.name: device.attributes for device in watch.inventory.devices} == before
     inject.clear(root)
@@ -88,12 +89,12 @@ def test_a_lost_gpu_is_unhealthy_while_its_function_is_still_there(
 ) -> None:
     root, host, watch = watched
     inject.fail(root, None, 15, device="1")
-    assert watch.refresh(scan(host)).health == (GPU,)
+    assert rescan(watch, host).health == (GPU,)
     lost = next(device for device in watch.inventory.devices if device.name == GPU)
     assert lost.health == "unhealthy"
     assert any("lost" in problem.message for problem in watch.inventory.problems)
     inject.clear(root)
-    assert watch.refresh(scan(host)).health == (GPU,)
+    assert rescan(watch, host).health == (GPU,)
     assert all(device.health == "healthy" for device in watch.inventory.devices)
 
 

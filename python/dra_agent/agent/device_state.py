@@ -60,13 +60,13 @@ class DeviceState:
         """Receives changes of partition modes from set-ups."""
         collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
-        self._watch = InventoryTracker(collector, self._topology.snapshot())
+        self._tracker = InventoryTracker(collector, self._topology.snapshot())
         self.monitor = monitor or Monitor(HealthSettings(), driver)
         self.board = DeviceHealthStore(node)
         self._reported: dict[str, str] = {}
         self._withheld = Inventory()
         """Devices that a reloaded rule excludes, as they were published before."""
-        self._inventory = self.monitor.observe(self._watch.inventory)
+        self._inventory = self.monitor.observe(self._tracker.inventory)
         self.board.publish(self._inventory)
         self._slices: list[dict[str, Any]] = []
         self._logged: set[str] = set()
@@ -92,8 +92,8 @@ class DeviceState:
         else:
             for event in events:
                 self._topology.apply(event)
-        self._watch.refresh(self._topology.snapshot())
-        self.monitor.record_events(self._watch.faults(), self._watch.inventory)
+        self._tracker.refresh(self._topology.snapshot())
+        self.monitor.record_events(self._tracker.faults(), self._tracker.inventory)
         return self._update(self.monitor.observe(self._as_reported()), scanned=True)
 
     def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:
@@ -102,7 +102,7 @@ class DeviceState:
         Raises:
             UsageError: A rule can never work; nothing changed.
         """
-        self._watch.configure(inventory)
+        self._tracker.configure(inventory)
         self.monitor.configure(health)
         # Before the inventory: a claim that is being prepared must find its device at any moment.
         self._withheld = Inventory(devices=(*self._inventory.devices, *self._withheld.devices))
@@ -124,7 +124,7 @@ class DeviceState:
         return self._update(self.monitor.observe(self._as_reported()), scanned=False)
 
     def _as_reported(self) -> Inventory:
-        inventory = self._watch.inventory
+        inventory = self._tracker.inventory
         if not self._reported:
             return inventory
         devices = (_with_failure(device, self._reported.get(device.name)) for device in inventory.devices)
@@ -132,16 +132,16 @@ class DeviceState:
 
     def poll_events(self) -> InventoryDiff:
         """Poll device events, rescan affected devices, and drop expired events."""
-        faults = self._watch.faults() if self._watch.reports_events else []
-        if not faults and self._watch.lost_event_stream():
+        faults = self._tracker.faults() if self._tracker.reports_events else []
+        if not faults and self._tracker.lost_event_stream():
             # Events between the end of a vendor library and its restart are lost, so it is restarted at once.
             return self.refresh([], rescan=False)
         if self.monitor.observation_due():
-            self.monitor.record_events(faults, self._watch.inventory)
+            self.monitor.record_events(faults, self._tracker.inventory)
             return self.refresh([], rescan=False)
         if not faults and not self.monitor.due():
             return InventoryDiff()
-        change = self._update(self.monitor.record_events(faults, self._watch.inventory), scanned=False)
+        change = self._update(self.monitor.record_events(faults, self._tracker.inventory), scanned=False)
         return (self.refresh([], rescan=False) if faults else None) or change
 
     def _update(self, inventory: Inventory, *, scanned: bool) -> InventoryDiff:
@@ -164,7 +164,7 @@ class DeviceState:
 
     def close(self) -> None:
         """Close the vendor libraries."""
-        self._watch.close()
+        self._tracker.close()
 
     def _describe(self) -> None:
         logged = set()

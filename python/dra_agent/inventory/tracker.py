@@ -1,4 +1,4 @@
-"""Keeps an inventory current: collects it again and returns the difference, which the publisher writes.
+"""Keeps an inventory current, and compares two of them.
 
 The agent decides when to scan again (a uevent, a timer, a health event).
 """
@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from dra_agent.inventory.collector import Collector
-from dra_agent.inventory.model import Device, DeviceEvent, Inventory
+from dra_agent.inventory.model import DeviceEvent, Inventory
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import Topology
 
@@ -43,16 +43,10 @@ class InventoryTracker:
         """The last inventory; never blocks."""
         return self._inventory
 
-    def lookup(self, pool: str, name: str) -> Device | None:
-        """Find a device of the current inventory."""
-        return self._inventory.lookup(pool, name)
-
-    def refresh(self, topology: Topology) -> InventoryDiff:
+    def refresh(self, topology: Topology) -> None:
         """Take the inventory again; waits for vendor libraries up to their deadlines, so never call it on a loop."""
         with self._lock:
-            before, after = self._inventory, self._collector.collect(topology)
-            self._inventory = after
-        return diff(before, after)
+            self._inventory = self._collector.collect(topology)
 
     def configure(self, settings: InventorySettings) -> None:
         """Use other rules from the next `refresh` on; raises UsageError if one can never work."""
