@@ -1,4 +1,4 @@
-"""The walkthroughs of ARCHITECTURE.md name existing code."""
+"""The walks of ARCHITECTURE.md name existing code; tests/agent/test_walks.py checks their order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names_of(file: Path) -> set[str]:
     return names
 
 
-def test_walkthroughs_have_steps() -> None:
+def test_walks_have_steps() -> None:
     assert len(STEPS) > 35
 
 
