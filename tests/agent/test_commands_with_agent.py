@@ -81,6 +81,8 @@ def test_devices_are_those_that_the_agent_publishes(agent: AgentProcess, cli: Ru
     assert {slice_["spec"]["nodeName"] for slice_ in slices} == {"node-a"}
     usage = json.loads(cli("claims", "--usage", "-o", "json").stdout)
     assert [row["note"] for row in usage] != ["the device is not on this host"]
+    heading = cli("claims", "--usage").stdout.splitlines()[0]
+    assert heading.split() == ["DEVICE", "CLAIM", "SHARE", "LIMIT", "USED", "COUNTED", "BY"]
 
 
 def test_another_host_shows_none_of_the_agents_claims(agent: AgentProcess, cli: Run) -> None:

@@ -121,7 +121,8 @@ def test_several_claims_are_shown_and_awaited(applied: Command) -> None:
 def test_missing_claims_are_errors_unless_ignored(applied: Command) -> None:
     code, _, errors = applied("claim", "get", "nope")
     assert code == 1 and "there is no claim nope in namespace default" in errors
-    assert applied("claim", "get", "nope", "--ignore-not-found", "-o", "name") == (0, "", "")
+    for flags in ((), ("-o", "name"), ("-o", "wide")):
+        assert applied("claim", "get", "nope", "--ignore-not-found", *flags) == (0, "", "")
     assert applied("claim", "delete", "nope", "deviceclass/nope")[0] == 1
     assert applied("claim", "delete", "nope", "deviceclass/nope", "--ignore-not-found")[0] == 0
     unknown = "5478b5d9-ddeb-4099-94aa-a5aa610ff27d"
@@ -160,6 +161,29 @@ def test_rows_of_a_pipe_are_fields_for_awk(applied: Command) -> None:
     assert all(re.fullmatch(r"\d+[smhd](\d+[smh])?", row.split()[3]) for row in rows)
     wide = applied("claim", "list", "-o", "wide")[1].splitlines()
     assert wide[0].split()[-3:] == ["UID", "CDI", "IDS"]
+
+
+def test_an_empty_list_is_a_message(command: Command) -> None:
+    assert command("claim", "list") == (0, "", "no claims\n")
+    assert command("claim", "list", "-n", "team-a") == (0, "", "no claims in namespace team-a\n")
+    assert command("claims", "-A") == (0, "", "no claim holds a device\n")
+    assert command("claims", "-n", "team-a") == (0, "", "no claim holds a device in namespace team-a\n")
+    assert command("claim", "list", "--classes") == (0, "", "no classes\n")
+    assert command("claim", "list", "-o", "json")[1].strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [("claims",), ("claim", "holders"), ("claims", "--usage"), ("claim", "usage")])
+@pytest.mark.parametrize("flag", ["--kubeconfig", "--context"])
+def test_flags_of_a_cluster_are_refused_without_one(command: Command, words: tuple[str, ...], flag: str) -> None:
+    code, _, errors = command(*words, flag, "x")
+    assert code == 2 and f"{flag}: the agent of this host runs without Kubernetes" in errors
+
+
+def test_the_age_is_shown_on_a_terminal_of_80_columns(applied: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    heading = applied("claim", "list")[1].splitlines()[0]
+    assert heading.split() == ["NAMESPACE", "NAME", "PHASE", "AGE", "DEVICES", "WHY"]
 
 
 @pytest.mark.parametrize("width", [40, 80])

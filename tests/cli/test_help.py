@@ -6,11 +6,12 @@ import io
 import re
 import shlex
 from contextlib import redirect_stderr
+from typing import cast
 
 import pytest
 
 from dra_agent.cli.main import main
-from dra_agent.cli.parser import Parser, build_parser, leaves
+from dra_agent.cli.parser import Parser, build_parser, leaves, subcommands
 
 TREE = build_parser()
 COMMANDS = {" ".join(words): parser for words, parser in leaves(TREE)}
@@ -50,6 +51,8 @@ def test_every_command_has_examples_that_parse(command: str) -> None:
         ("--versoin devices", "dra-agent", "unknown flag: --versoin; did you mean --version?"),
         ("topology -o jsn", "dra-agent topology", "did you mean json?"),
         ("devices --zzzzzz", "dra-agent devices", "unknown flag: --zzzzzz\n"),
+        ("get claims", "dra-agent", "did you mean `claim get`?"),
+        ("validate x.yaml", "dra-agent", "did you mean `config validate` or `cdi validate`?"),
     ],
 )
 def test_wrong_spellings_get_the_nearest_right_one(
@@ -59,6 +62,36 @@ def test_wrong_spellings_get_the_nearest_right_one(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"usage: {command} " in printed.err and message in printed.err
+
+
+def groups(parser: Parser, words: str = "") -> dict[str, Parser]:
+    """Return every command that has further commands, by its words."""
+    below = subcommands(parser)
+    found = {words: parser} if below else {}
+    for name, child in below.items():
+        found |= groups(cast("Parser", child), f"{words} {name}".strip())
+    return found
+
+
+GROUPS = groups(TREE)
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS))
+def test_a_group_of_commands_has_examples_of_its_commands(group: str) -> None:
+    found = examples(GROUPS[group])
+    assert 1 < len(found) <= 7
+    for line in found:
+        assert line.startswith(group)
+        TREE.parse_args(shlex.split(line))
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS.keys() - {"claims"}))
+def test_a_missing_command_prints_the_help_of_its_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(group.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "examples:" in printed.err
+    last = printed.err.splitlines()[-1]
+    assert last.startswith(f"dra-agent {group}".strip() + ": error: the following arguments are required: ")
 
 
 def test_the_tree_has_every_command_that_the_help_lists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,15 @@ def test_contexts_and_several_kubeconfigs_are_chosen_as_by_kubectl(
 def test_without_a_cluster_the_error_names_the_flag(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBECONFIG")
     code, _, errors = plugin("claims")
-    assert code == 2 and "--kubeconfig FILE" in errors
+    assert code == 2 and "--kubeconfig FILE" in errors and "--standalone" not in errors
+
+
+@pytest.mark.parametrize("words", [(), ("reclaim",)])
+def test_a_missing_command_prints_the_help_with_examples(plugin: Plugin, words: tuple[str, ...]) -> None:
+    code, text, errors = plugin(*words)
+    assert (code, text) == (2, "")
+    found = re.findall(r"^  kubectl dra (.*)$", errors, re.MULTILINE)
+    assert found and all(build_parser().parse_args(shlex.split(line)) for line in found)
 
 
 @pytest.mark.parametrize("command", [" ".join(words) for words, _ in leaves(build_parser())])

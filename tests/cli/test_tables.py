@@ -10,7 +10,8 @@ import pytest
 
 from dra_agent.cli import output
 from dra_agent.cli.age import duration
-from dra_agent.cli.output import add_output_flag, rounded, table
+from dra_agent.cli.flags import seconds
+from dra_agent.cli.output import Rows, add_output_flag, rounded, table
 
 ID = "dra-agent.internal/claim=5478b5d9-ddeb-4099-94aa-a5aa610ff27d-gpu-0000-43-00-0"
 COLUMNS = ("device", "claim", "since", "cdi id")
@@ -95,3 +96,27 @@ def test_prose_is_wrapped_on_a_terminal_and_ids_are_not(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert any(line.strip() == ID for line in lines)
     assert all(len(line) <= 80 or ID in line for line in lines)
+
+
+def test_a_table_without_rows_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    add_output_flag(argparse.ArgumentParser())
+    rows = Rows(COLUMNS, empty="no claims")
+    rows.write([])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "no claims\n")
+    # Rows that follow, as with --watch, have headings.
+    rows.write(ROWS)
+    rows.write([])
+    printed = capsys.readouterr()
+    assert printed.out.count("DEVICE") == 1 and len(printed.out.splitlines()) == 3 and printed.err == ""
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5", 1.5), ("30s", 30), ("1m30s", 90), ("1h", 3600)])
+def test_durations_are_seconds_or_have_units(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1", "1d", "30s5", "m", "1h1s", "1e3"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="or a duration such as"):
+        seconds(text)

@@ -53,7 +53,10 @@ def test_an_operator_starts_and_cancels_a_reclaim(start: Start) -> None:
     code, text = agent.command("reclaim", "cancel")
     assert code == 0 and "cancelled" in text
     code, text = agent.command("reclaim", "start", "--in", "soon")
-    assert code == 2 and "soon is not between 0 and a week" in text
+    assert code == 2 and "soon is not a number of seconds between 0 and 604800, or a duration such as 90s" in text
+    code, text = agent.command("reclaim", "start", "--in", "1h30m", "--yes")
+    remaining = re.search(r"notice: the node is being reclaimed in (\d+) s", text)
+    assert code == 0 and remaining is not None and 5400 - (time.monotonic() - start_time) < int(remaining[1]) <= 5400
 
 
 def test_sigterm_is_not_a_notice(start: Start, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import CDI, add_output_flag, emit, progress, table
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import add_group_examples, examples
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_flags(action, ("cdi_dir", "driver_name"))
     for action in (listing, show, validate):
         add_output_flag(action, cdi=action is not validate)
+    add_group_examples(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from dra_agent.cli.flags import (
     add_watch_flag,
 )
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import add_group_examples, examples
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_output_flag(verb, cdi=verb is not delete)
     claim_run.add_verb(verbs)
     claims.add_verbs(verbs)
+    add_group_examples(parser)
 
 
 _NAME = "NAME, NAMESPACE/NAME or uid"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.claim import explain_command, key_of
-from dra_agent.cli.flags import chosen_namespace
+from dra_agent.cli.flags import chosen_namespace, in_namespace
 
 if TYPE_CHECKING:
     from dra_agent.cli.object_names import ObjectName
@@ -51,7 +51,7 @@ def _list(args: argparse.Namespace, namespace: str | None) -> int:
             views: list[dict[str, Any]] = agent.call(ListClaims())
         return [view for view in views if namespace in (None, view["namespace"])]
 
-    return _show(args, fetch)
+    return _show(args, fetch, empty="no claims" + in_namespace(namespace))
 
 
 def _classes(args: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def _classes(args: argparse.Namespace) -> int:
         emit(items, args.output)
         return 0
     rows = ([c["metadata"]["name"], age(c["metadata"].get("creationTimestamp")), _selectors(c)] for c in items)
-    table(["name", "age", "selectors"], rows, prose=("selectors",))
+    table(["name", "age", "selectors"], rows, prose=("selectors",), empty="no classes")
     return 0
 
 
@@ -124,8 +124,11 @@ def _wait(args: argparse.Namespace) -> int:
     return 0 if all(view["phase"] == "Prepared" for view in views) else 1
 
 
-def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False) -> int:
-    """Print claims in the chosen format; `alone`: a single named claim, with the CDI ids for a container."""
+def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False, empty: str = "") -> int:
+    """Print claims in the chosen format; `alone`: a single named claim, with the CDI ids for a container.
+
+    `empty` is the message without any claim; none is printed for named claims that do not exist and are ignored.
+    """
     from dra_agent.cli.output import CDI, Rows, emit
     from dra_agent.cli.watch import watch
 
@@ -134,6 +137,7 @@ def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False) -> int:
         optional=("age",),
         wide=("uid", "CDI ids"),
         prose=("why",),
+        empty=empty,
         named=lambda row: f"{row[0]}/{row[1]}",
     )
 

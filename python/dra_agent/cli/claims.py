@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace
+from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace, in_namespace
 from dra_agent.cli.output import CDI, add_output_flag
 from dra_agent.cli.parser import examples
 
@@ -116,12 +116,13 @@ def _add_release(
 def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds, or release a claim."""
     from dra_agent.agent.config import load_config
-    from dra_agent.errors import UsageError
-    from dra_agent.presence import exists, may_exist
+    from dra_agent.presence import may_exist
     from dra_agent.standalone.protocol import SOCKET
 
     if args.verb == "release":
         return _release(args)
+    if not getattr(args, "all_nodes", False):
+        _refuse_cluster_flags(args)
     if args.verb == "usage" or getattr(args, "usage", False):
         from dra_agent.cli.usage import print_usage
 
@@ -129,15 +130,28 @@ def run(args: argparse.Namespace) -> int:
     if args.all_nodes:
         return print_cluster(args, namespace=chosen_namespace(args))
     config = load_config(args)
-    if args.kubeconfig is not None and (exists(config.state_dir / SOCKET) or config.standalone):
-        raise UsageError(
-            "the agent of this host runs without Kubernetes",
-            where="--kubeconfig",
-            hint="leave it out, or list the claims of a cluster with --all-nodes",
-        )
     if may_exist(config.state_dir / SOCKET) or not may_exist(config.state_dir / "ledger"):
         return _print_standalone(args)
     return print_node(args)
+
+
+def _refuse_cluster_flags(args: argparse.Namespace) -> None:
+    """Raise UsageError for flags of an API server that the agent of this host does not use."""
+    from dra_agent.agent.config import load_config
+    from dra_agent.errors import UsageError
+    from dra_agent.presence import exists
+    from dra_agent.standalone.protocol import SOCKET
+
+    flag = next((flag for flag in ("kubeconfig", "context") if getattr(args, flag) is not None), None)
+    if flag is None:
+        return
+    config = load_config(args)
+    if exists(config.state_dir / SOCKET) or config.standalone:
+        raise UsageError(
+            "the agent of this host runs without Kubernetes",
+            where=f"--{flag}",
+            hint="leave it out, or list the claims of a cluster with --all-nodes",
+        )
 
 
 def _show(
@@ -161,6 +175,10 @@ def _show(
         watch(fetch, show, identity=_identity, gone=lambda item: {**item, "state": "released", "reason": ""})
     show(fetch())
     return 0
+
+
+def _empty(namespace: str | None) -> str:
+    return "no claim holds a device" + in_namespace(namespace)
 
 
 def _identity(item: Item) -> object:
@@ -239,7 +257,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
         ]
 
     columns = ["device", "claim", "request", "state", "since", "cdi id"]
-    table = Rows(columns, optional=("since", "request", "cdi id"), prose=("state",))
+    table = Rows(columns, optional=("since", "request", "cdi id"), prose=("state",), empty=_empty(namespace))
 
     def cells(row: Item) -> list[object]:
         claim = f"{row['namespace']}/{row['claim']}"
@@ -288,7 +306,7 @@ def print_node(args: argparse.Namespace) -> int:
         ]
 
     columns = ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"]
-    table = Rows(columns, optional=("request", "cdi id"), prose=("state",))
+    table = Rows(columns, optional=("request", "cdi id"), prose=("state",), empty=_empty(namespace))
 
     def cells(row: Item) -> list[object]:
         claim = f"{row['namespace']}/{row['claim']}"
@@ -358,7 +376,7 @@ def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str 
         )
 
     columns = ["node", "device", "driver", "claim", "request", "used by", "age", "ready"]
-    table = Rows(columns, optional=("driver", "request", "age"), prose=("used by", "ready"))
+    table = Rows(columns, optional=("driver", "request", "age"), prose=("used by", "ready"), empty=_empty(namespace))
     return _show(args, fetch, table, _cluster_cells)
 
 

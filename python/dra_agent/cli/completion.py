@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dra_agent.cli.parser import COMMANDS, Parser, build_parser, examples, subcommands
+from dra_agent.cli.parser import COMMANDS, Parser, add_group_examples, build_parser, examples, subcommands
 
 TIMEOUT_S = 1.0
 """Timeout of a request for names to the agent: the shell waits for the response."""
@@ -97,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb = verbs.add_parser(shell, help=output, description=f"Print {output}.", epilog=shown)
         if shell == "words":
             verb.add_argument("words", nargs=argparse.REMAINDER, metavar="-- WORD", help="the words after the program")
+    add_group_examples(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import add_group_examples, examples
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the verbs."""
     from dra_agent.agent.config import add_flags
 
-    parser.epilog = _CHECK_EXAMPLES
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     check = verbs.add_parser(
         "check",
@@ -59,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "schema", help="print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
     )
     schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="output format")
+    add_group_examples(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,17 +7,18 @@ import re
 
 MAX_SECONDS = 3600
 """Bound of a timeout, in seconds."""
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
-_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
+_NUMBER = r"\d+(?:\.\d+)?"
+_DURATION = re.compile(rf"{_NUMBER}|(?:{_NUMBER}[hms])+")
+_PART = re.compile(rf"({_NUMBER})([hms]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def seconds(text: str) -> float:
-    """Read a number of seconds, or a duration such as 30s, 5m or 1h."""
-    found = _DURATION.fullmatch(text)
-    value = float(found[1]) * _SECONDS[found[2]] if found else -1.0
-    if not 0 <= value <= MAX_SECONDS:
+def seconds(text: str, maximum_s: int = MAX_SECONDS) -> float:
+    """Read a number of seconds, or a duration such as 30s, 5m or 1h30m."""
+    value = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    if not _DURATION.fullmatch(text) or not value <= maximum_s:
         raise argparse.ArgumentTypeError(
-            f"{text} is not a number of seconds between 0 and {MAX_SECONDS}, or a duration such as 30s or 5m"
+            f"{text} is not a number of seconds between 0 and {maximum_s}, or a duration such as 90s, 5m or 1h30m"
         )
     return value
 
@@ -31,7 +32,7 @@ def add_timeout_flag(
         type=seconds,
         default=default_s,
         metavar="SECONDS",
-        help=f"how long to wait{purpose and ' ' + purpose}, such as 30 or 5m (default {default_s:.0f} seconds)",
+        help=f"how long to wait{purpose and ' ' + purpose}, such as 90 or 5m (default {default_s:.0f} seconds)",
     )
 
 
@@ -48,6 +49,11 @@ def chosen_namespace(args: argparse.Namespace) -> str | None:
     """Return the namespace that a list is limited to; None is every one."""
     named: str | None = args.namespace
     return None if args.all_namespaces else named
+
+
+def in_namespace(namespace: str | None) -> str:
+    """Return the end of a message about a list; empty for every namespace."""
+    return "" if namespace is None else f" in namespace {namespace}"
 
 
 def add_filename_flags(parser: argparse.ArgumentParser, summary: str, *, required: bool = False) -> None:

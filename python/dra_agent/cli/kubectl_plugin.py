@@ -14,7 +14,7 @@ from dra_agent.cli.capacity import run as capacity
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag, guarded
-from dra_agent.cli.parser import Parser, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 
 PROGRAM = "kubectl dra"
 _EXAMPLES = {
@@ -89,6 +89,8 @@ def build_parser() -> Parser:
         command.add_argument("--context", metavar="CONTEXT", help="its context (default: the current one)")
         command.set_defaults(is_plugin=True)
         add_output_flag(command)
+    add_group_examples(parsers["reclaim"])
+    add_group_examples(parser)
     return parser
 
 

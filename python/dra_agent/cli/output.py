@@ -162,15 +162,18 @@ def rounded(quantity: str) -> str:
 
 MIN_PROSE_COLUMNS = 20
 """Width below which a column of prose is not made narrower, in characters."""
+COMFORTABLE_PROSE_COLUMNS = 30
+"""Width down to which a column of prose is made narrower before another column is left out, in characters."""
 
 
 class Rows:
     """A table whose rows are written at once, or as they change; the headings are written once.
 
-    Into a file or a pipe every row is one line, three spaces between its columns. On a terminal the columns that are
-    `optional` are left out, the first one first, until the rest fits, and then columns of `prose` are wrapped; no
-    other cell is folded or cut. `wide` columns are there with `-o wide` only, which leaves out none. With `-o name`
-    the names of rows are printed: the first column, or `named`.
+    Into a file or a pipe every row is one line, three spaces between its columns. On a terminal columns of `prose` are
+    wrapped, and the columns that are `optional` are left out, the first one first, until the rest fits; no other cell
+    is folded or cut. `wide` columns are there with `-o wide` only, which leaves out none. With `-o name`
+    the names of rows are printed: the first column, or `named`. Without any row, `empty` is printed on standard error
+    instead of the headings.
     """
 
     def __init__(
@@ -181,7 +184,9 @@ class Rows:
         wide: Sequence[str] = (),
         prose: Sequence[str] = (),
         named: Callable[[Sequence[object]], str] | None = None,
+        empty: str | None = None,
     ) -> None:
+        self._empty = empty
         self._columns = columns
         self._optional = optional
         self._wide = wide
@@ -196,6 +201,10 @@ class Rows:
         if _layout.name == "name":
             for row in listed:
                 print(self._named(row) if self._named is not None else row[0])
+            return
+        if not listed and self._empty is not None:
+            if self._widths is None and self._empty:
+                print(printable(self._empty), file=sys.stderr)
             return
         on_terminal = is_terminal()
         cells = [["-" if cell is None or cell == "" else printable(str(cell)) for cell in row] for row in listed]
@@ -219,8 +228,12 @@ class Rows:
         natural = [_column_width(name, [row[i] for row in rows]) for i, name in enumerate(self._columns)]
         limit = console().width
         if on_terminal and not is_wide:
+            narrow = [
+                min(width, max(COMFORTABLE_PROSE_COLUMNS, len(name))) if name in self._prose else width
+                for name, width in zip(self._columns, natural, strict=True)
+            ]
             for name in self._optional:
-                if self._total(natural) <= limit:
+                if self._total(narrow) <= limit:
                     break
                 self._kept = [i for i in self._kept if self._columns[i] != name]
         self._widths = natural
@@ -261,11 +274,12 @@ def table(
     wide: Sequence[str] = (),
     prose: Sequence[str] = (),
     named: Callable[[Sequence[object]], str] | None = None,
+    empty: str | None = None,
 ) -> None:
     """Print rows under upper-case headings at once, as `Rows` lays them out."""
     if title is not None and _layout.name != "name":
         print(printable(title))
-    Rows(columns, optional=optional, wide=wide, prose=prose, named=named).write(rows)
+    Rows(columns, optional=optional, wide=wide, prose=prose, named=named, empty=empty).write(rows)
 
 
 _GAP = "   "

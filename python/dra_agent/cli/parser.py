@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from dra_agent import revision
 
+PROGRAM = "dra-agent"
 COMMANDS = {
     "run": "start the agent",
     "topology": "show the PCIe and NUMA tree, or draw it",
@@ -35,6 +37,16 @@ EPILOG = """\
 exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.
 `dra-agent COMMAND --help` shows the flags and examples of a command.
 """
+_EXAMPLES = (
+    ("devices", "what can be claimed on this host"),
+    ("claim apply -f claim.yaml", "claim devices, without Kubernetes"),
+    ("explain claim/train", "why a claim waits"),
+    ("doctor", "problems of this host, and how to fix them"),
+    ("run --standalone --simulate dgx-h100", "try it all without hardware"),
+)
+MAX_GROUP_EXAMPLES = 6
+"""Examples in the help of a command that only has further commands."""
+_MISSING = "the following arguments are required: "
 _CHOICE = re.compile(r"(?:argument (?P<argument>.+?): )?invalid choice: '(?P<given>[^']*)'")
 
 
@@ -70,11 +82,21 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage, the message and the nearest choice, and exit with 2."""
+        """Print the usage, the message and the nearest choice, and exit with 2; without a command, the whole help."""
         if (found := _CHOICE.match(message)) is not None:
             choices = [str(choice) for action in self._actions for choice in action.choices or ()]
-            message += _did_you_mean(found["given"], choices)
+            message += _did_you_mean(found["given"], choices) or self._verbs_called(found["given"])
+        if message.startswith(_MISSING) and subcommands(self):
+            self.print_help(sys.stderr)
+            self.exit(2, f"\n{self.prog}: error: {message}\n")
         super().error(message)
+
+    def _verbs_called(self, word: str) -> str:
+        """Return the commands whose last word this is, as a hint: other programs have it as the first word."""
+        if self.prog != PROGRAM:
+            return ""
+        near = [" ".join(words) for words, _ in leaves(build_parser()) if len(words) > 1 and words[-1] == word]
+        return f"; did you mean {' or '.join(f'`{command}`' for command in near)}?" if near else ""
 
 
 def _did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -87,9 +109,9 @@ def _did_you_mean(given: str, known: Iterable[str]) -> str:
 def build_parser(only: str | None = None) -> Parser:
     """Build the parser of every command; with `only`, the flags of that command alone, which imports one module."""
     parser = Parser(
-        prog="dra-agent",
+        prog=PROGRAM,
         description="Makes the accelerators of this host claimable, with Kubernetes or without.",
-        epilog=EPILOG,
+        epilog=f"{examples(*_EXAMPLES)}\n{EPILOG}",
     )
     parser.add_argument("--version", action="version", version=f"dra-agent {revision.describe()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -100,9 +122,16 @@ def build_parser(only: str | None = None) -> Parser:
     return parser
 
 
-def examples(*lines: tuple[str, str], program: str = "dra-agent") -> str:
+def examples(*lines: tuple[str, str], program: str = PROGRAM) -> str:
     """Return the epilog with these examples, each an argument list of `program` and its effect."""
     return "\n".join(["examples:", *(f"  # {effect}\n  {program} {arguments}" for arguments, effect in lines), ""])
+
+
+def add_group_examples(parser: argparse.ArgumentParser) -> None:
+    """Set the epilog of a command that only has further commands: the first example of each of them."""
+    found = (re.search(r"^  # .*\n  .*", child.epilog or "", re.MULTILINE) for child in subcommands(parser).values())
+    first = [example[0] for example in found if example is not None]
+    parser.epilog = "\n".join(["examples:", *first[:MAX_GROUP_EXAMPLES], ""])
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

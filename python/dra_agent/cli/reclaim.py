@@ -6,21 +6,25 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dra_agent.cli import output
+from dra_agent.cli.flags import seconds
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import add_group_examples, examples
 from dra_agent.printable import printable
 
 WATCH_INTERVAL_S = 0.5
 """Seconds between two queries of `status --watch`."""
+MAX_DEADLINE_S = 7 * 86400
+"""Bound of `start --in`, in seconds."""
 MAX_NAMED_PODS = 3
 """Pods that are named in one line."""
 
 _START_EXAMPLES = (
-    ("reclaim start --in 120 --why maintenance", "release every claim within two minutes"),
+    ("reclaim start --in 2m --why maintenance", "release every claim within two minutes"),
     ("reclaim start --in 120 --yes", "without a question on a terminal"),
     ("reclaim start --hint", "prevent new claims only"),
 )
@@ -41,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     start = verbs.add_parser("start", help="release every claim of this host", epilog=examples(*_START_EXAMPLES))
     start.add_argument(
-        "--in", dest="seconds", type=_seconds, metavar="SECONDS", help="time until the host is terminated"
+        "--in",
+        dest="seconds",
+        type=partial(seconds, maximum_s=MAX_DEADLINE_S),
+        metavar="SECONDS",
+        help="time until the host is terminated, such as 120 or 2m",
     )
     start.add_argument("--hint", action="store_true", help="only prevent new claims")
     start.add_argument("-y", "--yes", action="store_true", help="start without confirmation on a terminal")
@@ -61,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (start, cancel, status):
         add_connection_flags(verb)
         add_output_flag(verb)
+    add_group_examples(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -234,13 +243,3 @@ def _description(event: dict[str, Any]) -> str:
 
 def _reachable(up: bool | None) -> str:
     return "not yet" if up is None else "yes" if up else "no"
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 7 * 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a week of seconds")
-    return value

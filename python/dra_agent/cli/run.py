@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import load_config, watched_file
     from dra_agent.agent.rolling_update import check_uid
-    from dra_agent.kube_client.config import load_client_config
+    from dra_agent.kube_client.config import NoClusterError, load_client_config
 
     received = signals.install()
     config = load_config(args)
@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         # Checked before anything is changed on the host: Kubernetes mode needs an API server.
         if config.pod_uid:
             check_uid(config.pod_uid)
-        load_client_config(config.kubeconfig)
+        try:
+            load_client_config(config.kubeconfig)
+        except NoClusterError as error:
+            raise NoClusterError(error.message, hint=f"{error.hint}, or run without Kubernetes: --standalone") from None
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.agent import Agent
     from dra_agent.agent.reload import Reload

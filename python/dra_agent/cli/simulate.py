@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import add_group_examples, examples
 
 _EXAMPLES = {
     "profiles": (("-o wide", "with the source of each description"),),
@@ -146,6 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_after(kill)
 
     _add_action(actions, "clear", "end hangs, delays, failures and kills")
+    add_group_examples(parser)
 
 
 def run(args: argparse.Namespace) -> int:

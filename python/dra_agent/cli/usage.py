@@ -19,7 +19,7 @@ _GET_TIMEOUT_S = 10.0
 def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.flags import chosen_namespace
+    from dra_agent.cli.flags import chosen_namespace, in_namespace
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.device_setup.shares.usage import UsageReader
@@ -50,18 +50,21 @@ def print_usage(args: argparse.Namespace) -> int:
         emit(rows, args.output)
         return 0
     table(
-        ["device", "claim", "share", "held to", "used", "counted by"],
+        ["device", "claim", "share", "limit", "used", "counted by"],
         (
             [
                 row["device"],
                 row["claim"],
                 row["consumed"],
-                _shown(row["limit"], "nothing") + (f", each {row['limit_for']}" if row["limit_for"] else ""),
+                _shown(row["limit"], "none") + (f", each {row['limit_for']}" if row["limit_for"] else ""),
                 _shown(row["used"], "unknown"),
                 row["counted_by"] or row["note"],
             ]
             for row in rows
         ),
+        optional=("share",),
+        prose=("counted by",),
+        empty="no claim holds a device" + in_namespace(namespace),
     )
     return 0
 

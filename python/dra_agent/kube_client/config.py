@@ -132,6 +132,10 @@ class _Kubeconfig(msgspec.Struct):
     current_context: str = msgspec.field(name="current-context", default="")
 
 
+class NoClusterError(UsageError):
+    """Neither a kubeconfig nor a service account names an API server."""
+
+
 def load_client_config(
     kubeconfig: Path | None, environ: Mapping[str, str] = os.environ, *, context: str | None = None
 ) -> ClientConfig:
@@ -139,7 +143,7 @@ def load_client_config(
 
     `context` is one of a kubeconfig; without a name its current one. A pod has none: $KUBECONFIG is read then.
 
-    Raises UsageError if none exists, or if it cannot be used.
+    Raises NoClusterError if none exists, UsageError if it cannot be used.
     """
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context=context)
@@ -150,9 +154,9 @@ def load_client_config(
         # As in client-go, of several files some may be missing.
         existing = [path for path in named if path.exists()]
         return read_kubeconfig(*(existing or named[:1]), context=context)
-    raise UsageError(
+    raise NoClusterError(
         "the API server is not configured: no kubeconfig and no pod service account",
-        hint="give --kubeconfig FILE, or run without Kubernetes: --standalone",
+        hint="give --kubeconfig FILE",
     )
 
 

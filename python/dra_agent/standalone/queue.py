@@ -402,7 +402,8 @@ class ClaimQueue:
         if refusal is not None and known is not None:
             return refusal.message.replace(f"claim {refusal.named}", "claim " + "/".join(known.key)), fits_empty_host
         before = bisect_left(untried, 0 if known is None else known.position)
-        return f"is not tried yet: {before} claims are before it", fits_empty_host
+        others = {0: "", 1: ": 1 claim is before it"}.get(before, f": {before} claims are before it")
+        return f"is not tried yet{others}", fits_empty_host
 
 
 def _remove_allocation(claim: Object) -> None:
