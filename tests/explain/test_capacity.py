@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from allocator.cases import allocated_claim, claim, device, make_request, slice_of
+from dra_agent.cli.capacity_nodes import node_source
 from dra_agent.cli.main import main
 from dra_agent.explain.capacity import capacity, copy_of_pod
 from dra_agent.explain.snapshot import Snapshot
@@ -290,3 +292,24 @@ def test_files_and_objects_are_not_given_at_once(command: Command) -> None:
     code, _, error = command("-f", "cluster.json", "--from", "cluster.json")
     assert code == 2 and "a Node cannot be counted" in error
     assert "there is no node n9" in command("pod/train", "--from", "cluster.json", "--node", "n9")[2]
+
+
+@pytest.mark.parametrize(
+    ("node_name", "pool", "copies"),
+    [
+        ("node-1", "node-1/gpu", ["added-1/gpu", "added-2/gpu"]),
+        ("node-1", "node-10/gpu", ["node-10/gpu-added-1", "node-10/gpu-added-2"]),
+        ("gpu", "gpu/gpus", ["added-1/gpus", "added-2/gpus"]),
+        ("n", "nic-pool", ["nic-pool-added-1", "nic-pool-added-2"]),
+        ("n", "", ["-added-1", "-added-2"]),
+    ],
+)
+def test_pools_of_added_nodes_have_names_of_their_own(
+    tmp_path: Path, node_name: str, pool: str, copies: list[str]
+) -> None:
+    spec = {"nodeName": node_name, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}, "devices": []}
+    file = tmp_path / "node.json"
+    write([{"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}], str(file))
+    added, _ = node_source(argparse.Namespace())(str(file), ["added-1", "added-2"])
+    assert [entry["spec"]["pool"]["name"] for entry in added] == copies
+    assert [entry["spec"]["nodeName"] for entry in added] == ["added-1", "added-2"]

@@ -8,8 +8,9 @@ from typing import Any
 
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import Copy, copy_of_claim, copy_of_pod
-from dra_agent.explain.dump import checked, read_dump
+from dra_agent.explain.dump import read_dump
 from dra_agent.explain.files import claim_of_template
+from dra_agent.explain.printed_object import checked
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.manifests import LoadedObject, load_manifests
 

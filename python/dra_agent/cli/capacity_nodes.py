@@ -68,8 +68,12 @@ def _of_file(path: str, names: list[str]) -> tuple[list[Object], dict[str, str]]
 def _renamed(entry: Object, index: int, node: str, name: str) -> Object:
     spec = entry["spec"]
     pool = spec.get("pool") or {}
-    old = str(pool.get("name") or "")
-    new = old.replace(node, name) if node in old else f"{old}-{name}"
+    parts = str(pool.get("name") or "").split("/")
+    # A pool's name is unique in the cluster, so each copy needs another one. Only a whole part is the node: the name
+    # of one node may be in that of another, or in the rest of the pool's name.
+    new = "/".join(name if part == node else part for part in parts)
+    if node not in parts:
+        new += f"-{name}"
     return {
         **entry,
         "metadata": {"name": f"{name}-{index}"},

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.errors import UsageError
+from dra_agent.explain.printed_object import API_VERSION, checked
 from dra_agent.manifests import LoadedObject, load_manifests
-
-API_VERSION = "resource.k8s.io/v1"
 
 
 @dataclass
@@ -77,7 +76,7 @@ def claim_of_template(template: dict[str, Any]) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "kind": "ResourceClaim",
         "metadata": {key: metadata[key] for key in ("name", "namespace") if key in metadata},
-        "spec": template.get("spec", {}).get("spec", {}),
+        "spec": (template.get("spec") or {}).get("spec") or {},
     }
 
 
@@ -95,11 +94,4 @@ def _add_printed(inputs: QueryInputs, loaded: LoadedObject) -> None:
             where=loaded.where("kind"),
             hint="give DeviceClasses, ResourceSlices, ResourceClaims or Nodes, as `kubectl get -o yaml` prints them",
         )
-    version = loaded.value.get("apiVersion")
-    if loaded.kind != "Node" and version != API_VERSION:
-        raise UsageError(
-            f"{loaded.kind} {loaded.name} is of version {version}, only {API_VERSION} is read",
-            where=loaded.where("apiVersion"),
-            hint=f"export it with `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
-        )
-    target.append(loaded.value)
+    target.append(checked(loaded))

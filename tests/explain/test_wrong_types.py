@@ -1,0 +1,169 @@
+"""Files with a value of a wrong type at any place: one message that names the file, never an internal error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.cases import claim, make_request
+from dra_agent.cli.main import main
+from dra_agent.errors import UsageError
+from dra_agent.explain.dump import read_dump
+from dra_agent.slices.template import differences, make_template
+
+Json = dict[str, Any]
+Command = Callable[..., str]
+API = "resource.k8s.io/v1"
+SLICE: Json = {
+    "apiVersion": API,
+    "kind": "ResourceSlice",
+    "metadata": {"name": "n1-gpu"},
+    "spec": {
+        "driver": "dra.example.com",
+        "nodeName": "n1",
+        "pool": {"name": "n1/gpu", "generation": 1, "resourceSliceCount": 1},
+        "sharedCounters": [{"name": "set", "counters": {"memory": {"value": "8Gi"}}}],
+        "devices": [
+            {
+                "name": "gpu-0",
+                "attributes": {"type": {"string": "gpu"}},
+                "capacity": {"memory": {"value": "8Gi", "requestPolicy": {"default": "1Gi"}}},
+                "consumesCounters": [{"counterSet": "set", "counters": {"memory": {"value": "1Gi"}}}],
+                "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
+            }
+        ],
+    },
+}
+NODE: Json = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "n1", "labels": {"name": "n1"}},
+    "spec": {"unschedulable": False, "taints": [{"key": "t", "value": "v", "effect": "NoSchedule"}]},
+}
+TERMS = [{"matchExpressions": [{"key": "name", "operator": "In", "values": ["n1"]}]}]
+POD: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "train", "namespace": "default"},
+    "spec": {
+        "containers": [{"name": "c", "resources": {"limits": {"example.com/x": "1"}}}],
+        "nodeSelector": {"name": "n1"},
+        "tolerations": [{"key": "t", "operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}},
+        },
+        "schedulingGroup": {"podGroupName": "g"},
+        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "one"}],
+    },
+    "status": {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "train-own"}]},
+}
+TEMPLATE: Json = {
+    "apiVersion": API,
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "one", "namespace": "default"},
+    "spec": {"spec": claim(make_request())["spec"]},
+}
+CLASS: Json = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+CLUSTER = (CLASS, TEMPLATE, POD, NODE, SLICE)
+
+
+def variants(value: Any) -> Iterator[Any]:
+    """Yield copies of a value in which one part is a list or object, and copies in which it is a number or null."""
+    for number, (part, place) in enumerate(_parts(value, lambda changed: changed)):
+        for wrong in ([7], {"x": [7]}) if number % 2 else ({"x": [7]}, [7]):
+            if type(wrong) is not type(part):
+                yield place(wrong)
+                break
+        yield place(None if number % 2 else 7)
+
+
+def _parts(value: Any, place: Callable[[Any], Any]) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+    """Yield every part of a value, with the function that puts another one in its place."""
+    yield value, place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+
+        def replaced(changed: Any, key: Any = key) -> Any:
+            copy = value.copy()
+            copy[key] = changed
+            return place(copy)
+
+        yield from _parts(part, replaced)
+
+
+def write(name: str, *objects: Any) -> None:
+    Path(name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command that must not meet an internal error; return its messages."""
+    monkeypatch.chdir(tmp_path)
+    write("cluster.json", *CLUSTER)
+
+    def run(*arguments: str) -> str:
+        code = main(arguments)
+        error = capsys.readouterr().err
+        assert code in (0, 1, 2) and "internal error" not in error, error
+        return error
+
+    return run
+
+
+@pytest.mark.parametrize("changed", [SLICE, NODE, POD, TEMPLATE], ids=lambda one: str(one["kind"]))
+def test_a_dump_of_a_cluster(command: Command, changed: Json) -> None:
+    for broken in variants(changed):
+        write("broken.json", *(broken if one is changed else one for one in CLUSTER))
+        command("capacity", "pod/train", "--from", "broken.json", "--if", "untaint=k")
+
+
+@pytest.mark.parametrize("changed", [SLICE, NODE], ids=lambda one: str(one["kind"]))
+def test_nodes_that_are_added(command: Command, changed: Json) -> None:
+    for broken in variants(changed):
+        write("added.json", *(broken if one is changed else one for one in (NODE, SLICE)))
+        command("capacity", "pod/train", "--from", "cluster.json", "--if", "add=2:added.json")
+
+
+@pytest.mark.parametrize("changed", [POD, TEMPLATE], ids=lambda one: str(one["kind"]))
+def test_objects_that_are_counted(command: Command, changed: Json) -> None:
+    for broken in variants(changed):
+        Path("counted.json").write_text(json.dumps(broken))
+        command("capacity", "-f", "counted.json", "--from", "cluster.json")
+
+
+@pytest.mark.parametrize("changed", [SLICE, NODE], ids=lambda one: str(one["kind"]))
+def test_objects_that_explain_reads(command: Command, changed: Json) -> None:
+    for broken in variants(changed):
+        write("broken.json", CLASS, *(broken if one is changed else one for one in (NODE, SLICE)))
+        write("claim.json", TEMPLATE)
+        command("explain", "-f", "claim.json", "--slices", "broken.json", "--node", "n1")
+
+
+def test_a_claim_template_that_explain_reads(command: Command) -> None:
+    for broken in variants(TEMPLATE):
+        Path("claim.json").write_text(json.dumps(broken))
+        command("explain", "-f", "claim.json", "--slices", "cluster.json", "--node", "n1")
+
+
+def test_a_node_that_is_compared_with_a_template(tmp_path: Path) -> None:
+    template = make_template([SLICE]).slices
+    file = tmp_path / "slices.json"
+    for broken in variants(SLICE):
+        file.write_text(json.dumps(broken))
+        try:
+            read = read_dump([str(file)], "default").slices or []
+        except UsageError as error:
+            assert str(file) in str(error)
+        else:
+            differences(template, [entry for entry in read if entry.get("spec")])
+
+
+def test_the_message_of_a_wrong_type(command: Command) -> None:
+    device = {**SLICE["spec"]["devices"][0], "consumesCounters": [{"counterSet": "set", "counters": ["memory"]}]}
+    write("node.json", {**SLICE, "spec": {**SLICE["spec"], "devices": [device]}})
+    message = "ResourceSlice n1-gpu: spec.devices[0].consumesCounters[0].counters is not an object"
+    assert message in command("slices", "template", "--simulate", "vm-1gpu", "--compare", "node.json")
