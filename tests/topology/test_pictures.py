@@ -200,3 +200,17 @@ def test_products_are_named_by_pci_ids() -> None:
     assert names.short(fake_function(1)) == "Mellanox ConnectX-7"
     assert NO_NAMES.short(fake_function(1)) == "Mellanox 15b3:1021"
     assert NO_NAMES.short(fake_function(1, vendor_id="0xdead")) == "dead:1021"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_gets_a_line_for_each_device(dgx: Topology, width: int) -> None:
+    held = {device.pci_address: ["default/a-claim"] for device in dgx.relevant if device.kind == DeviceKind.GPU}
+    narrow = text(dgx, holders=held, width=width).splitlines()
+    wide = text(dgx, holders=held).splitlines()
+    assert len(narrow) == len(wide) and max(map(len, narrow)) <= width
+    for device in dgx.relevant:
+        (line,) = [line for line in narrow if f" {device.pci_address} " in line + " "]
+        assert device.kind != DeviceKind.GPU or (line.endswith("held by default/a-claim") and " NVIDIA H" in line)
+    # The state of a device is never shortened: a claim's name may be copied.
+    long = {address: ["default/" + "c" * width] for address in held}
+    assert sum(line.endswith("c" * width) for line in text(dgx, holders=long, width=width).splitlines()) == len(held)

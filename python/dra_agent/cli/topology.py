@@ -109,13 +109,12 @@ def _title(config: Config) -> str:
 
 
 def _print_tree(topology: Topology, holders: Holders | None, names: PciIds | None) -> None:
-    from dra_agent.cli.output import console
+    from dra_agent.cli.output import console, is_terminal, is_wide
     from dra_agent.topology import tree
 
-    # A pipe has no width: lines are not wrapped.
-    console(width=None if sys.stdout.isatty() else 1000).print(
-        tree.draw(topology, holders=holders, names=names), highlight=False
-    )
+    # A pipe has no width, and -o wide leaves out nothing: lines are not wrapped.
+    width = console().width if is_terminal() and not is_wide() else None
+    console(width=width or 1000).print(tree.draw(topology, holders=holders, names=names, width=width), highlight=False)
     sys.stdout.flush()
     for problem in topology.problems:
         print(f"problem: {problem}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dra_agent.topology.display_tree import (
@@ -36,16 +37,32 @@ COLOURS = {
 
 NARROW = 32
 """Longest product name, in characters; longer names are cut."""
+SHORTEST = 10
+"""Width below which a product name is left out, in characters."""
+GAP = "  "
+GUIDE = 4
+"""Characters by which each level of the tree is indented."""
+PRODUCT = 3
+OMITTED = (4, 5, 2, 6)
+"""Columns that a narrow terminal does without, the first one first: link, driver, ids, names of the host."""
 
 
-def draw(topology: Topology, *, holders: Holders | None = None, names: PciIds | None = None) -> Tree:
-    """NUMA nodes with their root complexes, switches and devices; `holders` adds the claims of each device."""
+def draw(
+    topology: Topology, *, holders: Holders | None = None, names: PciIds | None = None, width: int | None = None
+) -> Tree:
+    """NUMA nodes with their root complexes, switches and devices; `holders` adds the claims of each device.
+
+    `width` is that of a terminal, in characters: columns are left out until a line for each device fits.
+    """
     from rich.text import Text
     from rich.tree import Tree
 
     root = Tree(Text(summary(topology), style="bold"), guide_style="dim")
     drawing = _Drawing(topology, holders, PciIds.of_this_machine() if names is None else names)
-    for branch in build_tree(topology):
+    branches = build_tree(topology)
+    if width is not None:
+        drawing.fit(branches, width)
+    for branch in branches:
         drawing.branch(root, branch)
     return root
 
@@ -58,6 +75,27 @@ class _Drawing:
         # Siblings are in columns, each as wide as its widest text anywhere in the tree.
         rows = [self._columns(device) for device in topology.relevant]
         self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def fit(self, branches: Iterable[TreeNode], limit: int) -> None:
+        """Leave out columns, and shorten products, until every line has at most `limit` characters if possible."""
+        before = max((depth * GUIDE + len(self._state(leaf.device)) for leaf, depth in _placed(branches)), default=0)
+        for column in OMITTED:
+            if before + self._total() <= limit:
+                return
+            self._widths[column] = 0
+        rest = self._widths[PRODUCT] - max(0, before + self._total() - limit)
+        self._widths[PRODUCT] = rest if rest >= SHORTEST else 0
+
+    def _total(self) -> int:
+        return sum(width + len(GAP) for width in self._widths if width)
+
+    def _state(self, device: PciFunction) -> str:
+        if self._holders is None:
+            return ""
+        claims = self._holders.get(device.pci_address, ())
+        if claims:
+            return "held by " + ", ".join(claims)
+        return "free" if is_free(self._holders, device) else ""
 
     def branch(self, parent: Tree, branch: TreeNode) -> None:
         below = parent.add(self._heading(branch))
@@ -97,13 +135,11 @@ class _Drawing:
         product = self._names.short(device)
         if product.endswith(ids):
             product = product.removesuffix(ids).rstrip()
-        if len(product) > NARROW:
-            product = product[: NARROW - 1].rstrip() + "\u2026"
         return (
             device.kind,
             device.pci_address,
             ids,
-            product,
+            _cut(product, NARROW),
             link(device.link),
             device.driver or "no driver",
             " ".join(host_names(device)),
@@ -113,15 +149,23 @@ class _Drawing:
         from rich.text import Text
 
         styles = (COLOURS[device.kind], "bold", "", "", "dim", "dim", "dim")
-        text = Text(overflow="fold")
+        # A terminal wraps a line that does not fit; an id or a name in it remains whole.
+        text = Text(no_wrap=True, overflow="ignore")
         for content, width, style in zip(self._columns(device), self._widths, styles, strict=True):
             if width:
-                text.append(content.ljust(width) + "  ", style=style)
-        if self._holders is not None:
-            claims = self._holders.get(device.pci_address, ())
-            if claims:
-                text.append("held by " + ", ".join(claims), style="red")
-            elif is_free(self._holders, device):
-                text.append("free", style="green")
+                text.append(_cut(content, width).ljust(width) + GAP, style=style)
+        state = self._state(device)
+        text.append(state, style="green" if state == "free" else "red")
         text.rstrip()
         return text
+
+
+def _cut(content: str, width: int) -> str:
+    return content if len(content) <= width else content[: width - 1].rstrip() + "\u2026"
+
+
+def _placed(branches: Iterable[TreeNode], depth: int = 1) -> Iterator[tuple[Leaf, int]]:
+    """Yield every device with its level in the tree."""
+    for branch in branches:
+        yield from ((leaf, depth + 1) for leaf in branch.leaves)
+        yield from _placed(branch.branches, depth + 1)
