@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
@@ -23,6 +23,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 Component = dict[str, Any]
+SHIPPED = ("dra-native", "dra-agent-hook")
+"""The crates of both variants."""
+ADDED = ("dra-nvml-fake",)
+"""The crates of the debug variant alone."""
 DPKG_INFO = Path("var/lib/dpkg/status.d")
 """Where scanners find the packages of an image that has no package manager, as in distroless images."""
 
@@ -31,13 +35,14 @@ def main() -> int:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--libraries", type=Path, required=True, help="directory with the agent's Python libraries")
-    parser.add_argument("--crates", nargs="+", default=["dra-native", "dra-agent-hook"], help="crates that are shipped")
     parser.add_argument("--root", type=Path, help="root of an image whose files of the base are listed")
+    parser.add_argument("--added", type=Path, help="what the debug variant adds to --root: files, and the fake NVML")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    components = [*python_packages(args.libraries), *crates(args.crates)]
+    added = [] if args.added is None else [args.added]
+    components = [*python_packages(args.libraries), *crates([*SHIPPED, *(ADDED if added else ())])]
     if args.root is not None:
-        components += [python_runtime(), *base_packages(args.root)]
+        components += [python_runtime(), *base_packages(args.root, *added)]
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(bill(components), indent=1, sort_keys=True) + "\n")
     return 0
@@ -81,7 +86,7 @@ def python_packages(libraries: Path) -> Iterator[Component]:
         yield component("library", name, found.version, f"pkg:pypi/{name}@{found.version}", text)
 
 
-def crates(packages: list[str]) -> Iterator[Component]:
+def crates(packages: Sequence[str]) -> Iterator[Component]:
     """Yield the crates that the named crates of the workspace are linked with, without tools of builds and tests."""
     target = f"{platform.machine()}-unknown-linux-gnu"
     command = ["cargo", "metadata", "--locked", "--format-version=1", "--all-features", "--filter-platform", target]
@@ -119,9 +124,17 @@ def python_runtime() -> Component:
     return component("platform", "cpython", version, f"pkg:generic/cpython@{version}", "PSF-2.0")
 
 
-def base_packages(root: Path) -> Iterator[Component]:
-    """Yield the Debian packages of which files are in the image, and copy their licenses and records into it."""
-    names = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
+def base_packages(*roots: Path) -> Iterator[Component]:
+    """Yield the Debian packages of which files are in an image, and copy their licenses and records into it.
+
+    `roots` are its layers; the records of a package are in the first one that has them, otherwise in the last one.
+    """
+    names = {
+        f"/{path.relative_to(root)}"
+        for root in roots
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
     # The database has the paths from before /usr was merged for some packages.
     names |= {name.removeprefix("/usr") for name in names if re.match(r"/usr/(s?bin|lib)", name)}
     files = sorted(name for name in names if Path(name).exists())
@@ -134,6 +147,7 @@ def base_packages(root: Path) -> Iterator[Component]:
         ).stdout
         name, version, architecture, source = text.strip().split("\t")
         status = subprocess.run(["dpkg-query", "--status", package], capture_output=True, text=True, check=True).stdout
+        root = next((layer for layer in roots if (layer / DPKG_INFO / name).exists()), roots[-1])
         (root / DPKG_INFO).mkdir(parents=True, exist_ok=True)
         (root / DPKG_INFO / name).write_text(status)
         rights = Path("/usr/share/doc") / name / "copyright"

@@ -84,17 +84,21 @@ def test_labels_name_the_sources(plain: Image) -> None:
     assert config["User"] == "0:0"
 
 
-def test_every_part_of_the_image_is_in_its_bill_of_materials(plain: Image) -> None:
-    text = plain.read(SBOM)
-    assert text == plain.archive.with_suffix("").with_suffix(".cdx.json").read_bytes()
+@pytest.mark.parametrize("variant", ["plain", "debug"])
+def test_every_part_of_the_image_is_in_its_bill_of_materials(variant: str, request: pytest.FixtureRequest) -> None:
+    image: Image = request.getfixturevalue(variant)
+    text = image.read(SBOM)
+    assert text == image.archive.with_suffix("").with_suffix(".cdx.json").read_bytes()
     bill = json.loads(text)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     names = {component["purl"].partition("@")[0] for component in bill["components"]}
     assert {"pkg:pypi/grpcio", "pkg:cargo/pyo3", "pkg:cargo/dra-agent-hook", "pkg:deb/debian/libc6"} <= names
     assert not [name for name in names if re.search(r"pytest|mypy|proptest|tempfile|bash|/dpkg$", name)]
-    packages = {path.rpartition("/")[2] for path in plain.files if "/var/lib/dpkg/status.d/" in path}
+    only_debug = {"pkg:cargo/dra-nvml-fake", "pkg:deb/debian/busybox-static"}
+    assert names & only_debug == (only_debug if variant == "debug" else set())
+    packages = {path.rpartition("/")[2] for path in image.files if "/var/lib/dpkg/status.d/" in path}
     assert packages == {name.removeprefix("pkg:deb/debian/") for name in names if name.startswith("pkg:deb")}
-    distributions = [path for path in plain.files if path.endswith(".dist-info/METADATA")]
+    distributions = [path for path in image.files if path.endswith(".dist-info/METADATA")]
     assert len(distributions) == len([name for name in names if name.startswith("pkg:pypi/")])
 
 
