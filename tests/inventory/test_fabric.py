@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import msgspec
+import pynvml
 import pytest
 
 from dra_agent import simulate
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
-from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Device, Inventory
-from dra_agent.inventory.nvidia.fabric import judge_fabric
+from dra_agent.inventory.nvidia.fabric import judge_fabric, read_fabric
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject
+from dra_agent.simulate.machine import Machine
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
 
-GPU = "gpu-0000-1b-00-0"
 DRIVER = "dra-agent.internal"
 GRACE_S = 120.0
+DRIVERS = ("570.124.06", "580.126.16", "615.71.05")
+"""With version 2, 3 and 4 of the structure."""
+VERSION_4 = DRIVERS[2]
+NOT_FOUND, MISMATCH, UNKNOWN = 13, 25, 999
+"""Of nvmlReturn_t: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH."""
+CLUSTER, CLIQUE = "b7a1b0f0-0000-4000-8000-00000000beef", 32766
 
 
 class Clock:
@@ -32,10 +43,16 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(scope="module", params=["dgx-h100", "hgx-h200"])
+def with_driver(profile: str, version: str) -> Machine:
+    machine = load_profile(profile)
+    assert machine.nvidia is not None
+    return replace(machine, nvidia=replace(machine.nvidia, version=version))
+
+
+@pytest.fixture(scope="module", params=DRIVERS)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Drivers before and after version 3 of the fabric's structure."""
-    return simulate.build(request.param, tmp_path_factory.mktemp("host") / "host")
+    """A host with eight GPUs, and a driver of each version of the fabric's structure."""
+    return simulate.build_machine(with_driver("hgx-h200", request.param), tmp_path_factory.mktemp("host") / "host")
 
 
 @pytest.fixture
@@ -122,6 +139,7 @@ def test_an_error_of_the_registration_counts_at_once(host: Host, root: Path, col
         ("access-timeout", "fabric-degraded", "an access timeout"),
         ("firmware", "fabric-not-ready", "firmware is incompatible"),
         ("gpu-state", "fabric-not-ready", "the state of the GPU is invalid"),
+        ("global-manager", "fabric-degraded", "the global fabric manager is disconnected"),
     ],
 )
 def test_faults_of_the_fabric_are_issues(
@@ -141,6 +159,83 @@ def test_gpus_without_a_fabric_are_unaffected(tmp_path: Path) -> None:
         assert {device.ailments for device in collector.collect(scan(host)).family("gpu")} == {()}
     finally:
         collector.close()
+
+
+@pytest.fixture(params=DRIVERS)
+def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    """Four GPUs of a fabric of many hosts."""
+    return simulate.build_machine(with_driver("gb200-nvl", request.param), tmp_path / "rack")
+
+
+def registered(host: Host) -> set[tuple[object, ...]]:
+    inventory = collect(host, scan(host), InventorySettings(nvml_timeout=DEADLINE_S))
+    assert inventory.problems == ()
+    return {
+        tuple(one.attributes[name].value for name in ("fabricDomain", "fabricClique") if name in one.attributes)
+        for one in inventory.family("gpu")
+    }
+
+
+def test_every_version_reports_the_same_domain_and_clique(rack: Host) -> None:
+    """Version 4 has a clique for each type, of which the first is that of older versions."""
+    ((domain, clique),) = registered(rack)
+    assert clique == CLIQUE and len(str(domain)) == 36
+
+
+def test_a_driver_that_removed_the_older_versions_reports_the_same(tmp_path: Path) -> None:
+    host = simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
+    before = registered(host)
+    inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfoV", MISMATCH)
+    assert registered(host) == before and before != {()}
+    inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfo_v4", MISMATCH)
+    assert registered(host) == {()}
+
+
+def test_a_library_without_version_4_is_asked_for_the_older_one(tmp_path: Path) -> None:
+    host = simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
+    before = registered(host)
+    inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfo_v4", NOT_FOUND)
+    assert registered(host) == before and before != {()}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_unexpected_error_is_reported_once(tmp_path: Path, driver: str) -> None:
+    host = simulate.build_machine(with_driver("gb200-nvl", driver), tmp_path / "rack")
+    inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfoV", UNKNOWN)
+    if driver == VERSION_4:
+        inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfo_v4", UNKNOWN)
+    inventory = collect(host, scan(host), InventorySettings(nvml_timeout=DEADLINE_S))
+    assert [device.health for device in inventory.family("gpu")] == ["healthy"] * 4
+    assert len(inventory.problems) == 4
+    assert all("nvmlDeviceGetGpuFabricInfoV" in problem.message for problem in inventory.problems)
+
+
+@pytest.mark.parametrize(
+    ("cliques", "count", "clique"),
+    [
+        ([(0, 7), (0, 8), (1, 9)], 3, 7),
+        ([(1, 9), (2, 10), (3, 11)], 3, None),
+        ([], 0, None),
+        ([(1, 9), (0, 7)], 1, None),
+        ([(200, 5), (0, 7)], 2, 7),
+        ([(1, 5), (0, 7)], 0xFFFF_FFFF, 7),
+    ],
+)
+def test_the_clique_is_the_first_of_unicast_pointers(
+    cliques: list[tuple[int, int]], count: int, clique: int | None
+) -> None:
+    """`count` is the driver's, which may be too large."""
+
+    def fill(name: str, reference: Any) -> int:
+        assert name == "nvmlDeviceGetGpuFabricInfo_v4"
+        info = reference._obj
+        info.state, info.clusterUuid[:], info.numCliques = 3, UUID(CLUSTER).bytes, count
+        for entry, (kind, number) in zip(info.cliques, cliques, strict=False):
+            entry.type, entry.id = kind, number
+        return 0
+
+    found = read_fabric(pynvml, VERSION_4, fill, fill)
+    assert (found.domain, found.clique, found.issues, found.unknown) == (CLUSTER, clique, (), "")
 
 
 def test_values_of_a_newer_driver_are_named_and_harm_nothing() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import load_manifest, named_recording
 from dra_agent.simulate import inject, nvml, tree
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.recording import RecordedKernel
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
@@ -218,6 +221,33 @@ def test_the_state_of_a_driver_is_recorded(change: Callable[[nvml.NvmlState], nv
     assert differences(tmp_path / "recording", again) == []
     with replay(tmp_path / "recording") as misses:
         assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
+    assert not misses
+
+
+@pytest.mark.parametrize("driver", ["570.124.06", "580.126.16", "615.71.05"])
+@pytest.mark.parametrize(
+    ("state", "condition"),
+    [
+        ("not-started", {}),
+        ("in-progress", {}),
+        ("completed", {"status": 999}),
+        ("completed", {"failures": ["bandwidth", "route-unhealthy"]}),
+        ("completed", {"failures": ["firmware"]}),
+    ],
+)
+def test_the_fabric_of_a_gpu_is_recorded(state: str, condition: dict[str, Any], driver: str, tmp_path: Path) -> None:
+    rack = load_profile("gb200-nvl")
+    assert rack.nvidia is not None
+    host = simulate.build_machine(replace(rack, nvidia=replace(rack.nvidia, version=driver)), tmp_path / "host")
+    before = conclusions(host)
+    inject.fabric(tmp_path / "host", "1", state, **condition)
+    expected = conclusions(host)
+    assert expected != before
+    record(host, tmp_path / "recording", with_identity=True)
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert conclusions(again) == expected
+    with replay(tmp_path / "recording") as misses:
+        assert conclusions(again) == expected
     assert not misses
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,35 @@ tell([fabric(nvml.c_nvmlGpuFabricInfo_v2_t), fabric(nvml.c_nvmlGpuFabricInfo_v3_
     assert program(root, source) == [[3, 0, 0x11, None], [3, 0, 0x11, 2]]
     inject.fabric(root, "2", "in-progress")
     assert [row[0] for row in program(root, source)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("profile", "cliques"),
+    [
+        # Pointers only on Hopper, logical endpoints too from Blackwell on (NVML API reference).
+        ("hgx-h200", [0, 1]),
+        ("gb200-nvl", [0, 1, 2, 3]),
+    ],
+)
+def test_version_4_of_the_fabric_has_a_clique_of_each_type(
+    tmp_path: Path, program: Program, profile: str, cliques: list[int]
+) -> None:
+    machine = load_profile(profile)
+    source = """
+h, old, new = nvml.nvmlDeviceGetHandleByIndex(0), nvml.c_nvmlGpuFabricInfo_v3_t(), nvml.c_nvmlGpuFabricInfo_v4_t()
+nvml.nvmlDeviceGetGpuFabricInfoV(h, ctypes.byref(old))
+if outcome(nvml.nvmlDeviceGetGpuFabricInfo_v4, h, ctypes.byref(new)) == "error 13":
+    tell("missing")
+else:
+    same = [[i.state, i.status, i.healthMask, i.healthSummary, bytes(i.clusterUuid).hex()] for i in (old, new)]
+    tell([same[0] == same[1], [clique.type for clique in new.cliques[:new.numCliques]],
+          old.cliqueId == new.cliques[0].id, new.state, [ctypes.sizeof(new), new.cliques[5].id]])"""
+    for version in ("615.71.05", "580.126.16"):
+        build_machine(replace(machine, nvidia=NvidiaDriver(version, 13040)), tmp_path / version)
+    assert program(tmp_path / "580.126.16", source) == "missing"
+    assert program(tmp_path / "615.71.05", source) == [True, cliques, True, 3, [548, 0]]
+    inject.fabric(tmp_path / "615.71.05", "0", "in-progress")
+    assert program(tmp_path / "615.71.05", source) == [True, [], True, 2, [548, 0]]
 
 
 def test_no_driver_no_library(tmp_path: Path, program: Program) -> None:

@@ -247,6 +247,7 @@ _FABRIC_FAILURES = (
     "firmware",
     "location",
     "gpu-state",
+    "global-manager",
 )
 """Keys of `inject.FABRIC_FAILURES`, which is imported late."""
 _NO_INSTANCE = 0xFFFF_FFFF

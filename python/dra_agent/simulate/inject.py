@@ -153,6 +153,7 @@ FABRIC_FAILURES = {
     "firmware": 6 << 8,
     "location": 7 << 8,
     "gpu-state": 8 << 8,
+    "global-manager": 2 << 14,
 }
 """Bits of NVML_GPU_FABRIC_HEALTH_MASK_*."""
 _BANDWIDTH_FULL, _HEALTHY, _UNHEALTHY = 2, 1, 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from dra_agent.errors import PermanentError
 from dra_agent.simulate import system
-from dra_agent.simulate.machine import Function, Machine
+from dra_agent.simulate.machine import Function, Machine, NvidiaDriver
 from dra_agent.simulate.models import NVIDIA_BRAND_SINCE, GpuModel
 from dra_agent.simulate.nvml import LIBRARY, Access, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
@@ -19,6 +20,10 @@ BUILT_LIBRARY = Path(__file__).parent / "lib" / LIBRARY
 """The library that `make build` builds; every simulated host gets a copy."""
 LIMITS_SINCE = 13040
 """The first CUDA version with drivers that limit a control group's memory."""
+FABRIC_4_SINCE = 615
+"""The first driver branch with nvmlDeviceGetGpuFabricInfo_v4 (change log of NVML)."""
+MEMORY_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+FABRIC_4 = ("nvmlDeviceGetGpuFabricInfo_v4",)
 
 
 def install(machine: Machine, present: Machine, folder: Path, access: Access) -> None:
@@ -28,7 +33,7 @@ def install(machine: Machine, present: Machine, folder: Path, access: Access) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     if machine.nvidia is not None or BUILT_LIBRARY.exists():
-        install_library(folder, memory_limits=machine.nvidia is not None and machine.nvidia.cuda >= LIMITS_SINCE)
+        install_library(folder, missing=_missing(machine))
     state = describe(machine, {function.address for function, _ in present.with_role(NvidiaGpu)})
     state = msgspec.structs.replace(state, access=access)
     if present.nvidia is None:
@@ -130,8 +135,13 @@ def _gpu(
     )
 
 
+def _branch(driver: NvidiaDriver) -> int:
+    """Return the branch of a driver: 615 of 615.71.05."""
+    return int(driver.version.partition(".")[0])
+
+
 def _brand(model: GpuModel, machine: Machine) -> int:
-    branch = int(machine.nvidia.version.partition(".")[0]) if machine.nvidia else NVIDIA_BRAND_SINCE
+    branch = _branch(machine.nvidia) if machine.nvidia else NVIDIA_BRAND_SINCE
     return model.brand if model.old_brand is None or branch >= NVIDIA_BRAND_SINCE else model.old_brand
 
 
@@ -153,8 +163,18 @@ def _paths(machine: Machine) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def install_library(folder: Path, *, memory_limits: bool) -> None:
-    """Put the library into a host's folder, with or without the functions that limit memory by control group."""
+def _missing(machine: Machine) -> tuple[str, ...]:
+    """Return the functions that the driver's library does not have yet."""
+    nvidia = machine.nvidia
+    if nvidia is None:
+        return MEMORY_LIMITS + FABRIC_4
+    return (() if nvidia.cuda >= LIMITS_SINCE else MEMORY_LIMITS) + (
+        () if _branch(nvidia) >= FABRIC_4_SINCE else FABRIC_4
+    )
+
+
+def install_library(folder: Path, *, missing: Iterable[str]) -> None:
+    """Put the library into a host's folder, without the functions that are `missing` in an older library."""
     target = folder / LIBRARY
     if not BUILT_LIBRARY.exists():
         raise PermanentError(
@@ -163,10 +183,9 @@ def install_library(folder: Path, *, memory_limits: bool) -> None:
             hint="in a container, use the debug variant of the image; in a checkout, run `make build`",
         )
     content = BUILT_LIBRARY.read_bytes()
-    if not memory_limits:
-        # A name with a wrong hash is never found: the function is missing, as in an older library.
-        for name in (b"nvmlDeviceSetMemoryLimits_v1", b"nvmlDeviceGetMemoryLimits_v1"):
-            content = content.replace(name, name[::-1])
+    for name in map(str.encode, missing):
+        # A name with a wrong hash is never found.
+        content = content.replace(name, name[::-1])
     # A copy and never a link: the dynamic loader knows a library by its inode, and two simulated hosts in one process
     # must be two libraries.
     if not target.exists() or target.read_bytes() != content:

@@ -36,6 +36,8 @@ MARKER = "recording.json"
 """Below the root; it is written last, and names the recording."""
 _MPS = "nvidia-cuda-mps-control"
 _TOP = ("sys", "proc", "dev")
+_FUNCTION_NOT_FOUND = 13
+"""Of nvmlReturn_t."""
 
 
 class _Marker(msgspec.Struct, frozen=True):
@@ -101,7 +103,7 @@ def build_recording(folder: Path, root: Path) -> Host:
         for entry in recording.entries:
             _create(root / entry.path, entry)
         if recording.calls:
-            nvml_install.install_library(root / "lib", memory_limits=_has_memory_limits(recording.calls))
+            nvml_install.install_library(root / "lib", missing=_missing(recording.calls))
             nvml.write(root / "lib", state)
             if partitioning:
                 replace_file(root / "lib" / mig.STATE, msgspec.json.encode(partitioning))
@@ -149,8 +151,11 @@ def _library_state(recording: Recording) -> tuple[nvml.NvmlState, dict[str, mig.
         ) from None
 
 
-def _has_memory_limits(calls: list[RecordedCall]) -> bool:
-    return any(call.name == "has_memory_limits" and call.value is True for call in calls)
+def _missing(calls: list[RecordedCall]) -> tuple[str, ...]:
+    """Return the functions that the recorded library does not have, or was not asked for."""
+    limits = any(call.name == "has_memory_limits" and call.value is True for call in calls)
+    fabric = any(call.name in nvml_install.FABRIC_4 and call.code not in (None, _FUNCTION_NOT_FOUND) for call in calls)
+    return (() if limits else nvml_install.MEMORY_LIMITS) + (() if fabric else nvml_install.FABRIC_4)
 
 
 def _create(path: Path, entry: Entry) -> None:

@@ -14,7 +14,18 @@ from dra_agent.nvml.call_log import RecordedCall
 from dra_agent.nvml.values import Codec
 from dra_agent.recording import Entry
 from dra_agent.simulate.mig import ComputeInstance, GpuInstance, GpuPartitioning
-from dra_agent.simulate.nvml import Access, Condition, Driver, Fault, Gpu, Link, MigProfile, NvmlState, Pci
+from dra_agent.simulate.nvml import (
+    Access,
+    Condition,
+    Driver,
+    FabricCondition,
+    Fault,
+    Gpu,
+    Link,
+    MigProfile,
+    NvmlState,
+    Pci,
+)
 
 _PROFILES = range(18)
 _PROFILE_INFO = "nvmlDeviceGetGpuInstanceProfileInfo"
@@ -23,8 +34,11 @@ _NO_PERMISSION = 4
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 _NEED_CONFIG = ("nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetGpuInstances")
-_COMPLETED = 3
-"""NVML_GPU_FABRIC_STATE_COMPLETED."""
+_NO_FABRIC = 0
+"""NVML_GPU_FABRIC_STATE_NOT_SUPPORTED."""
+_FABRIC_STRUCTURES = ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t")
+_UNICAST_POINTER = 0
+"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER."""
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 """Compute instance profile by its number of slices (nvml.h: NVML_COMPUTE_INSTANCE_PROFILE_*)."""
 _FAILING = (
@@ -32,7 +46,8 @@ _FAILING = (
     *(f"nvmlDeviceGet{name}" for name in ("CudaComputeCapability", "PersistenceMode", "MigMode", "RemappedRows")),
     *(f"nvmlDeviceGet{name}" for name in ("MemoryInfo", "TotalEccErrors", "SupportedEventTypes", "ComputeMode")),
     *("nvmlDeviceGetUUID", "nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetFieldValues"),
-    *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceRegisterEvents", "nvmlDeviceGetMaxMigDeviceCount"),
+    *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo_v4"),
+    *("nvmlDeviceRegisterEvents", "nvmlDeviceGetMaxMigDeviceCount"),
 )
 """Functions whose recorded errors are repeated; pynvml calls them by the same name."""
 
@@ -51,14 +66,19 @@ class RecordedGpu:
         call = self._calls.get(_key(name, [self._codec.encode(argument) for argument in arguments]))
         return self._codec.decode(call.value) if call is not None and call.code == 0 else None
 
-    def filled(self, name: str, number: int = 1, first: int | None = None) -> Any:
-        """Return the output argument of a call; `first` is the value of the first argument after the handle."""
+    def filled(self, name: str, number: int = 1, first: int | None = None, kind: str = "") -> Any:
+        """Return the output argument of a call.
+
+        `first` is the value of the first argument after the handle, `kind` the type of the output argument.
+        """
         for call in self._calls.values():
             if call.name == name and call.code == 0 and (first is None or call.args[1] == first):
                 for place, content in call.filled:
                     if place == number:
                         argument = call.args[number]
                         data = self._codec.decode(argument.get("r", argument))
+                        if kind not in ("", type(data).__name__):
+                            continue
                         self._codec.fill(data, content)
                         return data
         return None
@@ -151,7 +171,6 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
     memory = recorded.value("nvmlDeviceGetMemoryInfo")
     detailed = recorded.value("nvmlDeviceGetMemoryInfo", 0x2000028)
     ecc = recorded.value("nvmlDeviceGetEccMode")
-    fabric = recorded.filled("nvmlDeviceGetGpuFabricInfoV")
     return Gpu(
         uuid=recorded.value("nvmlDeviceGetUUID") or f"GPU-00000000-0000-4000-8000-{address.encode().hex()[-12:]}",
         pci=_pci(address, own, tree),
@@ -184,7 +203,7 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
         path=_below_root(place),
         nvlinks=(),
         nvlink_slots=0,
-        fabric=_fabric(fabric),
+        fabric=_fabric(_fabric_info(recorded)),
         virtualization=recorded.value("nvmlDeviceGetVirtualizationMode") or 0,
         mig=tuple(profile for number in _PROFILES if (profile := _profile(recorded, number)) is not None),
     )
@@ -220,11 +239,32 @@ def _profile(recorded: RecordedGpu, number: int) -> MigProfile | None:
     )
 
 
+def _fabric_info(recorded: RecordedGpu) -> Any:
+    """Return the newest structure that the driver filled; None if it filled none."""
+    info = recorded.filled("nvmlDeviceGetGpuFabricInfo_v4")
+    for kind in _FABRIC_STRUCTURES:
+        info = info or recorded.filled("nvmlDeviceGetGpuFabricInfoV", kind=kind)
+    return info
+
+
 def _fabric(info: Any) -> tuple[str, int] | None:
-    if info is None or info.state != _COMPLETED or info.status != 0:
+    if info is None or info.state == _NO_FABRIC:
         return None
     text = bytes(info.clusterUuid).hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", int(info.cliqueId)
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", _clique(info)
+
+
+def _clique(info: Any) -> int:
+    if not hasattr(info, "cliques"):
+        return int(info.cliqueId)
+    entries = info.cliques[: info.numCliques]
+    return next((int(entry.id) for entry in entries if entry.type == _UNICAST_POINTER), 0)
+
+
+def _fabric_condition(info: Any) -> FabricCondition | None:
+    if info is None or info.state == _NO_FABRIC:
+        return None
+    return FabricCondition(info.state, info.status, info.healthMask, getattr(info, "healthSummary", 0))
 
 
 def _condition(recorded: RecordedGpu) -> Condition:
@@ -237,6 +277,7 @@ def _condition(recorded: RecordedGpu) -> Condition:
         ecc_corrected=recorded.value("nvmlDeviceGetTotalEccErrors", 0, 0) or 0,
         ecc_uncorrected=recorded.value("nvmlDeviceGetTotalEccErrors", 1, 0) or 0,
         remapped_rows=(rows[0], rows[1], rows[2], rows[3]) if rows and len(rows) == 4 else (0, 0, 0, 0),
+        fabric=_fabric_condition(_fabric_info(recorded)),
     )
 
 

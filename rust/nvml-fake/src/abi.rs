@@ -264,6 +264,30 @@ pub(crate) struct FabricInfoV3 {
     pub(crate) health_summary: u8,
 }
 
+/// NVML_GPU_FABRIC_CLIQUE_MAX.
+pub(crate) const MAX_CLIQUES: usize = 64;
+
+/// nvmlGpuFabricClique_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FabricClique {
+    pub(crate) kind: u8,
+    pub(crate) id: u32,
+}
+
+/// nvmlGpuFabricInfo_v4_t, which has no version field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FabricInfoV4 {
+    pub(crate) cluster_uuid: [u8; 16],
+    pub(crate) status: u32,
+    pub(crate) cliques: [FabricClique; MAX_CLIQUES],
+    pub(crate) clique_count: u32,
+    pub(crate) state: u8,
+    pub(crate) health_mask: u32,
+    pub(crate) health_summary: u8,
+}
+
 /// nvmlDeviceAddressingMode_v1_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

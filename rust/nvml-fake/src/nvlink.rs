@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, version, write_value};
+use crate::abi::{
+    Code, FabricClique, FabricInfo, FabricInfoV2, FabricInfoV3, FabricInfoV4, MAX_CLIQUES, PciInfo,
+    version, write_value,
+};
 use crate::call::{device, values};
 use crate::handles::{self, Handle};
 use crate::identity::pci_info;
@@ -22,6 +25,20 @@ mod p2p {
 
 values! {
     nvmlDeviceGetGpuFabricInfo: FabricInfo = |state, gpu| Ok(fabric(state, gpu)?.0);
+    // Hosts with a driver before 615 get a library without this function.
+    nvmlDeviceGetGpuFabricInfo_v4: FabricInfoV4 = |state, gpu| {
+        let (info, health) = fabric(state, gpu)?;
+        let (cliques, clique_count) = cliques(&info, gpu);
+        Ok(FabricInfoV4 {
+            cluster_uuid: info.cluster_uuid,
+            status: info.status,
+            cliques,
+            clique_count,
+            state: u8::try_from(info.state).map_err(|_| Code::UNKNOWN)?,
+            health_mask: health.health_mask,
+            health_summary: health.health_summary,
+        })
+    };
 }
 
 /// # Safety
@@ -186,6 +203,25 @@ fn slot(gpu: &Gpu, link: c_uint) -> Result<Option<&NvLink>, Code> {
         return Err(Code::INVALID_ARGUMENT);
     }
     Ok(gpu.nvlinks.get(link as usize))
+}
+
+/// The cliques by type, and their number: unicast and multicast of pointers, from Blackwell on also of logical endpoints
+/// (NVML API reference, nvmlDeviceGetGpuFabricInfo_v4). Only the id of the first one is documented; the others are a
+/// clique each, as that of multicast spans fewer GPUs.
+fn cliques(info: &FabricInfo, gpu: &Gpu) -> ([FabricClique; MAX_CLIQUES], u32) {
+    let mut found = [FabricClique::default(); MAX_CLIQUES];
+    let types: u8 = match (info.state, gpu.architecture) {
+        (COMPLETED, ..=HOPPER) => 2,
+        (COMPLETED, _) => 4,
+        _ => 0,
+    };
+    for (kind, entry) in (0..types).zip(&mut found) {
+        *entry = FabricClique {
+            kind,
+            id: info.clique_id.wrapping_add(u32::from(kind)),
+        };
+    }
+    (found, u32::from(types))
 }
 
 /// The registration of a GPU, and its condition. A GPU without fabric has neither state nor health.

@@ -82,6 +82,7 @@ def _gpu_calls(module: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for name in _FABRIC:
         if (kind := getattr(module, name, None)) is not None:
             yield "nvmlDeviceGetGpuFabricInfoV", (ctypes.byref(kind()),)
+    yield "nvmlDeviceGetGpuFabricInfo_v4", (ctypes.byref(module.c_nvmlGpuFabricInfo_v4_t()),)
     for profile in PROFILES:
         yield "nvmlDeviceGetGpuInstanceProfileInfo", (profile, 1)
         yield "nvmlDeviceGetGpuInstanceProfileInfo", (profile, 2)

@@ -234,7 +234,8 @@ class NvidiaBackend:
         address = draft.function.pci_address
         was_stuck = self._nvml.is_stuck(address)
         try:
-            facts = read_gpu(self._nvml, self._handle(address), address, draft.problems)
+            version = self._driver.version if self._driver else None
+            facts = read_gpu(self._nvml, self._handle(address), address, draft.problems, driver=version)
         except StartingError:
             draft.problems.append(_STARTING_PROBLEM)
             self._mark_starting(draft)

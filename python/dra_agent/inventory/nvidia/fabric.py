@@ -1,7 +1,7 @@
 """Registration of a GPU with its NVLink fabric, and the health that the fabric reports for it.
 
 CUDA fails with "system not yet initialized" (802) on a GPU that is not registered (pytorch/pytorch#35710). Values are
-those of nvmlGpuFabricInfo_v3_t in nvml.h.
+those of nvmlGpuFabricInfo_v3_t and _v4_t in nvml.h.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlError
+from dra_agent.inventory.nvidia.recovery import branch_of
 
 NOT_READY, DEGRADED = "fabric-not-ready", "fabric-degraded"
 """Causes. A GPU that is not ready fails every claim; a degraded one has less bandwidth, or fails soon."""
 
+_VERSION_4_SINCE_BRANCH = 615
 _NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = range(4)
 _STATES = {_NOT_STARTED: "has not started", _IN_PROGRESS: "is in progress"}
 
@@ -65,27 +67,61 @@ class FabricInfo:
     """A value that this agent does not know, for the log."""
 
 
-def read_fabric(nvml: NvmlClient, ask: Callable[..., Any], call: Callable[..., Any]) -> FabricInfo:
-    """Read the fabric of one GPU.
+def read_fabric(module: Any, driver: str | None, ask: Callable[..., Any], call: Callable[..., Any]) -> FabricInfo:
+    """Read the fabric of one GPU, in the newest structure that the driver fills.
 
-    `ask` returns None for a call that fails, `call` raises NvmlError. Version 3 of the structure needs driver 580;
-    version 2 will be removed (change log of NVML).
+    `module` is pynvml, `driver` the driver's version. `ask` returns None for a failed call, `call` raises NvmlError.
+    Version 3 of the structure needs driver 580, version 4 a function that drivers have since 615. Both older versions
+    are deprecated, and will be removed (change log of NVML).
     """
-    module = nvml.module
+    info = _read_version_4(module, call) if branch_of(driver) >= _VERSION_4_SINCE_BRANCH else None
+    if info is not None:
+        clique = _unicast_clique(module, info)
+    else:
+        info = _read_older(module, ask, call)
+        if info is None:
+            return FabricInfo()
+        clique = info.cliqueId
+    summary = getattr(info, "healthSummary", 0)
+    return judge_fabric(info.state, info.status, info.healthMask, summary, bytes(info.clusterUuid), clique)
+
+
+def _read_version_4(module: Any, call: Callable[..., Any]) -> Any:
+    info = module.c_nvmlGpuFabricInfo_v4_t()
+    try:
+        call("nvmlDeviceGetGpuFabricInfo_v4", ctypes.byref(info))
+    except NvmlError:
+        # A GPU without fabric, or a library without the function; the older query reports any other failure.
+        return None
+    return info
+
+
+def _read_older(module: Any, ask: Callable[..., Any], call: Callable[..., Any]) -> Any:
     info = module.c_nvmlGpuFabricInfo_v3_t()
     try:
         call("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
     except NvmlError as error:
-        if error.code not in (module.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, module.NVML_ERROR_INVALID_ARGUMENT):
-            return FabricInfo()
-        info = module.c_nvmlGpuFabricInfo_v2_t()
+        if error.code in (module.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, module.NVML_ERROR_INVALID_ARGUMENT):
+            info = module.c_nvmlGpuFabricInfo_v2_t()
+        elif isinstance(error, NotSupportedError):
+            return None
         if ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info)) is None:
-            return FabricInfo()
-    summary = getattr(info, "healthSummary", 0)
-    return judge_fabric(info.state, info.status, info.healthMask, summary, bytes(info.clusterUuid), info.cliqueId)
+            return None
+    return info
 
 
-def judge_fabric(state: int, status: int, mask: int, summary: int, cluster: bytes, clique: int) -> FabricInfo:
+def _unicast_clique(module: Any, info: Any) -> int | None:
+    """Return the clique that older versions report: the first one of unicast pointers.
+
+    NVML API reference, nvmlGpuFabricInfo_v4_t. The others are for multicast and for logical endpoints.
+    """
+    for entry in info.cliques[: info.numCliques]:
+        if entry.type == module.NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER:
+            return int(entry.id)
+    return None
+
+
+def judge_fabric(state: int, status: int, mask: int, summary: int, cluster: bytes, clique: int | None) -> FabricInfo:
     """Turn the values of NVML's structure into domain, clique and issues."""
     if state == _NOT_SUPPORTED:
         return FabricInfo()
@@ -102,7 +138,7 @@ def judge_fabric(state: int, status: int, mask: int, summary: int, cluster: byte
     issues = _health_issues(mask, summary)
     # A fabric of one host has no id: nothing to join.
     domain = _uuid(cluster.hex()) if any(cluster) else None
-    return FabricInfo(domain, int(clique) if domain else None, issues)
+    return FabricInfo(domain, clique if domain else None, issues)
 
 
 def _health_issues(mask: int, summary: int) -> tuple[FabricIssue, ...]:

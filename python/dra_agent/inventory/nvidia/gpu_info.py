@@ -132,8 +132,11 @@ def read_driver(nvml: NvmlClient) -> DriverInfo:
     )
 
 
-def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic]) -> GpuInfo:
-    """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each."""
+def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic], *, driver: str | None) -> GpuInfo:
+    """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each.
+
+    `driver` is the driver's version, which determines some queries.
+    """
     denied: list[str] = []
 
     def call(name: str, *arguments: Any) -> Any:
@@ -168,7 +171,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
             problems.append(_unknown(address, f"{kind} {value}"))
         return names.get(value or 0)
 
-    fabric = read_fabric(nvml, ask, call)
+    fabric = read_fabric(nvml.module, driver, ask, call)
     if fabric.unknown:
         problems.append(_unknown(address, fabric.unknown))
     if capability and per_multiprocessor is None:

@@ -29,7 +29,7 @@ def evaluate_recovery(action: int | None, driver: str | None, name: str) -> tupl
     if not action:
         return "", None
     if action == _IMEX_OR_BUS:
-        if _branch(driver) >= _IMEX_SINCE_BRANCH:
+        if branch_of(driver) >= _IMEX_SINCE_BRANCH:
             # It is about jobs of several nodes: the GPU itself works, as NVIDIA's DRA driver judges too.
             message = "the driver requests a recovery of its IMEX domain: jobs of several nodes fail on it"
             return "", Diagnostic(name, message, "check nvidia-imex on the nodes of the domain", severity="warning")
@@ -40,6 +40,7 @@ def evaluate_recovery(action: int | None, driver: str | None, name: str) -> tupl
     return message, Diagnostic(name, message, "see NVIDIA's documentation of the driver; update the agent")
 
 
-def _branch(version: str | None) -> int:
-    text = (version or "").partition(".")[0]
+def branch_of(driver: str | None) -> int:
+    """Return the branch of a driver's version: 615 of "615.71.05"; 0 if it is not known."""
+    text = (driver or "").partition(".")[0]
     return int(text) if text.isdecimal() else 0
