@@ -132,7 +132,7 @@ def test_a_counter_file_that_is_no_number_is_named(rig: Rig, root: Path) -> None
 )
 def test_a_damaged_file_of_counters_starts_them_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STATE_FILE).write_bytes(content)
-    assert Accounting(tmp_path, "boot", 15.0).usage() == ()
+    assert Accounting(tmp_path, "boot").usage() == ()
 
 
 def test_old_values_are_not_current_ones(rig: Rig) -> None:

@@ -13,7 +13,9 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory, device_name
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.telemetry.accounting import load
+from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.sampler import Sampler
+from dra_agent.telemetry.sources.amd import AmdSource
 from eventually import eventually
 from telemetry.rig import claim, held
 
@@ -148,3 +150,57 @@ def test_a_device_that_hangs_is_left_behind(new_sampler: NewSampler, sysfs: Path
         return hung in sampler.snapshot().samples
 
     eventually(is_read_again)
+
+
+def test_a_sample_that_takes_longer_than_the_interval_stays_current(
+    sysfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = gpu("amd", AMD)
+    busy_percent(sysfs).write_text("0\n")
+    now_s, read = [1000.0], AmdSource.read
+
+    def slow(source: AmdSource, wanted: Device) -> DeviceSample | None:
+        now_s[0] += 9.0
+        return read(source, wanted)
+
+    monkeypatch.setattr(AmdSource, "read", slow)
+    sampler = Sampler(
+        Host(sysfs=sysfs),
+        tmp_path,
+        "boot-1",
+        1.0,
+        inventory=lambda: Inventory(devices=(device,)),
+        entries=lambda: [claim("train", held(device.name))],
+        now=lambda: now_s[0],
+    )
+    try:
+        sampler.sample()
+        sampler.sample()
+        now_s[0] += 8.0  # most of the next sample
+        assert set(sampler.snapshot().samples) == {device.name}
+        assert sampler.snapshot().usage[0].idle_seconds == 9.0, "no time was without a sample"
+        assert load(tmp_path).interval_seconds == 9.0, "doctor reads the age of the values against it"
+        now_s[0] += 100.0
+        assert not sampler.snapshot().samples
+    finally:
+        sampler.stop()
+
+
+def test_a_first_hang_costs_other_devices_no_values(sysfs: Path, tmp_path: Path) -> None:
+    now_s = [1000.0]
+    sampler = Sampler(
+        Host(sysfs=sysfs),
+        tmp_path,
+        "boot-1",
+        1.0,
+        inventory=lambda: Inventory(devices=(gpu("intel", INTEL),)),
+        entries=list,
+        now=lambda: now_s[0],
+        device_timeout_s=3.0,
+    )
+    try:
+        sampler.sample()
+        now_s[0] += 1.0 + 3.0  # the next sample waits for another device that hangs
+        assert set(sampler.snapshot().samples) == {device_name("gpu", INTEL)}
+    finally:
+        sampler.stop()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
+from dra_agent.agent.closing import close_on_thread
 from dra_agent.agent.config import SIMULATED_CDI, Config, is_loopback, listen_address
 from dra_agent.agent.device_state import DeviceState, boot_id
 from dra_agent.agent.file_watch import FileWatch
@@ -216,7 +217,7 @@ class Agent:
                 computes_slices=config.standalone,
             ),
         )
-        stack.callback(hardware.close)
+        stack.push_async_callback(self._close, "the hardware", hardware.close)
         setups = self._setups(hardware, reclaiming.notices)
         preparer = self._preparer(ledger, hardware, record, setups, ownership)
         for problem in await self._work(
@@ -257,7 +258,7 @@ class Agent:
                 flag="--health-address",
             )
             health.start()
-            stack.callback(health.close)
+            stack.push_async_callback(self._close, "the HTTP server of probes", health.close)
             log.info("answering probes", extra={"probes": health.port})
         if not self._config.metrics_address:
             return None
@@ -291,7 +292,7 @@ class Agent:
             ready=self._unready,
         )
         server.start()
-        stack.callback(server.close)
+        stack.push_async_callback(self._close, "the HTTP server of metrics", server.close)
         log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
         return metrics
 
@@ -327,7 +328,7 @@ class Agent:
                     claim_labels=labels == "on" or (labels == "auto" and is_loopback(config.metrics_address)),
                 )
             )
-        stack.callback(sampler.stop)
+        stack.push_async_callback(self._close, "telemetry", sampler.stop)
         sampler.start()
         server = TelemetryServer(
             config.state_dir,
@@ -343,6 +344,10 @@ class Agent:
         except AgentError as error:
             # Metrics still have the values, and claims are served.
             log.error("`dra-agent top` cannot reach the agent", extra={"reason": str(error)})
+
+    async def _close(self, name: str, close: Callable[[], None]) -> None:
+        if not await close_on_thread(name, close):
+            self._abandoned.append(f"closing {name}")
 
     def _monitor(self, host: Host) -> Monitor:
         config = self._config

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import msgspec
-
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, warning
-from dra_agent.telemetry.accounting import STATE_FILE, load
+from dra_agent.errors import PermanentError
+from dra_agent.telemetry.accounting import load
 
 _MAX_AGE_INTERVALS = 3
 """Age of the last sample from which its failures are history."""
@@ -19,12 +18,8 @@ def check_telemetry(context: CheckContext) -> Iterator[Finding]:
     """Report what the last sample of the agent met; nothing without telemetry."""
     try:
         saved = load(context.state_dir)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        yield warning(
-            f"the counters of claims cannot be read: {error}",
-            str(context.state_dir / STATE_FILE),
-            "the agent replaces the file with its next sample",
-        )
+    except PermanentError as error:
+        yield warning(error.message, error.where or "", error.hint or "")
         return
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - saved.written_at
     if not 0 <= age_s <= _MAX_AGE_INTERVALS * saved.interval_seconds:

@@ -75,8 +75,8 @@ def send_request(state_dir: Path, request: Request) -> Any:
         return connection.call(request, timeout=TIMEOUT_S)
 
 
-class ReclaimControlServer:
-    """Listens from `start` to `stop`."""
+class ReclaimControlServer(Server):
+    """Starts, cancels and describes reclaims for an operator."""
 
     def __init__(
         self,
@@ -90,15 +90,7 @@ class ReclaimControlServer:
         self._reclaim = reclaim
         self._now = now
         self._about = about
-        self._server = Server(path, self._do, line_limit=MAX_LINE_BYTES)
-
-    async def start(self) -> None:
-        """Listen; raises as dra_agent.control_socket's server does."""
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """Stop listening."""
-        await self._server.stop()
+        super().__init__(path, self._do, line_limit=MAX_LINE_BYTES)
 
     async def _do(self, line: bytes) -> Any:
         match decode_request(line):

@@ -34,20 +34,12 @@ class Health(msgspec.Struct, tag_field="op", tag="health", forbid_unknown_fields
 _requests: msgspec.json.Decoder[Release | Health] = msgspec.json.Decoder(Release | Health)
 
 
-class ReleaseSocket:
-    """Listens from `start` to `stop`."""
+class ReleaseSocket(Server):
+    """Releases claims for an operator."""
 
     def __init__(self, state_dir: Path, claims: OrphanedClaims) -> None:
         self._claims = claims
-        self._server = Server(state_dir / SOCKET, self._do, line_limit=MAX_LINE_BYTES)
-
-    async def start(self) -> None:
-        """Listen; raises as dra_agent.control_socket's server does."""
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """Stop listening."""
-        await self._server.stop()
+        super().__init__(state_dir / SOCKET, self._do, line_limit=MAX_LINE_BYTES)
 
     async def _do(self, line: bytes) -> Any:
         request = decode_request(line)

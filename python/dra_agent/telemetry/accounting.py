@@ -14,6 +14,7 @@ import msgspec
 
 from dra_agent import atomic_file
 from dra_agent.claim import ClaimRef
+from dra_agent.errors import PermanentError
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import increase
 
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 STATE_FILE = "telemetry.json"
 MAX_FILE_BYTES = 16 << 20
-MAX_IDLE_STEP_INTERVALS = 2
-"""Intervals between two samples from which the time between them is not known to be idle."""
+MAX_IDLE_STEP_PERIODS = 2
+"""Periods between two samples from which the time between them is not known to be idle."""
 
 
 class ClaimUsage(msgspec.Struct, omit_defaults=True):
@@ -57,39 +58,45 @@ class SavedTelemetry(msgspec.Struct, omit_defaults=True):
     written_at: float = 0.0
     """Seconds since boot."""
     interval_seconds: float = 0.0
+    """From one sample to the next: the interval, or the duration of the sample where it took longer."""
 
 
 def load(state_dir: Path) -> SavedTelemetry:
-    """Read the file; empty if there is none.
-
-    Raises OSError; if it is damaged, also MsgspecError, UnicodeDecodeError or RecursionError.
-    """
+    """Read the file; empty if there is none. Raises PermanentError if it cannot be read or is damaged."""
+    path = state_dir / STATE_FILE
     try:
-        content = atomic_file.read(state_dir / STATE_FILE, MAX_FILE_BYTES)
+        return msgspec.json.decode(atomic_file.read(path, MAX_FILE_BYTES), type=SavedTelemetry)
     except FileNotFoundError:
         return SavedTelemetry()
-    return msgspec.json.decode(content, type=SavedTelemetry)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PermanentError(
+            f"the counters of claims cannot be read: {error}",
+            where=str(path),
+            hint="the agent replaces the file with its next sample",
+        ) from error
 
 
 class Accounting:
     """The counters of all claims; used by one thread."""
 
-    def __init__(self, state_dir: Path, boot_id: str, interval_s: float) -> None:
+    def __init__(self, state_dir: Path, boot_id: str) -> None:
         self._state_dir = state_dir
         self._boot_id = boot_id
-        self._interval_s = interval_s
         self._failed = False
         self._usage: dict[tuple[str, str], ClaimUsage] = {}
         try:
             saved = load(state_dir).usage
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("the counters of claims start again: they cannot be read", extra={"reason": str(error)})
+        except PermanentError as error:
+            log.warning("the counters of claims start again", extra={"reason": str(error)})
             saved = []
         for usage in saved:
             self._usage[usage.claim.uid, usage.device] = usage
 
-    def add(self, claim: ClaimRef, device: str, sample: DeviceSample, now_s: float) -> list[str]:
-        """Count the time since the last sample of this claim; `now_s` is seconds since boot. Returns problems."""
+    def add(self, claim: ClaimRef, device: str, sample: DeviceSample, now_s: float, period_s: float) -> list[str]:
+        """Count the time since the last sample of this claim. Returns problems.
+
+        `now_s` is seconds since boot, `period_s` the seconds from one sample to the next.
+        """
         usage = self._usage.get((claim.uid, device))
         if usage is None:
             usage = self._usage[claim.uid, device] = ClaimUsage(claim, device, sampled_at=now_s, boot_id=self._boot_id)
@@ -111,7 +118,7 @@ class Accounting:
             raw[name] = value, now_s
         if sample.gpu_utilization_ratio is not None:
             # A longer step has time that no sample covers: the agent was stopped, or the source did not respond.
-            counts = sample.gpu_utilization_ratio == 0 and 0 < elapsed_s <= MAX_IDLE_STEP_INTERVALS * self._interval_s
+            counts = sample.gpu_utilization_ratio == 0 and 0 < elapsed_s <= MAX_IDLE_STEP_PERIODS * period_s
             usage.idle_seconds = (usage.idle_seconds or 0.0) + (elapsed_s if counts else 0.0)
         usage.raw, usage.sampled_at = raw, now_s
         return problems
@@ -126,9 +133,9 @@ class Accounting:
         """Return a copy of all counters."""
         return tuple(msgspec.structs.replace(usage) for usage in self._usage.values())
 
-    def save(self, failures: list[TelemetryFailure], now_s: float) -> None:
+    def save(self, failures: list[TelemetryFailure], now_s: float, period_s: float) -> None:
         """Write the file; a write error is logged once."""
-        saved = SavedTelemetry(list(self._usage.values()), failures, now_s, self._interval_s)
+        saved = SavedTelemetry(list(self._usage.values()), failures, now_s, period_s)
         try:
             atomic_file.write(self._state_dir / STATE_FILE, msgspec.json.encode(saved))
             self._failed = False

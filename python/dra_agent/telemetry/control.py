@@ -72,8 +72,8 @@ class CurrentValues(msgspec.Struct, frozen=True):
 _requests: msgspec.json.Decoder[Current] = msgspec.json.Decoder(Current)
 
 
-class TelemetryServer:
-    """Listens from `start` to `stop`."""
+class TelemetryServer(Server):
+    """Responds with the current values."""
 
     def __init__(
         self,
@@ -92,15 +92,7 @@ class TelemetryServer:
         self._inventory = inventory
         self._entries = entries
         self._now = now
-        self._server = Server(state_dir / SOCKET, self._do, line_limit=MAX_LINE_BYTES)
-
-    async def start(self) -> None:
-        """Listen; raises as dra_agent.control_socket's server does."""
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """Stop listening."""
-        await self._server.stop()
+        super().__init__(state_dir / SOCKET, self._do, line_limit=MAX_LINE_BYTES)
 
     async def _do(self, line: bytes) -> Any:
         decode_request(line, _requests)

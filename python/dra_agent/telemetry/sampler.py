@@ -32,8 +32,8 @@ DEVICE_TIMEOUT_S = 3.0
 """Seconds for one device, before the next one is read on another thread."""
 MAX_THREADS = 32
 """Devices that can hang at the same time while others are still read."""
-STALE_AFTER_INTERVALS = 3
-"""Intervals after which a sample is no longer a current value."""
+STALE_AFTER_PERIODS = 3
+"""Periods after which a sample is no longer a current value."""
 
 
 class TelemetrySnapshot(msgspec.Struct, frozen=True):
@@ -47,6 +47,8 @@ class TelemetrySnapshot(msgspec.Struct, frozen=True):
     failures: tuple[TelemetryFailure, ...] = ()
     sampled_at: float = 0.0
     """Seconds since boot."""
+    period_s: float = 0.0
+    """Between two samples: the interval, or the duration of this sample where it took longer."""
 
 
 class Sampler:
@@ -101,13 +103,15 @@ class Sampler:
     def snapshot(self) -> TelemetrySnapshot:
         """Return the last sample; without values if it is too old."""
         snapshot = self._snapshot
-        if self._now() - snapshot.sampled_at > STALE_AFTER_INTERVALS * self._interval_s:
+        # The first hang of a device makes a sample longer by its timeout.
+        if self._now() - snapshot.sampled_at > STALE_AFTER_PERIODS * snapshot.period_s + self._device_timeout_s:
             return TelemetrySnapshot(failures=snapshot.failures)
         return snapshot
 
     def sample(self) -> None:
         """Read all devices once."""
-        accounting = self._accounting = self._accounting or Accounting(self._state_dir, self._boot_id, self._interval_s)
+        began_at = self._now()
+        accounting = self._accounting = self._accounting or Accounting(self._state_dir, self._boot_id)
         inventory = self._inventory()
         before = exclusive_holders(self._entries(), inventory)
         failures: list[TelemetryFailure] = []
@@ -115,15 +119,16 @@ class Sampler:
         entries = self._entries()
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
         now = self._now()
+        period_s = max(self._interval_s, now - began_at)
         for name, claim in holders.items():
             if (sample := samples.get(name)) is not None:
-                problems = accounting.add(claim, name, sample, now)
+                problems = accounting.add(claim, name, sample, now, period_s)
                 failures += [TelemetryFailure("counters", name, problem) for problem in problems]
         # Whatever their state: a claim is prepared again after a reboot, and keeps its counters.
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
         self._report(failures)
-        accounting.save(failures, now)
-        self._snapshot = TelemetrySnapshot(samples, holders, accounting.usage(), tuple(failures), now)
+        accounting.save(failures, now, period_s)
+        self._snapshot = TelemetrySnapshot(samples, holders, accounting.usage(), tuple(failures), now, period_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
