@@ -137,3 +137,15 @@ def test_failing_runtime_is_skipped_with_its_last_line(monkeypatch: pytest.Monke
     runtime, reasons = find(tmp_path, Path("/var/run/cdi"))
     assert runtime is None or runtime.name == "ctr"
     assert reasons and all(reason.endswith(": crun: no cgroups") for reason in reasons)
+
+
+def test_a_host_that_does_not_raise_limits_gets_containers_of_runc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text('#!/bin/sh\ncase "$*" in\n*crun*) exit 1 ;;\n*--ulimit*) exit 0 ;;\nesac\nexit 1\n')
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    runtime, reasons = find(tmp_path, Path("/var/run/cdi"))
+    assert runtime is not None and "--ulimit" in runtime.run and "crun" not in runtime.run
+    assert len(reasons) == 1

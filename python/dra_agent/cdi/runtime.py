@@ -22,8 +22,10 @@ umount /sys/fs/cgroup/unified 2>/dev/null
 if [ -n "$0" ]; then mkdir -p /run/cdi && mount --bind "$0" /run/cdi || exit 125; fi
 exec "$@"
 """
-_RESTRICTED = ("--runtime", "crun", "--cgroups=disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
-"""For hosts that do not let a process raise its limits, and that use both cgroup versions."""
+_LIMITED = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+"""For hosts that do not let a process raise its limits."""
+_WITHOUT_CGROUPS = ("--runtime", "crun", "--cgroups=disabled", *_LIMITED)
+"""For such hosts that also use both cgroup versions; runc cannot run without cgroups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,11 @@ def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
         in_namespace = (unshare, "--mount", "sh", "-c", _NAMESPACE_SCRIPT, bound)
     if podman := shutil.which("podman"):
         run = (podman, "run", "--rm", "--network=none")
-        if reads_directory:
-            yield Runtime("podman", (), run)
-            yield Runtime("podman", (), (*run, *_RESTRICTED))
-        if in_namespace:
-            yield Runtime("podman", in_namespace, run)
-            yield Runtime("podman", in_namespace, (*run, *_RESTRICTED))
+        wrappers = ([()] if reads_directory else []) + ([in_namespace] if in_namespace else [])
+        flags = [(), _LIMITED, *([_WITHOUT_CGROUPS] if shutil.which("crun") else [])]
+        for wrapper in wrappers:
+            for more in flags:
+                yield Runtime("podman", wrapper, (*run, *more))
     if ctr := shutil.which("ctr"):
         ctr_run = (ctr, "run", "--rm")
         if reads_directory:
