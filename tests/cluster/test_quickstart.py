@@ -43,8 +43,9 @@ def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_pa
     pod = tmp_path / "pod.yaml"
     text = (ROOT / "examples/pods/pod.yaml").read_text()
     pod.write_text(text.replace("image: busybox:1.37", f"image: {image.NAME}\n    imagePullPolicy: Never"))
+    times = tmp_path / "times"
     script = (
-        "\n".join(["set -e", *commands[1:]])
+        "\n".join(["set -e", *quickstart.timed(commands[1:], times)])
         .replace("helm install", f"helm install --values {values}")
         .replace(quickstart.IMAGE, agent_image.NAME)
         .replace("examples/pods/pod.yaml", str(pod))
@@ -70,6 +71,7 @@ def test_quickstart_on_kubernetes_runs_a_pod_with_a_gpu(cluster: Cluster, tmp_pa
         )
         assert result.returncode == 0, result.stdout + result.stderr
         assert "DRA_AGENT_DEVICE_GPU_" in result.stdout
+        quickstart.record("Kubernetes", commands[1:], times, left_out="podman build and push, and pulls of images")
     finally:
         for command in (
             ["kubectl", "delete", "--ignore-not-found", "-f", str(pod)],

@@ -48,7 +48,11 @@ def home() -> Iterator[Path]:
 def test_quickstart_without_hardware_needs_no_root(home: Path) -> None:
     commands = quickstart.lines("Try it without hardware")
     assert commands[0] == 'make build && export PATH="$PWD/.venv/bin:$PATH"'
-    printed = paste([line.replace("/tmp/", f"{home}/") for line in commands[1:]], home, without_root(home))
+    pasted, times = commands[1:], home / "times"
+    prefix = without_root(home)
+    printed = paste([line.replace("/tmp/", f"{home}/") for line in quickstart.timed(pasted, times)], home, prefix)
+    report = quickstart.record("Try it without hardware", pasted, times, left_out="make build")
+    assert [line["command"] for line in report["lines"]] == pasted
     assert "resourceclaim/gpu-and-nic-one-switch created: prepared" in printed
 
 
@@ -79,7 +83,8 @@ def test_quickstart_on_bare_metal_gives_podman_a_device_of_an_installed_spec(tmp
     )
     claim = next(number for number, line in enumerate(commands) if "podman run" in line)
     try:
-        printed = paste([*commands[: claim + 1], f"cp {cdi}/*.json {tmp_path}/spec", *commands[claim + 1 :]], tmp_path)
+        run = [*commands[: claim + 1], f"cp {cdi}/*.json {tmp_path}/spec", *commands[claim + 1 :]]
+        printed = paste(quickstart.timed(run, tmp_path / "times"), tmp_path)
     finally:
         subprocess.run(["bash", "-c", f"kill $(cat {tmp_path}/pid)"], check=False)
     words = (tmp_path / "podman").read_text().split()
@@ -89,6 +94,10 @@ def test_quickstart_on_bare_metal_gives_podman_a_device_of_an_installed_spec(tmp
     assert kind == "dra-agent.internal/claim"
     assert f'"{name}"' in (tmp_path / "spec").read_text()
     assert (stage / "usr/local/bin/dra-agent").exists() and not list(cdi.glob("*.json"))
+    left_out = (
+        "make build and systemd; podman runs a local file system" if container else "make build and systemd; podman"
+    )
+    quickstart.record("Bare metal with podman", run, tmp_path / "times", left_out=left_out)
     if not container:
         pytest.skip(f"all lines work, but no container was started: {'; '.join(reasons)}")
     assert "DRA_AGENT_CLAIM=default/one-gpu\n" in printed
