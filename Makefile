@@ -56,7 +56,7 @@ build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
-	python3 -m deploy.image.bases --replace
+	python3 -m deploy.image.bases $(if $(ARGS),$(ARGS),--replace)
 
 image: revision ## build the image as an OCI archive in target/image (ARGS='--variant debug'); requires root and buildah
 	@python3 -m deploy.image.bases

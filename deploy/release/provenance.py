@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SUMS = "SHA256SUMS"
-LOCKS = ("Cargo.lock", "requirements.lock", "rust-toolchain.toml")
+LOCKS = ("Cargo.lock", "deploy/image/base.lock", "requirements.lock", "rust-toolchain.toml")
 
 
 def write(output: Path, sources: Path, *, version: str, revision: str, bases: dict[str, str]) -> None:

@@ -1,0 +1,91 @@
+"""The packages of the local base of images are recorded and compared."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deploy.image import bases, packages
+from deploy.image.packages import Package
+
+from deploy.rendering import ROOT
+
+A, B = "a" * 64, "b" * 64
+INDEX = f"""\
+Package: gcc
+Architecture: amd64
+Version: 4:12.2.0-3
+Description: a compiler
+ Version: no field, because it is indented
+SHA256: {A}
+
+Package: gcc
+Architecture: amd64
+Version: 4:12.2.0-4
+SHA256: {B}
+
+Package: adduser
+Architecture: all
+Version: 3.134
+SHA256: {B}
+"""
+FOUND = [Package("adduser", "3.134", "all", B), Package("gcc", "4:12.2.0-3", "amd64", A)]
+
+
+def test_the_hash_is_that_of_the_installed_version() -> None:
+    assert packages.installed("gcc 4:12.2.0-3 amd64\nadduser 3.134 all\n", INDEX) == FOUND
+    with pytest.raises(ValueError, match=r"gcc 4:11 is not in the index"):
+        packages.installed("gcc 4:11 amd64\n", INDEX)
+
+
+def test_recorded_packages_are_read_as_they_were_written(tmp_path: Path) -> None:
+    lock = tmp_path / "base.lock"
+    packages.write(reversed(FOUND), lock)
+    assert packages.read(lock) == FOUND
+    packages.check(FOUND, lock)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (FOUND[1:], "adduser is missing"),
+        ([*FOUND, Package("perl", "5", "amd64", A)], "perl is not recorded"),
+        ([FOUND[0], Package("gcc", "4:12.2.0-4", "amd64", B)], "gcc is 4:12.2.0-4 amd64 instead of 4:12.2.0-3 amd64"),
+        ([FOUND[0], FOUND[1]._replace(sha256=B)], "gcc 4:12.2.0-3 has another SHA-256"),
+        ([package._replace(architecture="arm64") for package in FOUND], "base.lock has no packages for arm64"),
+        ([*FOUND, *(Package(f"p{number}", "1", "amd64", A) for number in range(9))], "p4 is not recorded, and 4 more"),
+    ],
+)
+def test_other_packages_end_the_build(found: list[Package], message: str, tmp_path: Path) -> None:
+    lock = tmp_path / "base.lock"
+    packages.write(FOUND, lock)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        packages.check(found, lock)
+
+
+def test_the_base_is_named_by_its_packages_and_the_toolchain_by_its_version() -> None:
+    names = {package.name for package in packages.read()}
+    assert set(bases.INCLUDED.split(",")) <= names
+    assert all(re.fullmatch(r"[0-9a-f]{64}", package.sha256) for package in packages.read())
+    assert bases.BASE.partition(":") == ("localhost/dra-agent-base", ":", f"bookworm-{packages.digest()[:12]}")
+    assert bases.RUST.rpartition(":")[2] == bases.TOOLCHAIN
+
+
+def test_the_build_of_the_image_installs_nothing_on_the_local_base() -> None:
+    text = (ROOT / "deploy/Containerfile").read_text()
+    checked, installed = (
+        re.search(pattern, text) for pattern in (r"dpkg-query --show (.+?) ", r"--no-install-recommends (.+?) \\")
+    )
+    assert checked and installed
+    needed = re.search(r"dpkg-query --show (.*) \\\n \|\| \{ apt-get update", text)
+    assert needed is not None and needed[1] == installed[1]
+    assert set(installed[1].split()) <= set(bases.INCLUDED.split(","))
+
+
+def test_a_machine_without_mmdebstrap_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deploy.image.bases", "--update-lock"]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "mmdebstrap is not installed" in done.stderr
