@@ -1,6 +1,6 @@
 """Measures allocation queries about a whole cluster, on nodes with 8 GPUs and 8 NICs each.
 
-Every size runs in a process of its own, so that its memory is that of one cluster: slices come in as pages of an API
+Every size runs in a new process, so that its memory is that of one cluster: slices come in as pages of an API
 server, one node at a time. "sweep" is `Cluster.fits` for one claim on all nodes, from Python objects to Python objects;
 "first" also compiles and evaluates the selectors. "capacity" is `Cluster.capacity`: all copies that fit and the reason
 of each node, 9 searches for a node with 8 GPUs. "cpu" is the CPU time of all threads. "allocate" is the time of

@@ -187,7 +187,7 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
         if shutil.which(name) is None:
             sys.exit(f"no {name}: needed to build the Go driver, run an API server and show the agent a host")
     if os.geteuid() != 0:
-        sys.exit("not root: the agent is shown a simulated host as its /sys, in a mount namespace of its own")
+        sys.exit("not root: the agent gets a simulated host as its /sys, in a new mount namespace")
     control_plane = args.binaries or binaries()
     programs = folder / "go"
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs the measurement in a process of its own, and removes its processes and its directory however it ends."""
+"""Runs the measurement in a child process, and removes its processes and its directory however it ends."""
 
 from __future__ import annotations
 

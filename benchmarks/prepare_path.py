@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 45.0
 GROUP = 50
-"""Calls of which the CPU time is read once: each has a device of its own."""
+"""Calls of which the CPU time is read once: each has its own device."""
 SERVICE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/"
 HEADERS = (
     "Audit-Id: 2f0e5e1c-7d61-4d0e-8b8e-2a5f1d6f2c11",
@@ -268,7 +268,7 @@ def kubeconfig(run: Path, port: int) -> Path:
 
 
 def outside(commands: Connection, run: Path, claims: dict[str, Object]) -> None:
-    """Be the kubelet and the API server, in a process of their own."""
+    """Run the kubelet and the API server in another process."""
     import grpc
 
     server = ApiServer(claims)

@@ -1,4 +1,4 @@
-"""Runs buildah with a storage of its own in the cache directory, next to the programs of the test cluster."""
+"""Runs buildah with its own storage in the cache directory, next to the programs of the test cluster."""
 
 from __future__ import annotations
 

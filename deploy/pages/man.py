@@ -123,6 +123,6 @@ def _text(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the text as a line of its own, which no control character begins."""
+    """Return the text as a separate line that does not start with a control character."""
     escaped = _text(text)
     return f"\\&{escaped}" if escaped.startswith(".") or not escaped else escaped

@@ -20,7 +20,7 @@ _TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}|[0-9]+-[0-9]+)\.tmp", re.DOTALL)
 def write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
     """Put a file in place of the one that is there, if any; its folder must exist.
 
-    `mode` holds whatever the umask is. `durable`: it survives a power cut once this returns. Without, a power cut may
+    `mode` is independent of the umask. `durable`: it survives a power cut once this returns. Without, a power cut may
     take it: for what is found or written again.
 
     The temporary file is in the same directory, hidden, under a name of this call alone, and ends with neither

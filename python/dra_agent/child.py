@@ -1,4 +1,4 @@
-"""The agent's own child processes: the one way to start a Python module of this package in a process of its own.
+"""The agent's own child processes: the one way to start a Python module of this package in another process.
 
 A child runs with the agent's permissions, so it imports only from where the agent itself imports:
 

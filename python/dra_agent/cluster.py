@@ -197,7 +197,7 @@ class Cluster:
     ) -> Capacity:
         """Find how many copies of `claims` fit, one after another: on each node alone, and on all nodes together.
 
-        A copy has devices of its own, as a pod with claims from templates has. Each copy gets the devices that
+        A copy shares no device with another one, as pods with claims from templates. Each copy gets the devices that
         kube-scheduler would choose after the earlier ones. Nothing is recorded.
 
         Arguments:

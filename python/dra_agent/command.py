@@ -58,7 +58,7 @@ class HostCommand:
         self._lock = threading.Lock()
 
     def run(self, arguments: Sequence[str], stdin: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
-        """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
+        """Run it and return its result with any exit code; RetryableError if it cannot be run, hangs, or hung recently.
 
         `stdin` is the content of its standard input; `files` are descriptors that it inherits.
         """

@@ -24,7 +24,7 @@ class Host:
     driver_root: DriverRoot | None = None
     """Where NVIDIA's driver is; None: installed on the host itself."""
     net: Path | None = None
-    """The host's /proc/net, where the agent has a network namespace of its own; None: the one below `proc`."""
+    """The host's /proc/net, where the agent has its own network namespace; None: the one below `proc`."""
     nvidia_smi: Path | None = None
     """Path of nvidia-smi; None: searched in PATH, or missing on a simulated host."""
     state: Path | None = None
@@ -40,7 +40,7 @@ class Host:
         return self.dev / Path(node).relative_to("/dev")
 
     def driver_dev(self) -> Path:
-        """Return the directory with the device nodes of NVIDIA's driver, which may have a /dev of its own."""
+        """Return the directory with the device nodes of NVIDIA's driver, which may have its own /dev."""
         own = self.driver_root.dev() if self.driver_root is not None else None
         return self.dev if own is None else own
 

@@ -63,7 +63,7 @@ def test_the_death_of_an_instance_is_noticed(tmp_path: Path) -> None:
 
     async def kill_and_watch(process: subprocess.Popen[str]) -> list[bool]:
         changes: list[bool] = []
-        first.watch(changes.append, every=0.01)
+        first.watch(changes.append, interval_s=0.01)
         process.kill()
         process.wait()
         return await eventually_async(lambda: changes)

@@ -43,7 +43,7 @@ def test_resource_quota_limits_devices_per_class(agents: Agents, namespace: Name
     namespace.claim("two", request("gpus", "gpu", count=2))
     with pytest.raises(ApiStatusError, match=r"403 Forbidden.*exceeded quota: gpus, requested: .*=1, used: .*=2"):
         namespace.claim("third", request("gpu", "gpu"))
-    # Another class has a quota of its own.
+    # Another class has a separate quota.
     namespace.claim("other", request("gpu", "research"))
     namespace.pod("user", claim="two")
     namespace.running("user")

@@ -1,7 +1,7 @@
 """A notice of 30 s on a node with workloads of every kind: each moves to the other node, and its claims are released.
 
 All of them are drained at once: first workloads whose containers exit on SIGTERM, then workloads that ignore it for
-their whole grace period of 30 s. Each kind has a test of its own.
+their whole grace period of 30 s. Each kind has its own test.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def test_a_socket_taken_and_left_by_another_server_is_recreated(short_path: Path
     path = short_path / "s"
 
     async def run() -> None:
-        older, newer = (Server(path, echo, line_limit=LIMIT, every=0.05) for _ in range(2))
+        older, newer = (Server(path, echo, line_limit=LIMIT, interval_s=0.05) for _ in range(2))
         await older.start()
         if end == "stopped":
             await newer.start()
@@ -315,7 +315,7 @@ def test_a_file_that_is_not_a_socket_is_not_replaced(short_path: Path) -> None:
     path = short_path / "s"
 
     async def run() -> None:
-        server = Server(path, echo, line_limit=LIMIT, every=0.02)
+        server = Server(path, echo, line_limit=LIMIT, interval_s=0.02)
         await server.start()
         path.unlink()
         path.write_text("mine")

@@ -242,7 +242,7 @@ def test_a_gpu_instance_that_outlives_its_compute_instance_is_finished_later(
         world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == [(19, 6, 0)]
     inject.clear(world.root)
-    # Whatever is done next on the GPU finishes it, an agent that was started again too.
+    # The next operation on the GPU finishes it, also that of a restarted agent.
     world.again().set_up("u2", [ask(world.device(f"{FIRST}-mig-3g-40gb-4"))], MigConfig(), None, a_minute())
     assert world.exist() == [(9, 4, 1)]
 

@@ -208,7 +208,7 @@ def spoil(pod: int, hardware: str) -> None:
 
 @contextmanager
 def in_network(pid: int) -> Iterator[None]:
-    """Be in a pod's network, on a thread of its own."""
+    """Run in a pod's network, on another thread."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     try:
@@ -278,7 +278,7 @@ def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: 
 
 
 def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: int) -> None:
-    """As an alternative name of its own it would keep the kernel from giving the interface its name again."""
+    """As another alternative name it would prevent the kernel from giving the interface its name again."""
     outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0

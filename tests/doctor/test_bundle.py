@@ -1,4 +1,4 @@
-"""A support bundle holds what a report needs, and no credential, whatever the state of the host."""
+"""A support bundle holds what a report needs, and no credential, in every state of the host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def missing(files: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a configuration of its own, and programs that a test plants in `bin`."""
+    """A directory with a configuration, and programs that a test plants in `bin`."""
     for name in [name for name in os.environ if name.startswith(("DRA_AGENT_", "KUBE"))]:
         monkeypatch.delenv(name)
     for name in ("bin", "cdi"):

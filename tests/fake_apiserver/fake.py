@@ -61,7 +61,7 @@ class FakeApi:
         self.bookmark_every = 60.0
         """Seconds."""
         self.longest_watch = 3600.0
-        """Seconds after which a watch ends, whatever timeout the client requested."""
+        """Seconds after which a watch ends, independent of the timeout that the client requested."""
         self.connections = 0
         """Number of accepted connections."""
         self._context = context

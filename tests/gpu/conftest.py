@@ -47,7 +47,7 @@ SETTINGS = (
     "clocks.max.sm",
     "driver_version",
 )
-"""Whatever of a GPU can be set."""
+"""The settings of a GPU that can be changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def modes() -> dict[str, tuple[str, ...]]:
 
 
 def run(prefix: tuple[str, ...], host: Host, addresses: list[str]) -> list[dict[str, Any]]:
-    """Make the survey in a process of its own."""
+    """Make the survey in another process."""
     library = "" if host.nvml_library is None else str(host.nvml_library)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(

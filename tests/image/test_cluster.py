@@ -42,7 +42,7 @@ def cluster(plain: Image, debug: Image) -> Iterator[Cluster]:
 
 
 def execute(node: Node, image: Image, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the agent in a container of its own, without Kubernetes."""
+    """Run a command of the agent in a container, without Kubernetes."""
     command = [str(node.programs / "ctr"), "--address", str(node.containerd_socket), "--namespace", "k8s.io"]
     command += ["run", "--rm", "--read-only", "--mount", "type=tmpfs,dst=/tmp,options=mode=1777", image.name]
     return subprocess.run(
@@ -76,7 +76,7 @@ def test_the_debug_variant_simulates_hardware(cluster: Cluster, debug: Image) ->
 
 
 class Helm:
-    """Helm with the credentials of the administrator, and files of its own."""
+    """Helm with the credentials of the administrator, and separate files."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._program = cluster.programs / "helm"

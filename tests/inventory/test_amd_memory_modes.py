@@ -128,4 +128,4 @@ def test_a_host_of_an_older_kernel_has_no_description(tmp_path: Path) -> None:
     host = build_machine(machine(mi300x, "NPS4", LINUX_6_8), tmp_path / "host")
     folder = host.sysfs / "bus/pci/devices" / ADDRESS
     assert not (folder / "compute_partition_config").exists()
-    assert (folder / "available_compute_partition").read_text() == "SPX, DPX, QPX, CPX\n", "whatever the memory mode"
+    assert (folder / "available_compute_partition").read_text() == "SPX, DPX, QPX, CPX\n", "in every memory mode"

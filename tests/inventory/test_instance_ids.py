@@ -1,4 +1,4 @@
-"""Ids of MIG instances say nothing of their place: names and nodes are right for whatever ids the driver gives."""
+"""Ids of MIG instances are independent of their placement: names and nodes are correct for all ids of the driver."""
 
 from __future__ import annotations
 

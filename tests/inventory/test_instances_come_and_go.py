@@ -112,7 +112,7 @@ def published(inventory: Inventory) -> list[Any]:
 def test_claims_during_a_scan_do_not_change_the_published_devices(
     host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
-    """Every partition is there, and watched, whenever a claim's instance comes or goes."""
+    """Every partition is present and monitored each time a claim's instance is created or destroyed."""
     own(host, OwnedInstance(f"{NAME}-mig-2g-20gb-0", TWO_G, 0, 2, ("uid/a",)), noted(5), noted(6))
     make(library, TWO_G, 0, 2)
     kept = [make(library, ONE_G, 6, 1)]

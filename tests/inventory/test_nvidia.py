@@ -248,7 +248,7 @@ def test_a_gpu_plugged_in_after_the_start_is_found(dgx: Host, collector: Collect
 
 
 def test_two_simulated_hosts_in_one_process_are_two_libraries(dgx: Host, collector: Collector, tmp_path: Path) -> None:
-    # The same files, but a library and a state of its own.
+    # The same files, with another library and state.
     shutil.copytree(dgx.sysfs.parent / "lib", tmp_path / "lib")
     inject.fail(dgx.sysfs.parent, None, LOST)
     other = Collector(Host(dgx.sysfs, dgx.dev, dgx.proc, tmp_path / "lib" / nvml.LIBRARY))

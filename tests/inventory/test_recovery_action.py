@@ -1,4 +1,4 @@
-"""The recovery that NVIDIA's driver requests decides on a GPU's health, whatever its XIDs are."""
+"""The recovery that NVIDIA's driver requests decides on a GPU's health, independent of its XIDs."""
 
 from __future__ import annotations
 

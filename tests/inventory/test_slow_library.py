@@ -84,7 +84,7 @@ def test_a_host_with_one_gpu_waits_no_longer_than_before(tmp_path: Path, deadlin
 def test_other_devices_do_not_wait_for_a_slow_start(
     host: Host, root: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    # The library takes longer than a scan waits for it, whatever that is.
+    # The library takes longer than any scan waits for it.
     monkeypatch.setattr(gpu_start.GpuStart, "__init__", _waits_not(gpu_start.GpuStart.__init__))
     inject.hang(root, function)
     hardware = DeviceState(

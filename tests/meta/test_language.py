@@ -43,7 +43,7 @@ INSTEAD = {
     r"a look|looks? at|looked at|looking at": "check, poll, scan",
     r"rights": "permissions",
     r"processors?": "CPU",
-    r"nobody|whoever|somebody|anybody|someone else": "the component by its name, or a passive",
+    r"nobody|somebody|anybody|someone else": "the component by its name, or a passive",
     r"(?<!there )(?<!There )(?:is|are|was|were|be) no (?!longer|more)[a-z-]+": "is not a",
     r"takes? back|taken back|took back|taking back": "withdraw, cancel",
     r"hosts? (?:is|are|was) (?:about to be |being )?taken": "spot interruption, node reclaim",
@@ -59,6 +59,8 @@ INSTEAD = {
     r"lies? (?:in|below|on)|lay (?:in|below|on)": "is in, is below",
     r"gives? (?:it |them )?back|given back": "release, restore",
     r"whom|everybody|no one|strangers?": "the component by its name, or a passive",
+    r"of (?:its|their) own(?=\W*$|[.,:;)]| (?:in|on|for|where|so|and|which|with|without)\b)": "its own, another",
+    r"whatever|whichever|whoever": "every, any, independent of",
     r"puts? together|for want of|none of its own|looks? after": "compose, build; for lack of; not have; supervise",
 }
 """Patterns of whole words, and what to write."""

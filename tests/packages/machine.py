@@ -49,7 +49,7 @@ def base_root() -> Path:
     command: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
     command += [f"--include={INCLUDED}", SUITE, fresh]
     subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
-    # Each machine gets an id of its own at its first boot.
+    # Each machine gets a new id at its first boot.
     (fresh / "etc/machine-id").write_text("uninitialized\n")
     fresh.rename(target)
     return target

@@ -61,7 +61,7 @@ def test_a_wheel_in_a_clean_environment_runs_an_agent(tmp_path: Path) -> None:
         finally:
             process.terminate()
             assert process.wait(BUILD_TIMEOUT_S) == 0
-    # The fake NVML ran in a process of its own, and the package has the hook.
+    # The fake NVML ran in another process, and the package has the hook.
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert next(environment.rglob("dra-agent-hook")).read_bytes().startswith(ELF)
 

@@ -1,7 +1,7 @@
 """Starts `dra-agent` commands in a third of the CPU time: as forks of a process that has imported the modules.
 
 Imports are most of a short command and half of the start of an agent, and tests start hundreds of both. A fork has an
-environment, working directory, files, threads and an end of its own, like any process. Each pytest worker has one
+its own environment, working directory, files, threads and end, like any process. Each pytest worker has one
 process that forks. Tests of what happens while an interpreter starts, of signals at that time, of memory and of the
 command line itself use `subprocess`. Child processes of the agent are forked too (`children.py`).
 """

@@ -1,6 +1,6 @@
 """Child processes of the agent as forks of the preloaded process, in agents that are forks themselves and in tests.
 
-The agent starts modules of its own package with a new interpreter each (`dra_agent.child`). Here a child has the same
+The agent starts modules of its package with a new interpreter each (`dra_agent.child`). Here a child has the same
 arguments, environment, directory, files and session, and starts in a tenth of the time. It is not a child of its
 caller for the kernel, and has another command line: tests of these start real ones with `start_interpreters`.
 """

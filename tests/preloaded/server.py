@@ -1,7 +1,7 @@
 """The process that has imported the agent's modules: forks a child for each request until its socket is closed.
 
 A request has descriptors for files of the child and one that receives the exit status. The reply is the pid. A child
-that runs the agent's command has a socket for requests of its own. Programs connect to the listening socket that the
+that runs the agent's command has a socket for its own requests. Programs connect to the listening socket that the
 second argument names (`client.py`).
 """
 

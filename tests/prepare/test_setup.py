@@ -222,7 +222,7 @@ def test_setups_run_in_order_and_are_undone_in_reverse(node: SimulatedNode) -> N
     clock = {
         "opaque": {"driver": "dra-agent.internal", "parameters": {"apiVersion": version, "kind": kind, "clock": 5}}
     }
-    # The partition comes first, whatever the order in the claim.
+    # The partition comes first, independent of the order in the claim.
     node.preparer.prepare(claim("a", "gpu-0", config=[clock, partition(1)]))
     node.preparer.unprepare("a")
     assert node.partitions.calls == ["set_up", "clock 5", "clock reset", "tear_down"]

@@ -1,4 +1,4 @@
-"""Two agents on one state directory, as in a rolling update: they agree, whichever is called or killed."""
+"""Two agents on one state directory, as in a rolling update: they agree, if either is called or killed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def standing_dgx(standing: Callable[[str], Host]) -> Path:
 
 @pytest.fixture
 def program() -> Callable[..., Any]:
-    """Run a program in a process of its own, against a host's NVML; what it `tell`s last is the result."""
+    """Run a program in another process, against a host's NVML; what it `tell`s last is the result."""
 
     def run(root: Path, source: str, *, initialise: bool = True, **environment: str) -> Any:
         script = PREAMBLE + ("nvml.nvmlInit()\n" if initialise else "") + source

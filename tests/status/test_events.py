@@ -142,7 +142,7 @@ def test_a_burst_of_events_is_limited_and_losses_are_logged(
     fake_api: FakeApi, run_with_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(api: ApiClient) -> None:
-        async with event_recorder(api, burst=5, every=60.0) as recorder:
+        async with event_recorder(api, burst=5, interval_s=60.0) as recorder:
             for number in range(1000):
                 recorder.record(PREPARE_FAILED, ObjectReference.claim("team-a", f"c{number}", f"uid-{number}"), "no")
             await eventually_async(lambda: len(stored_events(fake_api)) == 5)

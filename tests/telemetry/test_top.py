@@ -35,7 +35,7 @@ Top = Callable[..., tuple[int, str, str]]
 def serving(
     start: Callable[[], Coroutine[Any, Any, None]], stop: Callable[[], Coroutine[Any, Any, None]]
 ) -> Iterator[None]:
-    """Run a server on an event loop of its own thread."""
+    """Run a server on an event loop in another thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server")
     thread.start()

@@ -139,7 +139,7 @@ class Agent:
         config = self._config
         # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
         if config.net_devices:
-            log.warning("--net-devices is without effect: interfaces are moved whatever the container runtime is")
+            log.warning("--net-devices is without effect: interfaces are moved with every container runtime")
         shared_as = self._shared_as
         lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)

@@ -143,7 +143,7 @@ HELP = {
     "log_format": "text or json",
     "pod_uid": "uid of the agent's pod, for rolling updates (default: none)",
     "device_metadata": "mount files that describe the devices into containers",
-    "net_devices": "without effect: interfaces are moved whatever the container runtime is",
+    "net_devices": "without effect: interfaces are moved with every container runtime",
     "claim_status": "devices that are described in a claim's status: off, nics or all",
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
 }
@@ -192,7 +192,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
 
 def checksum(config: Config) -> int:
-    """Return the CRC-32 of the values: the same for the same configuration, whatever its origins."""
+    """Return the CRC-32 of the values: the same for the same configuration, independent of its origins."""
     return zlib.crc32(msgspec.json.encode(config, enc_hook=str, order="sorted"))
 
 

@@ -1,6 +1,6 @@
 """The place of this agent among the agents of its host: its id, its driver's lock, and the devices that it owns.
 
-`--run-dir` is the one directory that all agents of a host share, whatever else they are configured with.
+`--run-dir` is the one directory that all agents of a host share, independent of the rest of their configuration.
 """
 
 from __future__ import annotations

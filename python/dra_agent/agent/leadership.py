@@ -52,7 +52,7 @@ class Leadership:
         self._report(LeadershipState.STOPPING)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
-        """Call `changed` on the running loop whenever another agent becomes the leader, or this one does."""
+        """Call `changed` on the running loop each time another agent, or this one, becomes the leader."""
         if self._instances is not None:
             self._instances.watch(changed)
 

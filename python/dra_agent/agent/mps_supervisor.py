@@ -28,13 +28,13 @@ class MpsSupervisor:
         report: Report,
         *,
         is_newest: Callable[[], bool],
-        every: float = POLL_INTERVAL_S,
+        interval_s: float = POLL_INTERVAL_S,
     ) -> None:
         """`is_newest`: of several agents on one node only the newest supervises the daemons."""
         self._setup = setup
         self._report = report
         self._is_newest = is_newest
-        self._every = every
+        self._interval_s = interval_s
         self._needed = bool(config.inventory.share) or any(
             (config.state_dir / name).exists() for name in ("mps", "limits")
         )
@@ -59,4 +59,4 @@ class MpsSupervisor:
                     await self._report(await asyncio.to_thread(self._setup.mps.supervise))
             except Exception:  # a failed check must not end the supervision
                 log.exception("MPS daemons not checked this time")
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._interval_s)

@@ -109,10 +109,10 @@ class InstanceRegistry:
             raise RetryableError(f"cannot be changed: {error.strerror}", where=str(self._folder)) from error
         self._state = state
 
-    def watch(self, changed: Callable[[bool], None], every: float = POLL_INTERVAL_S) -> None:
+    def watch(self, changed: Callable[[bool], None], interval_s: float = POLL_INTERVAL_S) -> None:
         """Call `changed` on the running loop with the value of `is_leader` whenever it changes."""
         self._task = asyncio.get_running_loop().create_task(
-            self._watch(changed, self.is_leader(), every), name="instances"
+            self._watch(changed, self.is_leader(), interval_s), name="instances"
         )
 
     def close(self) -> None:
@@ -121,9 +121,9 @@ class InstanceRegistry:
             self._task.cancel()
         os.close(self._handle)
 
-    async def _watch(self, changed: Callable[[bool], None], known: bool, every: float) -> None:
+    async def _watch(self, changed: Callable[[bool], None], known: bool, interval_s: float) -> None:
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
             try:
                 now = self.is_leader()
             except RetryableError as error:

@@ -1,8 +1,8 @@
 """Keeps the view of a ledger up to date that agents of a rolling update share.
 
-Without the lease an agent has the ledger's state of its own last lease. The agent that acts on a reclaim notice may
-serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares in this time must be
-released too. So it acquires the lease at short intervals while another agent runs.
+Without the lease an agent has the state of the ledger at the end of its last lease. The agent that acts on a reclaim
+notice may serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares in this time
+must be released too. So it acquires the lease at short intervals while another agent runs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dra_agent import _native
 log = logging.getLogger(__name__)
 
 START_STOP_S = 10.0
-"""Seconds between a stop signal that arrives during the start and the end of the process, whatever blocks."""
+"""Seconds between a stop signal that arrives during the start and the end of the process, even if a call blocks."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -78,7 +78,7 @@ def is_uid(text: str) -> bool:
 def claim_device(uid: str, device: str, share_id: str | None = None) -> str:
     """Return the name of a claim's device in its spec. It contains the uid, because runtimes cache devices by name.
 
-    Each share is a device of its own, because a claim may hold two shares of one device.
+    Each share is a separate device, because a claim may hold two shares of one device.
     """
     name = f"{check_uid(uid)}-{device}"
     return f"{name}-{share_id}" if share_id else name

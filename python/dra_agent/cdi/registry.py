@@ -254,6 +254,6 @@ def describe(edits: ContainerEdits) -> Iterator[str]:
     for hook in edits.hooks:
         yield f"run {hook.hook_name} hook {' '.join(hook.args or (hook.path,))}"
     if edits.intel_rdt is not None:
-        yield f"join resource control class {edits.intel_rdt.clos_id or '(of its own)'}"
+        yield f"join resource control class {edits.intel_rdt.clos_id or '(a new one)'}"
     for gid in edits.additional_gids:
         yield f"add group {gid}"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 _NUMA, _ROOT, _PRODUCT, _TYPE = "numaNode", "pcieRoot", "productName", "type"
-"""Last parts of attribute names, with whatever prefix a driver publishes them."""
+"""Last parts of attribute names, which drivers publish with different prefixes."""
 
 
 class _Cluster(NamedTuple):

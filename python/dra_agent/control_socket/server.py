@@ -43,14 +43,14 @@ _UCRED = struct.Struct("3i")
 class Server:
     """Serves one socket from `start` to `stop`."""
 
-    def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = CHECK_INTERVAL_S) -> None:
-        """`line_limit`: bytes of one request; `every`: seconds between two checks of the socket."""
+    def __init__(self, path: Path, handler: Handler, *, line_limit: int, interval_s: float = CHECK_INTERVAL_S) -> None:
+        """`line_limit`: bytes of one request; `interval_s`: seconds between two checks of the socket."""
         self.path = path
         self._handler = handler
         self._line_limit = line_limit
         self._server: asyncio.Server | None = None
         self._inode = 0
-        self._every = every
+        self._interval_s = interval_s
         self._keeping: asyncio.Task[None] | None = None
         self._clients: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -109,7 +109,7 @@ class Server:
         """Listen again if the path has no listener: the other agent stopped, or the file was removed."""
         logged = ""
         while True:
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._interval_s)
             try:
                 if not _has_no_listener(self.path, self._inode):
                     continue

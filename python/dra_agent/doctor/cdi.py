@@ -74,7 +74,7 @@ def _own(context: CheckContext) -> Iterator[Finding]:
 
 
 _NO_DIRECTORIES = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "debugfs"})
-"""File systems of the kernel, in which users make no directories of their own."""
+"""File systems of the kernel, in which users create no directories."""
 
 
 def _file_system(path: Path) -> str:

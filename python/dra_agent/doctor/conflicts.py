@@ -83,7 +83,7 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
                 message = f"{message}; both publish {named}, and the second claim for a device fails at prepare"
                 yield problem(message, where, hint)
             else:
-                yield warning(f"{message}; each device is published by one of them, whichever came first", where, hint)
+                yield warning(f"{message}; each device is published by the agent that was first", where, hint)
 
 
 def _withheld(state_dir: Path) -> set[str]:

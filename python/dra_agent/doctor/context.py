@@ -47,7 +47,7 @@ class SystemCommandRunner:
     """The programs of this machine."""
 
     def find(self, name: str) -> str | None:
-        """Look the program up where root's programs are too, whatever the caller's PATH."""
+        """Find the program; also in the directories of root's programs, which may be missing in PATH."""
         return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
 
     def run(self, argv: Sequence[str]) -> CommandResult:

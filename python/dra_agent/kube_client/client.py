@@ -146,7 +146,7 @@ class ApiClient:
         """Yield every change after `resource_version`, without end.
 
         The server ends a watch from time to time; it is resumed without a gap. Raises GoneError if that is
-        too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
+        too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is advanced, so
         that another watch can continue after such an error. `opened` is called when the server has accepted the watch.
         """
         empty = 0

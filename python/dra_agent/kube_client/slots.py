@@ -7,7 +7,7 @@ import threading
 from collections import Counter, deque
 
 MAX_REQUESTS = 8
-"""Requests that run at once, and so the connections that carry them. Watches have connections of their own."""
+"""Requests that run at once, and so the connections that carry them. Watches have separate connections."""
 MAX_REQUESTS_OF_A_RESOURCE = 6
 """Of one resource: a hundred claims that are read must not keep a taint from being written."""
 

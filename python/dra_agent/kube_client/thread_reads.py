@@ -1,4 +1,4 @@
-"""Reads of single objects on any thread: blocking, over kept connections of their own, without the event loop.
+"""Reads of single objects on any thread: blocking, over separate kept-alive connections, without the event loop.
 
 A claim is read on the thread that prepares it, which saves two changes of threads and asyncio's TLS. Only the common
 cases are handled: a complete response with an object or an error. For all others the caller sends the request on the
@@ -71,7 +71,7 @@ class ThreadReads:
             response = connection.get(path, identity.authorization, deadline_s)
         except TimeoutError:
             if time.monotonic() < deadline_s:
-                return None  # connecting has a timeout of its own
+                return None  # connecting has a separate timeout
             raise
         except (OSError, h11.ProtocolError, ValueError):
             return None

@@ -24,7 +24,7 @@ class CallWatchdog:
         self._running = False
 
     def add(self, deadline_s: float, late: Callable[[], None]) -> object:
-        """Have `late` called at `deadline_s`, in the time of time.monotonic, on a thread of its own; returns a key.
+        """Have `late` called at `deadline_s`, in the time of time.monotonic, on a separate thread; returns a key.
 
         Raises RuntimeError if no thread can be started; nothing is called then.
         """

@@ -1,6 +1,6 @@
 """Handlers of a gRPC server with threads, for coroutines and asynchronous generators of the event loop.
 
-Each call has a thread of its own, which waits for the event loop. A call whose client has gone is canceled.
+Each call has its own thread, which waits for the event loop. A call whose client has gone is canceled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
 
 class _OnPool:
-    """A handler on threads of its own, so that other calls that hang leave some for it."""
+    """A handler with its own threads, so that other calls that hang leave some for it."""
 
     def __init__(self, handle: Callable[[Any, Context], Any], pool: ThreadPoolExecutor) -> None:
         self._handle = handle

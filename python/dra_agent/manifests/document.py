@@ -42,7 +42,7 @@ class Document:
         return _line(self._node, field)
 
     def items(self, field: str) -> list[Document]:
-        """The entries of a list as documents of their own."""
+        """The entries of a list as separate documents."""
         node = _child(self._node, field)
         children = node[1].value if node is not None else []
         return [Document(value, child) for value, child in zip(self.value[field], children, strict=True)]

@@ -22,7 +22,7 @@ Check = Callable[[], list[str]]
 """Returns failures; empty if healthy."""
 
 CONNECTION_TIMEOUT_S = 10.0
-"""Seconds from the start to the end of a connection, whatever the client does."""
+"""Seconds from the start to the end of a connection, independent of the client."""
 MAX_CONNECTIONS = 16
 """Maximum open connections; one more closes the oldest."""
 MAX_REQUEST_BYTES = 16 << 10

@@ -174,7 +174,7 @@ class NvmlWorker:
         return self._result(call, arguments)
 
     def close(self) -> None:
-        """End the process, with whatever it is doing; its handles are of no use any more."""
+        """End the process and its calls; its handles become invalid."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         # The reader ends it. One that waits in the kernel goes when the kernel lets it.

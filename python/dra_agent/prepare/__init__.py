@@ -1,4 +1,4 @@
-"""From an allocated claim to devices that a container can use: never two holders of one, whatever crashes when."""
+"""From an allocated claim to devices that a container can use; no crash leads to two holders of one device."""
 
 from __future__ import annotations
 

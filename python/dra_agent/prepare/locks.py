@@ -31,7 +31,7 @@ MAX_SETUP_WAITERS = 32
 SLOW_AFTER_S = 5.0
 """Seconds after which a holder counts as slow: longer than a set-up usually takes, for shares come in bursts."""
 SETUP_TIMEOUT_S = 15.0
-"""Seconds that a set-up waits for a lock of its own, inside of a call that is given 40."""
+"""Seconds that a set-up waits for its own lock, within a call that has 40 seconds."""
 MAX_CACHED_FILES = 128
 """Lock files that stay open for the next holder: opening one costs as much as the rest of a lock."""
 _HOLDER_BYTES = 120

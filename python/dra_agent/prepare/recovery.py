@@ -1,6 +1,6 @@
 """Repairs the state of earlier agents: started claims, prepared claims, and files of claims that hold nothing.
 
-Each claim is repaired by a call of its own, so that one that hangs delays neither the others nor the agent. Claims that
+Each claim is repaired by a separate call, so that one that hangs delays neither the others nor the agent. Claims that
 an exited process started are also undone when another claim needs their devices: work on a claim holds the locks of all
 its devices, so a started claim with free locks is abandoned.
 """

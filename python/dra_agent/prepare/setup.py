@@ -58,7 +58,7 @@ class SetupOutcome:
 
 @runtime_checkable
 class OrphanCleaner(Protocol):
-    """A set-up with state files of its own, which can outlive the ledger entry."""
+    """A set-up with its own state files, which can outlive the ledger entry."""
 
     def prune(self, is_held: Callable[[str], bool]) -> None:
         """Undo set-ups whose state files are of claims that hold nothing.
@@ -125,7 +125,7 @@ class DeviceSetup(Protocol):
 
         Raises:
             RetryableError: The deadline passed. A change of hardware does not start after it; one that has started has
-                a timeout of its own.
+                another timeout.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Publishes the node's devices as ResourceSlices, with the fewest writes, whatever the API server does.
+"""Publishes the node's devices as ResourceSlices, with the fewest writes, also while the API server fails.
 
 The package `slices` computes the desired slices; this package reads, writes and retries.
 """

@@ -60,7 +60,7 @@ class Planner:
         return self._of_this_pool(self._context.inventory())
 
     def fingerprint(self, inventory: Inventory) -> int:
-        """Equal for equal desired slices, whatever is published now."""
+        """Equal for equal desired slices, independent of the published ones."""
         return SliceRequest(inventory, node=self._context.node, driver=self._context.driver).fingerprint
 
     async def plan(self) -> list[Write]:

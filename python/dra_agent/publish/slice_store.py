@@ -73,7 +73,7 @@ class SliceStore:
         """Whether the first list is complete: before it the published slices are unknown."""
 
     def kept(self, pool: str) -> list[CachedSlice]:
-        """The slices of one pool, whatever their generation."""
+        """The slices of one pool, of all generations."""
         return [found for found in self._slices.values() if found.pool == pool]
 
     def all(self) -> Iterable[CachedSlice]:

@@ -1,7 +1,7 @@
 """Follows the reclaim, and writes the notice files of all claims that have one.
 
 The write of a change starts before the taints are published, and the taints wait for it for a short time only. Each
-directory has a writer of its own, which retries: one that cannot be written delays neither the others nor the taints.
+directory has its own writer, which retries: one that cannot be written delays neither the others nor the taints.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class SignalSource(Protocol):
         """Poll and report until cancelled."""
 
     async def released(self) -> None:
-        """Every claim of the host was released: whatever the source holds back for this host need not wait longer.
+        """Every claim of the host was released: an event that the source delays for this host can proceed.
 
         Repeated while it is true.
         """

@@ -25,7 +25,7 @@ _MEMORY_MODES = {
 
 
 def supported_modes(dies: int) -> tuple[str, ...]:
-    """Return the modes of a chip, whatever its memory mode is."""
+    """Return the modes of a chip in all memory modes."""
     return _BY_DIES.get(dies, ())
 
 

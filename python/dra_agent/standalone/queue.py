@@ -1,6 +1,6 @@
 """The queue of claims: waiting claims are allocated in the order in which they came, and allocated claims are prepared.
 
-A claim that does not fit does not block later ones, as in kube-scheduler, but is tried first whenever a device is
+A claim that does not fit does not block later ones, as in kube-scheduler, but is tried first each time a device is
 released. Every step is persisted before the next one starts, so an interrupted step is continued at the next start.
 """
 
@@ -370,7 +370,7 @@ class ClaimQueue:
             attempt()
         except Exception as error:  # a defect of one set-up must not end the work for other claims
             if not isinstance(error, AgentError):
-                log.exception("claim could not be moved along", extra={"claim": uid})
+                log.exception("claim could not be reconciled", extra={"claim": uid})
             with self._lock:
                 wait = self._retries.failed(uid)
                 self._messages[uid] = f"{error}; next try in {wait:.0f} s"

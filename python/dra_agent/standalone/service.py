@@ -1,7 +1,7 @@
-"""Standalone mode as one running part: store, queue and socket, and the loop that moves claims along.
+"""Standalone mode as one running part: store, queue, socket, and the loop that allocates and prepares claims.
 
 Allocating happens on one worker thread, preparing and releasing on one for each claim: the event loop never waits for a
-disk or a vendor library, and no claim for another's device.
+disk or a vendor library, and no claim waits for another claim's device.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StandaloneService:
         self._slices = slices
         self._validator = Validator(validate)
         self._wake = asyncio.Event()
-        self._crew = ClaimWorkers(self._wake.set)
+        self._workers = ClaimWorkers(self._wake.set)
         self.queue = ClaimQueue(
             self.store,
             node=node,
@@ -93,29 +93,29 @@ class StandaloneService:
             allocate=allocate,
             preparer=preparer,
             clock=time.monotonic,
-            run=self._crew.run,
+            run=self._workers.run,
         )
         self._server = Server(self.socket, self._handle, line_limit=MAX_LINE_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
         self._stepper = ThreadPoolExecutor(1, thread_name_prefix="allocate")
-        self._stuck: list[str] = []
-        self._moved = asyncio.Condition()
+        self._hung_calls: list[str] = []
+        self._step_done = asyncio.Condition()
         self._steps = 0
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
     def hung_calls(self) -> list[str]:
         """Calls that a stop did not wait for."""
-        return self._stuck
+        return self._hung_calls
 
     async def start(self) -> None:
-        """Bring the claims that are there back to where they were, then listen.
+        """Restore the stored claims, then listen.
 
-        Claims that wait are tried once the agent listens, so many as there may be.
+        Waiting claims are tried after that, because there may be thousands.
         """
-        self._crew.start()
+        self._workers.start()
         await self._step()
-        await self._crew.done(timeout_s=START_TIMEOUT_S)
+        await self._workers.done(timeout_s=START_TIMEOUT_S)
         await self._server.start()
         self._loop_task = asyncio.create_task(self._run(), name="claims")
 
@@ -130,11 +130,11 @@ class StandaloneService:
         ends = {
             "allocating claims": _shut_down(self._stepper),
             "answering requests": _shut_down(self._worker),
-            "preparing or releasing claims": self._crew.stop(),
+            "preparing or releasing claims": self._workers.stop(),
         }
         tasks = {asyncio.create_task(end, name=operation) for operation, end in ends.items()}
         _, under_way = await asyncio.wait(tasks, timeout=STOP_AFTER_S)
-        self._stuck = sorted(task.get_name() for task in under_way)
+        self._hung_calls = sorted(task.get_name() for task in under_way)
         for task in under_way:
             task.cancel()
         self.store.close()
@@ -158,10 +158,10 @@ class StandaloneService:
                 while True:
                     # Claims that are being prepared can be released only after that.
                     await self._step()
-                    if not await self._crew.done():
+                    if not await self._workers.done():
                         break
         except TimeoutError:
-            log.warning("claims are still being prepared or released", extra={"claims": self._crew.in_flight})
+            log.warning("claims are still being prepared or released", extra={"claims": self._workers.in_flight})
         self._wake.set()
 
     async def change_reason(self, why: str) -> None:
@@ -183,8 +183,8 @@ class StandaloneService:
 
     async def wait_for_step(self, steps_before: int) -> None:
         """Wait until there are more than `steps_before` steps."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self._steps != steps_before)
+        async with self._step_done:
+            await self._step_done.wait_for(lambda: self._steps != steps_before)
 
     async def resume(self) -> None:
         """Allocate and prepare again, in the old order."""
@@ -201,7 +201,7 @@ class StandaloneService:
             try:
                 retry = await self._step()
             except Exception:  # a failure of one claim must not affect the others
-                log.exception("claims could not be moved along")
+                log.exception("claims could not be reconciled")
                 retry = 5.0
 
     async def _step(self) -> float | None:
@@ -209,12 +209,12 @@ class StandaloneService:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._stepper, step)
         finally:
-            async with self._moved:
+            async with self._step_done:
                 self._steps += 1
-                self._moved.notify_all()
+                self._step_done.notify_all()
 
     async def _wait_settled(self, uids: Collection[str]) -> None:
-        """Wait until these claims were brought along, for a bounded time; others' devices keep no request waiting."""
+        """Wait until these claims have a result, for a bounded time; a device of another claim delays no request."""
         self._wake.set()
         now = asyncio.get_running_loop().time
         first_deadline, deadline = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
@@ -228,7 +228,7 @@ class StandaloneService:
                     remaining_s = (deadline if tried else first_deadline) - now()
                     if remaining_s <= 0:
                         return
-                    await self._moves(steps_before, remaining_s)
+                    await self._wait_for_step_after(steps_before, remaining_s)
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
@@ -283,7 +283,7 @@ class StandaloneService:
             remaining_s = deadline - asyncio.get_running_loop().time()
             if view.phase in ("Prepared", "Failed") or remaining_s <= 0:
                 return view
-            await self._moves(steps_before, remaining_s)
+            await self._wait_for_step_after(steps_before, remaining_s)
 
     async def _delete(self, request: Delete) -> bool:
         if request.kind == CLASS:
@@ -300,14 +300,14 @@ class StandaloneService:
             remaining_s = deadline - asyncio.get_running_loop().time()
             if remaining_s <= 0:
                 return False
-            await self._moves(steps_before, remaining_s)
+            await self._wait_for_step_after(steps_before, remaining_s)
 
-    async def _moves(self, steps_before: int, timeout_s: float) -> None:
+    async def _wait_for_step_after(self, steps_before: int, timeout_s: float) -> None:
         """Wait for the completion of a step after the first `steps_before` steps."""
-        async with self._moved:
+        async with self._step_done:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await self._moved.wait_for(lambda: self._steps != steps_before)
+                    await self._step_done.wait_for(lambda: self._steps != steps_before)
 
     def _state(self) -> Object:
         return {

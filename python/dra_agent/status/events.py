@@ -21,8 +21,10 @@ from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor
 
 log = logging.getLogger(__name__)
 
-BURST, EVERY = 20.0, 3.0
-"""Writes at once, and seconds for one more after that."""
+MAX_BURST = 20.0
+"""Writes at once."""
+WRITE_INTERVAL_S = 3.0
+"""Seconds for one more write after that."""
 REPEAT_AFTER_S = 60.0
 """Seconds between two writes of one Event's count."""
 SERIES_EXPIRE_AFTER_S = 1800.0
@@ -128,8 +130,8 @@ class EventRecorder:
         driver: str,
         node: str,
         *,
-        burst: float = BURST,
-        every: float = EVERY,
+        burst: float = MAX_BURST,
+        interval_s: float = WRITE_INTERVAL_S,
         repeat: float = REPEAT_AFTER_S,
         retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
@@ -137,7 +139,7 @@ class EventRecorder:
         self._driver = driver
         self.node = node
         self._burst = burst
-        self._every = every
+        self._interval_s = interval_s
         self._repeat = repeat
         self._tokens = burst
         self._refilled = 0.0
@@ -223,11 +225,11 @@ class EventRecorder:
 
     async def _take_token(self) -> None:
         now = self._loop.time()
-        self._tokens = min(self._burst, self._tokens + (now - self._refilled) / self._every)
+        self._tokens = min(self._burst, self._tokens + (now - self._refilled) / self._interval_s)
         self._refilled = now
         self._tokens -= 1
         if self._tokens < 0:
-            await asyncio.sleep(-self._tokens * self._every)
+            await asyncio.sleep(-self._tokens * self._interval_s)
 
     async def _write_with_retries(self, series: _Series) -> None:
         backoff = Backoff(first=1.0, longest=30.0)

@@ -1,4 +1,4 @@
-"""Samples all devices at an interval, on threads of its own.
+"""Samples all devices at an interval, on separate threads.
 
 Devices are read one after the other. One that takes too long is left behind on its thread, and is not read again until
 that call returns; the others do not wait for it.
@@ -124,7 +124,7 @@ class Sampler:
             if (sample := samples.get(name)) is not None:
                 problems = accounting.add(claim, name, sample, now, period_s)
                 failures += [TelemetryFailure("counters", name, problem) for problem in problems]
-        # Whatever their state: a claim is prepared again after a reboot, and keeps its counters.
+        # In every state: a claim is prepared again after a reboot, and keeps its counters.
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
         self._report(failures)
         accounting.save(failures, now, period_s)
@@ -138,7 +138,7 @@ class Sampler:
                     self.sample()
                 else:
                     self._accounting, self._snapshot = None, TelemetrySnapshot()
-            except Exception:  # telemetry must not end, whatever one sample meets
+            except Exception:  # telemetry must continue after any error of one sample
                 if not self._stopping.is_set():
                     log.exception("telemetry: a sample failed")
             self._stopping.wait(max(0.0, self._interval_s - (time.monotonic() - began)))

@@ -1,6 +1,6 @@
 //! Values by name in little memory: a sorted list, whose names and values can be shared between objects.
 //!
-//! The devices of a cluster have nearly the same attributes on every node. A map of its own for each device takes ten times
+//! The devices of a cluster have nearly the same attributes on every node. A separate map for each device takes ten times
 //! the memory.
 
 use std::collections::{BTreeMap, HashMap};

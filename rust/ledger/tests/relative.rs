@@ -8,7 +8,7 @@ use std::process::Command;
 use dra_ledger::{Entry, Ledger};
 use serde_json::json;
 
-/// Runs the test of this name again, alone, in a directory of its own.
+/// Runs the test of this name again, alone, in a separate directory.
 #[test]
 fn a_relative_state_directory_is_created() {
     if std::env::var_os("DRA_LEDGER_RELATIVE").is_some() {

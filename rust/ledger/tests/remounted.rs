@@ -15,7 +15,7 @@ use dra_ledger::{Error, FileSystem, Ledger};
 
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Runs the test of this name again, alone, in a mount namespace of its own where `DRA_LEDGER_STATE` is read-only.
+/// Runs the test of this name again, alone, in a new mount namespace where `DRA_LEDGER_STATE` is read-only.
 /// Skipped where mounting is not permitted.
 #[test]
 fn a_file_system_that_was_remounted_read_only_can_be_read() {

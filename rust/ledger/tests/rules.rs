@@ -237,7 +237,7 @@ fn what_a_newer_version_wrote_survives_compaction_and_reopening() {
             "an unknown phase is not reported as prepared"
         );
         assert!(ledger.report().damage.is_empty());
-        // It holds its device, whatever its phase means.
+        // It holds its device in an unknown phase too.
         assert!(matches!(
             ledger.start(claim("x", json!([{"pool": "p", "device": "d"}])), true),
             Err(Error::Held(_))

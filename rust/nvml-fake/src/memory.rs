@@ -15,7 +15,7 @@ struct MemoryUse {
     used: u64,
 }
 
-/// A GPU without memory of its own (GB10) supports no version of the call (kubernetes-sigs/dra-driver-nvidia-gpu#1073).
+/// A GPU without dedicated memory (GB10) supports no version of the call (kubernetes-sigs/dra-driver-nvidia-gpu#1073).
 fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Code> {
     if gpu.memory_bytes == 0 {
         return Err(Code::NOT_SUPPORTED);

@@ -30,9 +30,9 @@ class Identity:
     """The service account of one driver's agents, created from the chart's templates for that driver."""
 
     def __init__(self, cluster: Cluster, driver: str, default: str, values: tuple[str, ...] = ()) -> None:
-        """Install it; the `default` driver uses the namespace dra-agent, another one a namespace of its own.
+        """Install it; the `default` driver uses the namespace dra-agent, another one a separate namespace.
 
-        An identity with `values` of the chart, each as "podEviction=delete", has a namespace of its own, too.
+        An identity with `values` of the chart, each as "podEviction=delete", has a separate namespace, too.
         """
         self.cluster = cluster
         is_default = driver == default and not values

@@ -1,4 +1,4 @@
-"""The same with two agents of a rolling update: they agree, whichever is called, killed or hangs."""
+"""The same with two agents of a rolling update: they agree, if either is called, killed or hangs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ are merged.
 {{- end }}
 {{- end }}
 
-{{/* Not empty if an agent has a network namespace of its own, so that a NetworkPolicy applies to it. */}}
+{{/* Not empty if an agent has its own network namespace, so that a NetworkPolicy applies to it. */}}
 {{- define "dra-agent.podNetwork" -}}
 {{- $agents := dict "root" . }}
 {{- include "dra-agent.agents" $agents }}

@@ -70,7 +70,7 @@ def required_node_edits(nodes: Iterable[HostNode], *, device: str) -> ContainerE
 def node_edits(paths: Iterable[tuple[str, str]], *, device: str, optional: bool = False) -> ContainerEdits:
     """Return the edits for nodes, given as (path in the container, path on the host).
 
-    Type and numbers are always set, so that no runtime looks them up by a path of its own.
+    Type and numbers are always set, so that no runtime looks them up by another path.
 
     Raises:
         RetryableError: A path is not a device node, or is missing and not `optional`.

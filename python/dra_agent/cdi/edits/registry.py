@@ -41,7 +41,7 @@ class EditProviders:
         if PASSTHROUGH in device.identity:
             return passed_through
         if any(node.role in {"vfio", "vfio-control"} for node in device.nodes):
-            return plain  # for a virtual machine or a user space driver, whatever the device is
+            return plain  # for a virtual machine or a user space driver, for every kind of device
         if device.family == "nic":
             return network
         if device.family == "gpu" and device.vendor in GPU_VENDORS.values():

@@ -90,7 +90,7 @@ def _last_line(log: str) -> str:
 
 
 def _mount(libc: ctypes.CDLL, shm: str) -> None:
-    _check(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
+    _check(libc.unshare(_CLONE_NEWNS), "a new mount namespace")
     # Mounts made here must not be visible to other processes.
     _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
     _check(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")

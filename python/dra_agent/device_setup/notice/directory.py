@@ -63,7 +63,7 @@ class NoticeDirectory:
             try:
                 folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
                 self._check(folder)
-                folder.chmod(_DIRECTORY_MODE)  # whatever the umask is
+                folder.chmod(_DIRECTORY_MODE)  # independent of the umask
                 atomic_file.remove_leftovers(folder)
                 self._replace(folder)
             except OSError as error:

@@ -92,7 +92,7 @@ class Bundle:
     def add(self, name: str, timeout_s: float, work: Callable[[], Content | Files | None]) -> None:
         """Collect a part on a thread that is abandoned at the deadline: a driver may never return.
 
-        Whatever the part raises is the reason why it is missing.
+        An error of the part is the reason why it is missing.
         """
         found: list[Files] = []
         failed: list[str] = []

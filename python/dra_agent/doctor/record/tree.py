@@ -90,7 +90,7 @@ DEV = (
     *("dri/*", "dri/by-path/*", "accel/*", "infiniband/*"),
 )
 _PRIVATE_FILES = frozenset({"vpd", "config", "rom", "serial_number"})
-"""Never read, whatever a pattern matches."""
+"""Never read, even if a pattern matches."""
 _OF_LINKS = ("sys/bus/pci/devices", "sys/class/")
 """Folders whose links a wildcard follows; elsewhere `driver` and `subsystem` would lead through the whole of /sys."""
 _SKIPPED = frozenset({"power", "msi_irqs"})

@@ -1,4 +1,4 @@
-"""AMD GPUs that claims divide: described as a whole and as the partitions of every mode, whatever mode they are in.
+"""AMD GPUs that claims divide: described as a whole and as the partitions of every mode, in every mode.
 
 That holds while KFD shows them half rebuilt, too, for as long as a change of the mode takes.
 """

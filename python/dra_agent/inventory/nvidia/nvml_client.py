@@ -323,7 +323,7 @@ class NvmlClient:
     def _let_go_of_failed(self) -> None:
         """Drop an exited worker, and end one that hangs for too long while no other call is pending.
 
-        Likewise one whose driver was replaced or leaves, whatever calls are pending.
+        Likewise one whose driver was replaced or is being removed, even with calls pending.
         """
         process, now = self._process, time.monotonic()
         if process is None:

@@ -65,7 +65,7 @@ class _Event(msgspec.Struct, rename="pascal"):
 class Session:
     """Reads paths with a token that is renewed before it expires and when the service rejects it.
 
-    Each path has a connection of its own: one that hangs must not keep an interruption notice waiting.
+    Each path has its own connection: one that hangs must not delay an interruption notice.
     """
 
     def __init__(self, connect: Callable[[], MetadataService], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -190,7 +190,7 @@ class AwsSource:
         if action.action not in ("terminate", "stop", "hibernate"):
             raise SourceError(f"instance-action {printable(action.action)!r} is not known")
         now = response.received
-        # Hibernation starts at once, whatever the time is.
+        # Hibernation starts at once, independent of the time.
         if action.action == "hibernate":
             deadline, deadline_note = now, ""
         else:

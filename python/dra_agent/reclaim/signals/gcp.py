@@ -182,7 +182,7 @@ class GcpSource:
                 value.recall(signal)
 
     async def run(self, sink: SignalSink) -> None:
-        """Keep one question waiting for each value, on a connection of its own."""
+        """Keep one long-polling request for each value, on its own connection."""
         try:
             async with asyncio.TaskGroup() as group:
                 for name, value in self._values.items():

@@ -22,21 +22,21 @@ PollFunction = Callable[[], Awaitable[Sequence[Signal]]]
 class PollSchedule:
     """Delays between polls, in seconds."""
 
-    def __init__(self, every: float, *, spread: Callable[[], float] = random.random) -> None:
+    def __init__(self, interval_s: float, *, spread: Callable[[], float] = random.random) -> None:
         """`spread` returns numbers from 0 to 1."""
-        self._every = every
+        self._interval_s = interval_s
         self._spread = spread
         self._failures = 0
 
     def after_success(self) -> float:
         """Return the delay after a successful poll."""
         self._failures = 0
-        return self._jittered(self._every)
+        return self._jittered(self._interval_s)
 
     def after_failure(self, retry_after: float | None) -> float:
         """Return the delay after a failed poll: twice as long each time, and at least Retry-After."""
         self._failures += 1
-        backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._every))
+        backoff = min(self._interval_s * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._interval_s))
         return self._jittered(max(backoff, retry_after or 0.0))
 
     def _jittered(self, seconds: float) -> float:

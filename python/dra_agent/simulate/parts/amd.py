@@ -146,7 +146,7 @@ def mi210(address: str, card: int, render: int, *, machine: str, hive: int = 0) 
 
 
 def mi250x(address: str, die: int, *, machine: str) -> Function:
-    """One of the two dies of an MI250X: each is a PCI function with memory of its own, and GPU of its own in KFD.
+    """One of the two dies of an MI250X: each is a PCI function with its own memory, and a separate GPU in KFD.
 
     The name is spelled as in the FRU of the MI200 series.
     """

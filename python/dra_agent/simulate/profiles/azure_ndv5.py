@@ -1,4 +1,4 @@
-"""An Azure ND H100 v5: each GPU and each InfiniBand function has a VMBus channel and a PCI domain of its own.
+"""An Azure ND H100 v5: each GPU and each InfiniBand function has its own VMBus channel and PCI domain.
 
 The guest does not see the switches of the host: GPU and adapter of a pair have different roots.
 """

@@ -1,4 +1,4 @@
-"""A DGX Spark: one GB10, a GPU without memory of its own, in PCI domain 000f of an Arm machine."""
+"""A DGX Spark: one GB10, a GPU without dedicated memory, in PCI domain 000f of an Arm machine."""
 
 from __future__ import annotations
 

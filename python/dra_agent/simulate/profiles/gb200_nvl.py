@@ -1,6 +1,6 @@
 """A compute tray of a GB200 NVL72: four GPUs of an NVLink fabric over many hosts, and two Grace CPUs.
 
-Every device has a PCI domain of its own. The memory of each GPU is a NUMA node without CPUs, with seven more that are
+Every device has its own PCI domain. The memory of each GPU is a NUMA node without CPUs, with seven more that are
 reserved for its MIG instances; the GPU's own `numa_node` is that of its CPU.
 """
 

@@ -1,4 +1,4 @@
-"""Four L40S on root ports of their own, without NVLink; an adapter with virtual functions shares a root with a GPU."""
+"""Four L40S each on its own root port, without NVLink; an adapter with virtual functions shares a root with a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four MI250X: each is two GPUs, with an address, memory and render node of their own, in a NUMA node of one socket.
+"""Four MI250X: each is two GPUs, each with its own address, memory and render node, in a NUMA node of one socket.
 
 Source: the layout that the documentation of the systems Frontier and LUMI shows (buses c1 to de, NUMA nodes 3, 1, 0
 and 2); figures: AMD data sheet. Assumed: root ports, separate ids of both GPUs of a card, front side.

@@ -1,4 +1,4 @@
-"""Four MI300A: APUs, each in a PCI domain and a NUMA node of its own, whose memory it shares with its CPU cores.
+"""Four MI300A: APUs, each in its own PCI domain and NUMA node, whose memory it shares with its CPU cores.
 
 Source: modes and memory: kernel source (aqua_vanjaram.c, gmc_v9_0.c, amdgpu_amdkfd.c); figures: AMD data sheet.
 Assumed: one PCI domain for each APU, root ports, front side.

@@ -1,4 +1,4 @@
-"""Eight MI300X, each behind three switches (two of the board, one of its own) that it shares in part with an adapter.
+"""Eight MI300X, each behind three switches (two of the board, one for each GPU), which an adapter shares in part.
 
 So a GPU and its adapter are PXB, not PIX: the path between them has more than one switch.
 """

@@ -1,4 +1,4 @@
-"""The host of the profile mi300x with the driver of Linux 6.18: each partition has an id of its own.
+"""The host of the profile mi300x with the driver of Linux 6.18: each partition has its own id.
 
 Source: recording of the profile mi300x; ids, names and files of amdgpu: kernel source, see `roles.amd.LINUX_6_18`.
 """

@@ -1,4 +1,4 @@
-"""A virtual machine with eight virtual functions of MI300X, each in a PCI domain of its own.
+"""A virtual machine with eight virtual functions of MI300X, each in its own PCI domain.
 
 Source: files of a virtual function: kernel source (amdgpu_gfx.c, aqua_vanjaram.c); PCI id: amdgpu.ids of libdrm.
 Assumed: addresses, one render node for each function, memory.

@@ -31,7 +31,7 @@ class IntelSource:
         self._functions = host.sysfs / "bus/pci/devices"
 
     def can_read(self, device: Device) -> bool:
-        """Return whether the values are the device's: a virtual function has no sensors of its own."""
+        """Return whether the values are the device's: a virtual function has no sensors."""
         return "parent" not in device.identity and device.name == device_name("gpu", device.pci_address)
 
     def read(self, device: Device) -> DeviceSample | None:

@@ -1,7 +1,7 @@
 """NVIDIA GPUs and MIG devices, through the NVML process that the inventory has started.
 
 It never starts the library: while a claim binds a GPU to another driver, or a driver container is replaced, the library
-must stay closed. Its calls have lanes of their own, so that a query of the inventory does not wait for them.
+must stay closed. Its calls have separate lanes, so that a query of the inventory does not wait for them.
 """
 
 from __future__ import annotations

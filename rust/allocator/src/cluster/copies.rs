@@ -1,6 +1,6 @@
 //! How many copies of claims fit, one after another: on each node alone, and in total.
 //!
-//! A copy is what one more pod would get. The copies that were placed are kept in a layer of their own above the held claims,
+//! A copy is what one more pod would get. The copies that were placed are kept in a separate layer above the held claims,
 //! so neither the cluster nor other queries see them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
