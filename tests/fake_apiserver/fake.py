@@ -93,6 +93,11 @@ class FakeApi:
                 self.store.changed.notify_all()
 
     @property
+    def open_connections(self) -> int:
+        """Number of connections that neither side has closed."""
+        return 0 if self._server is None else self._server.open_connections
+
+    @property
     def url(self) -> str:
         return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._parse_path.getsockname()[1]}"
 
@@ -263,6 +268,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore disconnected clients."""
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
 
     def break_connections(self) -> None:
         for connection in list(self._connections):

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +24,12 @@ from dra_agent.kube_client import (
     ThrottledError,
     UnavailableError,
     connect,
+    name_lookup,
 )
 from dra_agent.kube_client.config import read_kubeconfig
 from dra_agent.kube_client.credentials import CHECK_INTERVAL_S, Credentials
 from dra_agent.kube_client.http import HttpTransport
-from dra_agent.kube_client.slots import MAX_REQUESTS_OF_A_RESOURCE
+from dra_agent.kube_client.slots import MAX_REQUESTS_OF_A_RESOURCE, RequestSlots
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.certificates import Authority
 from fake_apiserver.fake import FakeApi
@@ -272,3 +274,92 @@ def test_a_surplus_response_is_not_that_of_the_next_request(tmp_path: Path) -> N
                     assert await api.get(NODES, "n1") == {}
 
         asyncio.run(main())
+
+
+def test_the_lookup_of_a_name_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, lookups = threading.Event(), []
+
+    def hang(*arguments: Any, **options: Any) -> Any:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror
+        lookups.append(arguments)
+        answered.wait()
+        raise socket.gaierror
+
+    path = kubeconfig_of("http://api.example.com:6443", tmp_path)
+
+    async def main() -> None:
+        async with connect(path) as api:
+            monkeypatch.setattr(socket, "getaddrinfo", hang)
+            for _ in range(3):
+                with pytest.raises(UnavailableError, match=r"no response within 0\.05 s"):
+                    read(api, timeout=0.05)
+            assert len(lookups) == 1, "a lookup that hangs is not started again"
+            answered.set()
+            await eventually_async(lambda: read(api) is None and len(lookups) > 1)
+
+    asyncio.run(main())
+
+
+def test_all_addresses_of_a_name_share_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float | None] = []
+
+    def refuse(sock: socket.socket, address: Any) -> None:
+        timeouts.append(sock.gettimeout())
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (f"192.0.2.{last}", 6443)) for last in (1, 2, 3)
+    ]
+    with pytest.raises(ConnectionRefusedError):
+        name_lookup.connect(found, time.monotonic() + DEADLINE_S)
+    assert len(timeouts) == len(set(timeouts)) == 3, "each gets what the others left"
+    timeouts.clear()
+    with pytest.raises(TimeoutError):
+        name_lookup.connect(found, time.monotonic())
+    assert not timeouts
+
+
+def test_connections_of_old_credentials_are_closed(node: FakeApi, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    respond, now = threading.Event(), [0.0]
+    path = node.kubeconfig(tmp_path / "kubeconfig", tokenFile="token")
+
+    async def main() -> None:
+        credentials = Credentials(lambda: read_kubeconfig(path), clock=lambda: now[0])
+        async with ApiClient(HttpTransport(credentials)) as api:
+            assert read(api)
+            await asyncio.gather(*(api.get(NODES, "n1") for _ in range(3)))
+            await eventually_async(lambda: node.open_connections == node.connections)
+            node.hang(60, times=1, path="/nodes/", when=respond)
+            late = asyncio.create_task(asyncio.to_thread(read, api))
+            requests = len(node.requests)
+            await eventually_async(lambda: len(node.requests) == requests + 1)
+            replace(token, "new\n")
+            now[0] = CHECK_INTERVAL_S + 1
+            before = node.connections
+            await api.get(NODES, "n1")
+            assert node.connections == before + 1
+            respond.set()
+            assert await late
+            await eventually_async(lambda: node.open_connections == 1, "only the new one is open")
+
+    asyncio.run(main())
+
+
+def test_a_slot_is_released_after_the_event_loop_has_ended() -> None:
+    slots = RequestSlots(1, 1)
+    assert slots.try_acquire("nodes")
+
+    async def wait() -> Coroutine[Any, Any, None]:
+        request = slots.acquire("nodes")
+        request.send(None)
+        return request
+
+    waiting = asyncio.run(wait())
+    assert slots.waiting == 1
+    slots.release("nodes")
+    assert slots.waiting == 0 and slots.try_acquire("nodes")
+    waiting.close()

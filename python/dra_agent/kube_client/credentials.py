@@ -153,7 +153,12 @@ class Credentials:
         self._printed: ExecCredentials | None = None
         self._running = asyncio.Lock()
         self._identity: Identity | None = None
+        self._watchers: list[Callable[[], None]] = []
         self._load()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever the identity has changed, on the thread of the event loop."""
+        self._watchers.append(changed)
 
     def _load(self) -> None:
         self._checked_at = self._clock()
@@ -225,6 +230,8 @@ class Credentials:
     def _changed(self) -> None:
         self.version += 1
         self._identity = Identity(self.version, self.access, self._authorization(), self._context, self._printed)
+        for changed in self._watchers:
+            changed()
 
     def _authorization(self) -> str | None:
         token = self._printed.token if self._printed is not None else self._token

@@ -70,6 +70,7 @@ class HttpTransport:
         self._slots = RequestSlots()
         self._thread_reads = ThreadReads(credentials, lambda: self._count("GET"))
         self._counting = threading.Lock()
+        credentials.watch(self._close_outdated)
         self.requests: dict[str, int] = {}
         """How many were sent, by method; a try that is repeated counts twice."""
 
@@ -232,6 +233,14 @@ class HttpTransport:
             connection.close()
         return await open_connection(access.server, context, server_name=access.server_name, version=version)
 
+    def _close_outdated(self) -> None:
+        """Close kept connections of earlier credentials; a request that runs keeps its connection until it ends."""
+        version = self._credentials.version
+        for connection in [one for one in self._idle if one.version != version]:
+            self._idle.remove(connection)
+            connection.close()
+        self._thread_reads.close_outdated()
+
     def _drop(self, connection: Connection) -> None:
         self._in_flight.discard(connection)
         connection.close()
@@ -239,7 +248,8 @@ class HttpTransport:
     def _keep(self, connection: Connection) -> None:
         self._in_flight.discard(connection)
         kept = MAX_REQUESTS if self._slots.waiting else _MAX_IDLE
-        if connection.reusable and not self._closed and len(self._idle) < kept:
+        is_current = connection.version == self._credentials.version
+        if is_current and connection.reusable and not self._closed and len(self._idle) < kept:
             self._idle.append(connection)
         else:
             connection.close()

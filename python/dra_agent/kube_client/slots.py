@@ -63,12 +63,19 @@ class RequestSlots:
 
     def release(self, resource: str) -> None:
         """Release a slot, on any thread; the first waiting request that may run gets it."""
-        with self._lock:
-            self._used -= 1
-            self._running[resource] -= 1
-            granted = self._next()
-        if granted is not None:
-            granted[1].get_loop().call_soon_threadsafe(self._grant, *granted)
+        while True:
+            with self._lock:
+                self._used -= 1
+                self._running[resource] -= 1
+                granted = self._next()
+            if granted is None:
+                return
+            resource, turn = granted
+            try:
+                turn.get_loop().call_soon_threadsafe(self._grant, resource, turn)
+            except RuntimeError:  # its loop is closed: the request has ended
+                continue
+            return
 
     def _next(self) -> tuple[str, asyncio.Future[None]] | None:
         for at, entry in enumerate(self._waiting):

@@ -21,12 +21,15 @@ import h11
 from dra_agent import __version__
 from dra_agent.kube_client.connection import CONNECT_TIMEOUT_S, MAX_HEADERS_BYTES, set_keepalive
 from dra_agent.kube_client.credentials import Credentials, Identity
+from dra_agent.kube_client.name_lookup import NameLookup, connect
 
 MAX_IDLE = 4
 """Connections that are kept for the next read."""
 MAX_BODY_BYTES = 8 << 20
 """Maximum bytes of a response that is read here: etcd stores at most 1.5 MiB (--max-request-bytes)."""
 _CHUNK_BYTES = 1 << 16
+_MIN_TIMEOUT_S = 0.001
+"""Seconds; a socket with a timeout of 0 does not wait at all."""
 
 
 class Response:
@@ -52,6 +55,7 @@ class ThreadReads:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._closed = False
+        self._names = NameLookup()
 
     def get(self, path: str, timeout: float) -> Response | None:
         """Return the response to a GET of `path`; None if the request is to be sent on the event loop.
@@ -91,6 +95,14 @@ class ThreadReads:
         for connection in running:
             connection.shut_down()
 
+    def close_outdated(self) -> None:
+        """Close the kept connections of earlier credentials; a read that runs keeps its connection until it ends."""
+        with self._lock:
+            outdated = [one for one in self._idle if one.version != self._credentials.version]
+            self._idle = [one for one in self._idle if one not in outdated]
+        for connection in outdated:
+            self._drop(connection)
+
     def _take(self, identity: Identity) -> _Connection | None:
         while True:
             with self._lock:
@@ -102,7 +114,7 @@ class ThreadReads:
             self._drop(connection)
 
     def _connect(self, identity: Identity, deadline_s: float) -> _Connection | None:
-        connection = _Connection(identity, min(CONNECT_TIMEOUT_S, deadline_s - time.monotonic()))
+        connection = _Connection(identity, self._names, min(deadline_s, time.monotonic() + CONNECT_TIMEOUT_S))
         with self._lock:
             if not self._closed:
                 self._open.add(connection)
@@ -113,7 +125,8 @@ class ThreadReads:
     def _keep(self, connection: _Connection) -> None:
         if connection.reusable:
             with self._lock:
-                if not self._closed and len(self._idle) < MAX_IDLE:
+                is_current = connection.version == self._credentials.version
+                if is_current and not self._closed and len(self._idle) < MAX_IDLE:
                     self._idle.append(connection)
                     return
         self._drop(connection)
@@ -127,8 +140,8 @@ class ThreadReads:
 class _Connection:
     """A connection that carries one request after the other, each within its deadline."""
 
-    def __init__(self, identity: Identity, timeout: float) -> None:
-        """Connect; raises OSError, ValueError for a name that no certificate can have."""
+    def __init__(self, identity: Identity, names: NameLookup, deadline_s: float) -> None:
+        """Connect; raises OSError, TimeoutError at the deadline, ValueError for a name that no certificate can have."""
         access = identity.access
         parts = urlsplit(access.server)
         host = parts.hostname or ""
@@ -138,8 +151,10 @@ class _Connection:
         self.reusable = False
         """Whether another request may be sent: the last response was read completely."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
-        sock = socket.create_connection((host, parts.port or (443 if identity.context else 80)), max(0.001, timeout))
+        port = parts.port or (443 if identity.context else 80)
+        sock = connect(names.addresses(host, port, deadline_s), deadline_s)
         try:
+            sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             set_keepalive(sock)
             if identity.context is not None:

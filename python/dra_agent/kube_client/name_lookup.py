@@ -1,0 +1,67 @@
+"""Looks up names of servers on threads: getaddrinfo(3) may wait for a minute, and takes no deadline."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from dra_agent.daemon_threads import DaemonExecutor
+
+MAX_LOOKUPS = 2
+"""Lookups that run at once. There is one server, and another one after a change of the kubeconfig."""
+
+Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+"""As getaddrinfo returns it."""
+
+
+class NameLookup:
+    """A lookup that hangs is waited for again, and not started again."""
+
+    def __init__(self) -> None:
+        self._executor = DaemonExecutor(MAX_LOOKUPS, "lookup")
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, int], Future[Sequence[Address]]] = {}
+
+    def addresses(self, host: str, port: int, deadline_s: float) -> Sequence[Address]:
+        """Return the addresses of a host; `deadline_s` is in seconds of `time.monotonic()`.
+
+        Raises OSError, and TimeoutError at the deadline.
+        """
+        with suppress(socket.gaierror):
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        with self._lock:
+            lookup = self._running.get((host, port))
+            if lookup is None:
+                lookup = self._running[host, port] = self._executor.submit(self._look_up, host, port)
+        return lookup.result(max(0.0, deadline_s - time.monotonic()))
+
+    def _look_up(self, host: str, port: int) -> Sequence[Address]:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        finally:
+            with self._lock:
+                self._running.pop((host, port), None)
+
+
+def connect(addresses: Sequence[Address], deadline_s: float) -> socket.socket:
+    """Connect to the first address that accepts. Raises OSError; TimeoutError at the deadline, which all share."""
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, address in addresses:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            break
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(remaining_s)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
