@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import select
+import shlex
 import socket
 import subprocess
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent import child
+from dra_agent.simulate.nvidia_smi import TOOL
 from preloaded.server import FORKED_MODULES
 
 Fork = Callable[[Mapping[str, Any], Sequence[int]], int]
@@ -35,7 +37,10 @@ _host: tuple[object, ...] = ()
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """A process that is forked if it runs one of `FORKED_MODULES` in the environment of this process."""
+    """A process that is forked if it runs one of `FORKED_MODULES` in the environment of this process.
+
+    Also if a script of a simulated host does, in the environment that it sets.
+    """
 
     _status = -1
     """The end of a pipe that receives the exit status of a fork."""
@@ -49,16 +54,10 @@ class ForkedProcess(subprocess.Popen[Any]):
         args, _, preexec, _, pass_fds, cwd, env = arguments[:7]
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
         session = arguments[21]
-        if preexec is None and _is_forked(args, env):
+        if preexec is None and (program := _forked_program(args, env)) is not None:
             streams = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
-            request = {
-                "module": args[_interpreter],
-                "arguments": args[_interpreter + 1 :],
-                "environment": dict(os.environ if env is None else env),
-                "directory": os.fspath(cwd) if cwd is not None else os.getcwd(),  # noqa: PTH109
-                "session": session,
-                "files": [0, 1, 2, *pass_fds],
-            }
+            directory = os.fspath(cwd) if cwd is not None else os.getcwd()  # noqa: PTH109
+            request = {"directory": directory, **program, "session": session, "files": [0, 1, 2, *pass_fds]}
             if self._forked(request, [*streams, *pass_fds]):
                 self._child_created = True
                 self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
@@ -160,16 +159,48 @@ def start_interpreters() -> Iterator[None]:
         _fork = before
 
 
-def _is_forked(args: Any, env: Mapping[str, str] | None) -> bool:
-    return (
-        _fork is not None
-        and isinstance(args, list)
-        and len(args) > _interpreter
-        and args[_interpreter] in FORKED_MODULES
-        and args[: _interpreter + 1] == child.command(args[_interpreter])
+def _forked_program(args: Any, env: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """Return the part of a request that describes the program; None for one that is not forked."""
+    if _fork is None or not isinstance(args, list) or _this_host() != _host:
+        return None
+    if len(args) <= _interpreter:
+        return _tool_of_simulated_host(args)
+    module, arguments = args[_interpreter], args[_interpreter + 1 :]
+    if (
+        module in FORKED_MODULES
+        and args[: _interpreter + 1] == child.command(module)
         and (env is None or _start_variables(env) == _start_variables(os.environ))
-        and _this_host() == _host
-    )
+    ):
+        return {
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(os.environ if env is None else env),
+        }
+    return _tool_of_simulated_host(args)
+
+
+def _tool_of_simulated_host(args: list[Any]) -> dict[str, Any] | None:
+    """Return the program that a script of `child.script` becomes, with the directory and environment that it sets."""
+    tool, *arguments = args
+    if os.path.basename(tool) != TOOL.name:  # noqa: PTH119
+        return None
+    try:
+        words = shlex.split(Path(tool).read_text(), comments=True)
+    except (OSError, ValueError):  # another program of that name
+        return None
+    if words[:2] != ["cd", child.WORKING_DIRECTORY] or words[2:6] != ["&&", "exec", "env", "-i"]:
+        return None
+    variable, command = words[6], words[7:]
+    module = command[_interpreter]
+    if module not in FORKED_MODULES or command[: _interpreter + 1] != child.command(module) or command[-1] != "$@":
+        return None
+    name, _, value = variable.partition("=")
+    return {
+        "module": module,
+        "arguments": [*command[_interpreter + 1 : -1], *arguments],
+        "environment": {name: value},
+        "directory": child.WORKING_DIRECTORY,
+    }
 
 
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:

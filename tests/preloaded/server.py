@@ -34,40 +34,63 @@ FORKED_MODULES = (
     "dra_agent.nvml.recording_worker",
     "dra_agent.nvml.replay_worker",
     "dra_agent.nvml.worker",
+    "dra_agent.simulate.nvidia_smi_tool",
 )
 """Modules of child processes that are forked: those that tests start most often."""
 MODULES = (
     *FORKED_MODULES,
     "dra_agent.agent.agent",
     "dra_agent.agent.hook_server",
+    "dra_agent.agent.kubernetes_mode",
     "dra_agent.agent.mps_supervisor",
     "dra_agent.agent.setup_registry",
     "dra_agent.agent.standalone_mode",
     "dra_agent.agent.webhook_runner",
     "dra_agent.cdi.directory",
+    "dra_agent.cdi.edits.nvidia",
     "dra_agent.cdi.edits.registry",
     "dra_agent.cdi.metadata",
+    "dra_agent.cli.agent_config",
     "dra_agent.cli.agent_view",
     "dra_agent.cli.claim",
+    "dra_agent.cli.claim_apply",
     "dra_agent.cli.claims",
     "dra_agent.cli.connection",
     "dra_agent.cli.devices",
+    "dra_agent.cli.doctor",
+    "dra_agent.cli.explain_standalone",
     "dra_agent.cli.reclaim",
     "dra_agent.cli.run",
     "dra_agent.cli.shown_host",
+    "dra_agent.cli.slices_template",
+    "dra_agent.cli.topology",
     "dra_agent.cli.webhook",
+    "dra_agent.device_setup.amd",
+    "dra_agent.device_setup.mig",
+    "dra_agent.device_setup.net",
     "dra_agent.device_setup.shares",
+    "dra_agent.device_setup.timeslice",
+    "dra_agent.device_setup.vfio",
+    "dra_agent.inventory.amd",
+    "dra_agent.inventory.nvidia.backend",
     "dra_agent.manifests",
     "dra_agent.metrics.registry",
     "dra_agent.prepare.ledger_reader",
     "dra_agent.simulate",
+    "dra_agent.simulate.kernel",
+    "dra_agent.simulate.nvidia_smi_report",
+    "dra_agent.simulate.profiles.dgx_h100",
+    "dra_agent.simulate.profiles.vm_1gpu",
+    "dra_agent.telemetry.control",
+    "dra_agent.topology.tree",
     "preloaded.children",
     "pynvml",
     "rich.console",
     "rich.table",
+    "rich.tree",
     "yaml",
 )
-"""What an agent in standalone mode, the webhook and common commands import. No module of these starts a thread."""
+"""What agents, the webhook and common commands import. No module of these starts a thread."""
 
 
 RECORDED = "DRA_AGENT_MUTANTS_TRACE"
@@ -171,6 +194,8 @@ def main() -> int:
     sys.path.insert(1, os.path.dirname(sys.path[0]))  # noqa: PTH120
     for module in MODULES:
         importlib.import_module(module)
+    # Otherwise each agent does at its start, which takes longer than the rest of it.
+    sys.modules["dra_agent.msgspec_warmup"].build_decoders()
     gc.collect()
     gc.freeze()
     request = _Server(requests, listening).serve()

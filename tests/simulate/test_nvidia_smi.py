@@ -30,6 +30,7 @@ def smi(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([host.nvidia_smi, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("real_children")
 def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "host"
     devices = [device for device in collect(host, scan(host)).devices if device.vendor == "nvidia"]
