@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from dra_agent.simulate.machine import Machine, NumaNode
 from dra_agent.simulate.tree import Tree
 
@@ -80,6 +82,7 @@ def _numa_node(number: int, node: NumaNode, tree: Tree) -> None:
         )
 
 
+@cache
 def parse(text: str) -> frozenset[int]:
     """`0-3,8` as a set."""
     cpus: set[int] = set()
@@ -90,6 +93,7 @@ def parse(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
+@cache
 def text(cpus: frozenset[int]) -> str:
     """A set as ranges."""
     ranges: list[tuple[int, int]] = []
@@ -101,6 +105,7 @@ def text(cpus: frozenset[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
+@cache
 def mask(cpus: frozenset[int]) -> str:
     """A set as comma-separated 32-bit words, highest first."""
     bits = sum(1 << cpu for cpu in cpus)

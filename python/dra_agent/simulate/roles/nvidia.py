@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache
 
 from dra_agent.simulate.machine import Machine, RoleContext
 from dra_agent.simulate.models import GpuModel
@@ -110,6 +111,7 @@ def plan_capabilities(machine: Machine, access: Access, tree: Tree) -> None:
         tree.directory(f"proc/driver/nvidia/capabilities/gpu{minor}")
 
 
+@cache
 def _mig_minors(highest: int) -> str:
     """Minors of all capabilities, as the driver numbers them (kernel-open/nvidia/nv-caps.c: 15 instances of 8)."""
     lines = ["config 1", "monitor 2"]
