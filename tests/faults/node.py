@@ -24,10 +24,10 @@ from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims
 from faults.disk import Disk
 from preloaded import Command
 
-PROFILE = "dgx-h100"
+PROFILE = "b200"
 DEADLINE_S = 600.0
 """For operations of seconds: a campaign runs for hours, on a machine with other load."""
-MIG_GPU, VFIO_GPU = "0000:1b:00.0", "0000:43:00.0"
+MIG_GPU, VFIO_GPU = "0000:11:00.0", "0000:29:00.0"
 FAILED_DISK_TIMEOUT_S = 5.0
 """For a claim on a disk that has failed, which may never become possible."""
 POLL_INTERVAL_S = 0.05
@@ -43,7 +43,7 @@ when = 'device.attributes["resource.kubernetes.io"].pciBusID == "{VFIO_GPU}"'
 _OWN = f'device.attributes["{DRIVER}"]'
 _SELECTORS = {
     "whole": f'{_OWN}.type == "gpu" && device.attributes["resource.kubernetes.io"].pciBusID != "{MIG_GPU}"',
-    "slice": f'{_OWN}.type == "mig" && {_OWN}.profile == "1g.10gb"',
+    "slice": f'{_OWN}.type == "mig" && {_OWN}.profile == "1g.23gb"',
     "passed": f'{_OWN}.type == "vfio"',
 }
 _READY = ("Prepared", "Unhealthy")
