@@ -20,10 +20,9 @@ Place = tuple[int, int, int]
 """Profile id, first slice, slices."""
 
 
-def create(library: NvmlClient, place: Place) -> object | None:
+def create(library: NvmlClient, device: object, place: Place) -> object | None:
     """Create an instance; None if the driver has no room for it."""
     profile, start, size = place
-    device = library.call("nvmlDeviceGetHandleByPciBusId", ADDRESS.encode(), about=ADDRESS)
     place_of = ctypes.byref(library.module.c_nvmlGpuInstancePlacement_t(start, size))
     try:
         made: object = library.call(
@@ -49,12 +48,12 @@ def test_pairs_that_fit_are_pairs_that_the_driver_creates(tmp_path: Path, model:
         places = [(profile.id, place.start, place.size) for profile in profiles for place in profile.placements]
         different: list[tuple[Place, Place]] = []
         for first in places:
-            made = create(library, first)
+            made = create(library, device, first)
             assert made is not None
             layout = PartitionLayout(profiles, [GpuInstance(0, first[0], Placement(*first[1:]))])
             for partition in layout.partitions:
                 second = (partition.profile.id, partition.placement.start, partition.placement.size)
-                other = create(library, second)
+                other = create(library, device, second)
                 if (other is not None) != layout.fits(partition):
                     different.append((first, second))
                 if other is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -28,30 +29,29 @@ HELM, UNIT = "Helm chart", "systemd/mig.conf"
 Build = Callable[..., Host]
 
 
+def built(folder: Path, access: Access, divided: bool, below_root: bool = False) -> Host:
+    """Build two GPUs, the first with two instances (1g at 4, 2g at 0) if `divided`, for processes with that access."""
+    root = folder / "host"
+    host = build_machine(PAIR, root)
+    if divided:
+        library = acquire(host.nvml_library, DEADLINE_S)
+        library.start()
+        library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+        inject.set_access(root, Access(instances=access.instances), PAIR)
+        make(library, ONE_G, 4, 1)
+        make(library, TWO_G, 0, 2)
+        library.close()
+    inject.set_access(root, access, PAIR)
+    driver_root = None
+    if below_root:
+        mount = driver_container.provide(root, Path("/run/nvidia/driver"))
+        driver_root = DriverRoot(mount, mount)
+    return Host(host.sysfs, host.dev, host.proc, host.nvml_library, driver_root=driver_root, state=folder / "state")
+
+
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Build two GPUs, the first with two instances (1g at 4, 2g at 0) if `divided`, for processes with that access."""
-
-    def built(access: Access, divided: bool, below_root: bool = False) -> Host:
-        host = build_machine(PAIR, tmp_path / "host")
-        if divided:
-            library = acquire(host.nvml_library, DEADLINE_S)
-            library.start()
-            library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
-            inject.set_access(tmp_path / "host", Access(instances=access.instances), PAIR)
-            make(library, ONE_G, 4, 1)
-            make(library, TWO_G, 0, 2)
-            library.close()
-        inject.set_access(tmp_path / "host", access, PAIR)
-        driver_root = None
-        if below_root:
-            mount = driver_container.provide(tmp_path / "host", Path("/run/nvidia/driver"))
-            driver_root = DriverRoot(mount, mount)
-        return Host(
-            host.sysfs, host.dev, host.proc, host.nvml_library, driver_root=driver_root, state=tmp_path / "state"
-        )
-
-    return built
+    return partial(built, tmp_path)
 
 
 def collect(host: Host, *rules: PartitionRule) -> Inventory:
@@ -130,11 +130,28 @@ CASES = {str(container): access for container in CONTAINERS if (access := contai
 CASES |= {f"host, sys_admin={admin}": host_service(sys_admin=admin) for admin in (False, True)}
 
 
+Look = Callable[[Access, str, bool], Inventory]
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Look:
+    """Look at a host with that access, in that mode, below a driver root or not.
+
+    Many containers have the same access, and so the same host.
+    """
+
+    @cache
+    def looked(access: Access, mode: str, below_root: bool) -> Inventory:
+        host = built(tmp_path_factory.mktemp("host"), access, mode == "on", below_root)
+        return collect(host, *((ALL,) if mode == "configured" else ()))
+
+    return looked
+
+
 @pytest.mark.parametrize(("name", "access"), CASES.items(), ids=CASES)
 @pytest.mark.parametrize("mode", ["off", "on", "configured"])
-def test_privileges_by_runtime_and_mode(build: Build, name: str, access: Access, mode: str) -> None:
-    host = build(access, mode == "on", below_root="driver-container" in name)
-    inventory = collect(host, *((ALL,) if mode == "configured" else ()))
+def test_privileges_by_runtime_and_mode(look: Look, name: str, access: Access, mode: str) -> None:
+    inventory = look(access, mode, "driver-container" in name)
     published, hints = of_first(inventory), [problem.hint or "" for problem in inventory.problems]
     assert {device.health for device in inventory.devices} == {"healthy"}
     lists = access.admin or access.config
