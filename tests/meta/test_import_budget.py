@@ -61,3 +61,26 @@ def test_claims_without_configuration_are_checked_without_the_set_ups() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     ).stdout.split()
     assert "dra_agent.agent.setup_registry" not in loaded
+
+
+def test_the_process_of_nvml_loads_few_modules() -> None:
+    code = "import sys; from dra_agent.nvml import worker; worker._pynvml(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    unused = {"subprocess", "shutil", "tempfile", "random", "lzma", "ctypes.util", "msgspec"}
+    assert unused.isdisjoint(loaded), f"it pulls in {sorted(unused & set(loaded))}"
+
+
+def test_the_agent_reads_gpus_without_pynvml(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from dra_agent.simulate import build;"
+        " from dra_agent.inventory.collector import Collector; from dra_agent.topology import scan;"
+        " from dra_agent.inventory.settings import InventorySettings, PartitionRule;"
+        " host = build('dgx-h100', Path(sys.argv[1]));"
+        " collector = Collector(host, InventorySettings(partition=(PartitionRule('true', 'mig'),)));"
+        " found = collector.collect(scan(host)); collector.close(); print(len(found.devices), *sys.modules)"
+    )
+    count, *loaded = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert int(count) > 8, "partitions are read too"
+    assert "pynvml" not in loaded

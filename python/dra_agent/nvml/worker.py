@@ -11,6 +11,7 @@ The imports are few because each is memory of every node with a GPU.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any
 
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
@@ -102,15 +104,33 @@ _OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_process
 CALLS = {call.__name__: call for call in _OWN}
 
 
+def _pynvml() -> ModuleType:
+    """Import pynvml without ctypes.util, of which it imports a function that it does not call.
+
+    ctypes.util imports subprocess, shutil and tempfile, which take 0.9 MiB.
+    """
+    if "ctypes.util" in sys.modules:
+        return importlib.import_module("pynvml")
+
+    def find_library(name: str) -> str | None:
+        return importlib.import_module("ctypes.util").find_library(name)  # type: ignore[no-any-return]
+
+    substitute = ModuleType("ctypes.util")
+    substitute.find_library = find_library  # type: ignore[attr-defined]
+    sys.modules["ctypes.util"] = substitute
+    try:
+        return importlib.import_module("pynvml")
+    finally:
+        del sys.modules["ctypes.util"]
+
+
 class WorkerServer:
     """Serves the calls of one agent."""
 
     def __init__(self, connection: socket.socket, generation: int, path: str) -> None:
-        import pynvml
-
         handles = Handles(generation)
-        self._module: Any = pynvml
-        self._codec = Codec(pynvml, handles.token, handles.address)
+        self._module: Any = _pynvml()
+        self._codec = Codec(self._module, handles.token, handles.address)
         self._connection = connection
         self._path = path
         self._loaded = not path

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dra_agent.driver_root import DriverMissingError, DriverRoot, Identity
 from dra_agent.errors import RetryableError
+from dra_agent.nvml import definitions
 from dra_agent.nvml.client import (
     BusyError,
     CallTimeoutError,
@@ -129,11 +129,8 @@ class NvmlClient:
 
     @property
     def module(self) -> ModuleType:
-        """pynvml: for its constants and structures; its functions are called through `call` only."""
-        import pynvml
-
-        module: ModuleType = pynvml
-        return module
+        """NVML's constants and structures by the names of pynvml; functions are called through `call` only."""
+        return definitions
 
     @property
     def generation(self) -> int:
@@ -382,14 +379,9 @@ class NvmlClient:
             module.NVML_ERROR_IRQ_ISSUE: "check the kernel log for interrupts that were not delivered",
             module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; contact its vendor",
         }.get(code)
-        if code not in _known_codes(module):
+        if code not in module.KNOWN_ERRORS:
             return NvmlError(f"{name}: {error} (error {code}, which this version of the agent does not know)", code)
         return NvmlError(f"{name}: {error}", code, hint)
-
-
-@cache
-def _known_codes(module: ModuleType) -> frozenset[int]:
-    return frozenset(getattr(module, name) for name in dir(module) if name.startswith("NVML_ERROR_"))
 
 
 _SHARING = threading.Lock()
