@@ -1,4 +1,4 @@
-"""Freed memory is returned to the kernel."""
+"""Threads share arenas, and freed memory is returned to the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 FRAGMENTED = """
 import ctypes
-from dra_agent.agent.housekeeping import trim
+from dra_agent.agent.malloc import trim
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -29,8 +29,40 @@ given = trim()
 print(given, before - resident())
 """
 
+THREADS = """
+import ctypes, threading
+from dra_agent.agent.malloc import limit_arenas
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim")
+print(limit_arenas())
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.fdopen.restype, libc.fdopen.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]
+libc.malloc_info.argtypes, libc.fflush.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+together = threading.Barrier(16)
+
+def allocate():
+    libc.malloc(1024)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(together.parties)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+output = libc.fdopen(1, b"w")
+libc.malloc_info(0, output)
+libc.fflush(output)
+"""
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
+
+
+def test_threads_share_arenas() -> None:
+    output = subprocess.run([sys.executable, "-uc", THREADS], check=True, capture_output=True, text=True).stdout
+    assert output.startswith("True")
+    assert output.count("<heap nr=") == 2
+
+
 def test_free_pages_below_a_used_page_are_returned() -> None:
     output = subprocess.run(
         [sys.executable, "-c", FRAGMENTED], check=True, capture_output=True, text=True

@@ -25,6 +25,7 @@ from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.liveness import BEAT_INTERVAL_S, READY, STOPPING, WATCHDOG, LivenessMonitor, Notifier
+from dra_agent.agent.malloc import limit_arenas
 from dra_agent.agent.mode import Mode, RunInThread
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.agent.reload import Reload
@@ -100,6 +101,7 @@ class Agent:
 
         While a notice is active and claims are not released, it continues until they are; a second signal ends it.
         """
+        limit_arenas()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()

@@ -12,27 +12,12 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
+from dra_agent.agent.malloc import trim
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.recovery import ExecutorRunner
-
-
-def trim() -> bool:
-    """Release free pages; return True if there were any. A no-op if the C library has no malloc_trim (musl).
-
-    Takes milliseconds, in which other threads wait for memory of the same arena: nothing for the way of a call.
-    """
-    import ctypes
-
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except AttributeError:
-        return False
-    trim.argtypes, trim.restype = (ctypes.c_size_t,), ctypes.c_int
-    return bool(trim(0))
-
 
 log = logging.getLogger(__name__)
 
