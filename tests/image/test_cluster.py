@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.kube import build as programs
-from cluster.kube import prerequisites
+from cluster.kube import prerequisites, readme
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import NAMESPACES, SLICES
 from cluster.kube.cluster import Cluster, running
@@ -146,6 +146,11 @@ def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
     assert not node.cdi_files(), "specs of claims"
     # What remains on a node (docs/how-to/install/image.md).
     assert (node.directory / "image-state").is_dir()
+
+
+def test_the_quickstart_runs_a_pod_with_the_image(cluster: Cluster, debug: Image, tmp_path: Path) -> None:
+    repository, _, tag = debug.name.rpartition(":")
+    readme.run(cluster, repository, tag, tmp_path, report="Kubernetes with the built image")
 
 
 def objects_of_the_release(cluster: Cluster) -> list[str]:
