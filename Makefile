@@ -225,7 +225,7 @@ test-packages: build ## install, upgrade and remove packages in a clean root und
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
 wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
-	@$(PY) deploy/wheel.py
+	@$(PY) deploy/wheel.py $(ARGS)
 
 sdist: $(SYNC) ## build the source distribution of the last commit, without binaries, in target/packages
 	@$(PY) deploy/sdist.py

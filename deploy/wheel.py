@@ -27,6 +27,8 @@ GLIBC = "2.28"
 EXTENSION = "dra_agent/_native.abi3.so"
 FAKE = "dra_agent/simulate/lib/libnvidia-ml.so.1"
 HOOK = "dra_agent/device_setup/lib/dra-agent-hook"
+# e_machine of ELF: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
+MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 def main() -> int:
@@ -34,12 +36,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "target/packages", help="directory of the wheel")
     parser.add_argument("--native", action="store_true", help="use the compiled parts of `make build`, for this glibc")
+    parser.add_argument(
+        "--machine",
+        choices=sorted(MACHINES),
+        default=platform.machine(),
+        help="of the wheel's hosts (default: this one); another one needs its Rust target and cross compiler",
+    )
     args = parser.parse_args()
+    if args.native and args.machine != platform.machine():
+        parser.error("--native is for this machine")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            built = (build_native if args.native else build_portable)(Path(folder))
+            built = build_native(Path(folder)) if args.native else build_portable(Path(folder), args.machine)
             remove_build_path(built, REPOSITORY)
-            check(built, None if args.native else GLIBC)
+            check(built, None if args.native else GLIBC, args.machine)
             args.output.mkdir(parents=True, exist_ok=True)
             print(shutil.move(built, args.output / built.name))
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
@@ -56,20 +66,33 @@ def build_native(folder: Path) -> Path:
     return built
 
 
-def build_portable(folder: Path) -> Path:
-    """Build an optimized wheel for GLIBC, and return its path."""
+def build_portable(folder: Path, machine: str) -> Path:
+    """Build an optimized wheel for GLIBC, and return its path.
+
+    zig links the extension and the fake NVML for another machine too; the static hook needs the libc.a of that machine,
+    which Debian's cross compiler has.
+    """
     if not (TOOLS / "bin/cargo-zigbuild").exists():
         run([sys.executable, "-m", "venv", TOOLS])
         run([TOOLS / "bin/pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
-    target = f"{platform.machine()}-unknown-linux-gnu"
+    target = f"{machine}-unknown-linux-gnu"
+    is_foreign = machine != platform.machine()
     cargo = ["--locked", "--profile", "dist"]
     run(["cargo", "zigbuild", *cargo, "--package", "dra-nvml-fake", "--target", f"{target}.{GLIBC}"])
     tag = f"manylinux_{GLIBC.replace('.', '_')}"
     maturin: list[str | Path] = [TOOLS / "bin/maturin", "build", *cargo, "--zig", "--compatibility", tag]
-    run([*maturin, "--auditwheel", "check", "--interpreter", sys.executable, "--out", folder])
+    maturin += ["--target", target] if is_foreign else ["--interpreter", sys.executable]
+    run([*maturin, "--auditwheel", "check", "--out", folder])
     (built,) = folder.glob("*.whl")
     compiled = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / target / "dist"
     replace(built, FAKE, (compiled / "libnvidia_ml.so").read_bytes())
+    if is_foreign:
+        # `make build` compiles the hook for this machine only.
+        linker = f"CARGO_TARGET_{target.upper().replace('-', '_')}_LINKER"
+        hook: list[str | Path] = ["cargo", "rustc", *cargo, "--package", "dra-agent-hook", "--bin", "dra-agent-hook"]
+        hook += ["--target", target, "--", "-C", "target-feature=+crt-static"]
+        run(hook, **{linker: os.environ.get(linker, f"{machine}-linux-gnu-gcc")})
+        replace(built, HOOK, (compiled / "dra-agent-hook").read_bytes())
     return built
 
 
@@ -95,24 +118,28 @@ def remove_build_path(wheel: Path, path: Path) -> None:
         replace(wheel, name, content.replace(f"file://{path}/".encode(), b"file:///src/"))
 
 
-def check(wheel: Path, glibc: str | None) -> None:
-    """Check that a wheel has every compiled part, and that each runs with a version of glibc, if one is given.
+def check(wheel: Path, glibc: str | None, machine: str) -> None:
+    """Check that a wheel has every compiled part for a machine, and that each runs with a version of glibc, if given.
 
     Raises:
-        ValueError: One is missing, or needs a newer glibc.
+        ValueError: One is missing, is for another machine, or needs a newer glibc.
     """
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted({EXTENSION, FAKE, HOOK} - set(archive.namelist())):
             raise ValueError(f"{wheel.name} has no {name}; run `make build`")
+        for name in (EXTENSION, FAKE, HOOK):
+            found = int.from_bytes(archive.read(name)[18:20], "little")
+            if found != MACHINES[machine]:
+                raise ValueError(f"{name} is for ELF machine {found}, not for {machine}")
         for name in (EXTENSION, FAKE) if glibc is not None else ():
             needed = {int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\b", archive.read(name))}
             if max(needed, default=0) > int(GLIBC.partition(".")[2]):
                 raise ValueError(f"{name} needs glibc 2.{max(needed)}, newer than {GLIBC}")
 
 
-def run(command: list[str | Path]) -> None:
+def run(command: list[str | Path], **variables: str) -> None:
     """Run a step with the tools first in PATH; its messages go to standard error."""
-    environment = os.environ | {"PATH": f"{TOOLS / 'bin'}:{os.environ['PATH']}"}
+    environment = os.environ | variables | {"PATH": f"{TOOLS / 'bin'}:{os.environ['PATH']}"}
     subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=sys.stderr, check=True)
 
 
