@@ -13,6 +13,7 @@ import msgspec
 
 from dra_agent.child import shared
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 
 _T = TypeVar("_T")
 
@@ -33,10 +34,10 @@ def query_subprocess(
     try:
         done = shared(module, deadline).run([], stdin, files)
         if done.status == 0:
-            return msgspec.json.decode(done.output, type=response_type)
+            return decode_json(done.output, type=response_type)
         operation = f"failed: {done.last_line}" if done.errors.strip() else f"failed: exit code {done.status}"
     except RetryableError as error:
         operation = error.message
-    except msgspec.MsgspecError as error:
+    except msgspec.DecodeError as error:
         operation = f"failed: {error}"
     raise RetryableError(f"asking the kernel {operation}", where="rtnetlink", hint=hint)

@@ -16,6 +16,7 @@ import msgspec
 
 from dra_agent import atomic_file
 from dra_agent.errors import UsageError
+from dra_agent.json_decode import decode_json
 
 FORMAT = 1
 MANIFEST, TREE, NVML = "manifest.json", "tree.jsonl", "nvml.jsonl"
@@ -142,15 +143,15 @@ def load_manifest(folder: Path) -> Manifest:
 
 def _decode(raw: bytes, path: Path) -> Manifest:
     try:
-        found = msgspec.json.decode(raw, type=_Format).format
+        found = decode_json(raw, type=_Format).format
         if found != FORMAT:
             raise UsageError(
                 f"has format {found}; this version of the agent reads format {FORMAT}",
                 where=str(path),
                 hint="use the version of dra-agent that made it, or record the host again",
             )
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        manifest = decode_json(raw, type=Manifest)
+    except msgspec.DecodeError as error:
         raise UsageError(f"not a manifest: {error}", where=str(path), hint=_HINT) from None
     if len(manifest.files) > MAX_FILES:
         raise UsageError(f"lists more than {MAX_FILES} files", where=str(path), hint=_HINT)
@@ -186,8 +187,8 @@ def parse_tree(content: bytes, where: str) -> list[Entry]:
         if number > MAX_ENTRIES:
             raise UsageError(f"more than {MAX_ENTRIES} entries", where=place, hint=_HINT)
         try:
-            entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            entry = decode_json(line, type=Entry)
+        except msgspec.DecodeError as error:
             raise UsageError(f"not an entry of a tree: {error}", where=place, hint=_HINT) from None
         if problem := _problem(entry):
             raise UsageError(problem, where=place, hint=_HINT)

@@ -12,6 +12,7 @@ import msgspec
 
 from dra_agent.device_setup.container_hook import LIMIT_TASK
 from dra_agent.errors import AgentError, PermanentError
+from dra_agent.json_decode import decode_json
 
 if TYPE_CHECKING:
     from dra_agent.control_socket.server import Server
@@ -56,8 +57,8 @@ class HookServer:
 
     async def _handle(self, line: bytes) -> bool:
         try:
-            task = msgspec.json.decode(line, type=_Task).task
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            task = decode_json(line, type=_Task).task
+        except msgspec.DecodeError as error:
             raise PermanentError(f"not understood: {error}", where="a hook's request") from error
         if task not in self._tasks:
             raise PermanentError(f"task {task!r} is not known to this agent", where="a hook's request")

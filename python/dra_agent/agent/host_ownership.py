@@ -19,6 +19,7 @@ from dra_agent.agent.config import Config
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.file_lock import keep_private, lock, try_lock
+from dra_agent.json_decode import decode_json
 from dra_agent.prepare.ownership import DeviceOwnership, Ownership, SimulatedOwnership
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,6 @@ def _lock_driver(path: Path, owner: str, config: Config) -> int:
 
 def _record(handle: int) -> _DriverRecord | None:
     try:
-        return msgspec.json.decode(os.pread(handle, 4096, 0).partition(b"\n")[0], type=_DriverRecord)
-    except msgspec.MsgspecError:
+        return decode_json(os.pread(handle, 4096, 0).partition(b"\n")[0], type=_DriverRecord)
+    except msgspec.DecodeError:
         return None

@@ -29,6 +29,7 @@ from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
+from dra_agent.json_decode import decode_json
 
 API_VERSION = "metadata.resource.k8s.io/v1beta1"
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
@@ -219,8 +220,8 @@ class _Document(msgspec.Struct):
 def generation_of(data: bytes) -> int | None:
     """Return the generation of a document that this agent wrote; None for anything else."""
     try:
-        return msgspec.json.decode(data, type=_Document).metadata.generation
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return decode_json(data, type=_Document).metadata.generation
+    except msgspec.DecodeError:
         return None
 
 

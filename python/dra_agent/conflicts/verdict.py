@@ -16,6 +16,7 @@ from dra_agent import atomic_file
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.other_drivers import ForeignDevice, identities_of
 from dra_agent.inventory.model import Device, Exclusion, Inventory
+from dra_agent.json_decode import decode_json
 
 SETTING = "second_manager"
 
@@ -118,6 +119,7 @@ def _counters(devices: Iterable[Device]) -> set[str]:
 
 
 NAME = "neighbours.json"
+_MAX_BYTES = 16 << 20
 
 
 class SavedConflicts(msgspec.Struct, frozen=True):
@@ -145,6 +147,6 @@ def delete(state_dir: Path) -> None:
 def load_conflicts(state_dir: Path) -> SavedConflicts:
     """Read it."""
     try:
-        return msgspec.json.decode((state_dir / NAME).read_bytes(), type=SavedConflicts)
-    except (OSError, msgspec.MsgspecError):
+        return decode_json(atomic_file.read(state_dir / NAME, _MAX_BYTES), type=SavedConflicts)
+    except (OSError, msgspec.DecodeError):
         return SavedConflicts()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dra_agent.errors import AgentError, NoSuchObjectError, PermanentError, RetryableError, UsageError
+from dra_agent.json_decode import decode_json
 
 _Request = TypeVar("_Request")
 
@@ -44,7 +45,7 @@ def decode_request(line: bytes, decoder: msgspec.json.Decoder[_Request]) -> _Req
     """Read one request of a client; raises UsageError for an invalid one."""
     try:
         return decoder.decode(line)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"not a request: {error}") from error
 
 
@@ -114,7 +115,12 @@ class Connection:
             raise RetryableError(
                 "the agent closed the connection before it responded", where=str(self._path), hint="repeat the command"
             )
-        response = msgspec.json.decode(received, type=Response)
+        try:
+            response = decode_json(received, type=Response)
+        except msgspec.DecodeError as error:
+            raise RetryableError(
+                "the response of the agent is incomplete", where=str(self._path), hint="repeat the command"
+            ) from error
         if response.failure is not None:
             raise_failure(response.failure)
         return response.result

@@ -9,6 +9,7 @@ import msgspec
 
 from dra_agent import atomic_file
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 
 _T = TypeVar("_T")
 
@@ -27,7 +28,7 @@ class StateFiles(Generic[_T]):
         """Return the content of a file; None without one. RetryableError if it cannot be read."""
         path = self.path(name)
         try:
-            return msgspec.json.decode(atomic_file.read(path, self._max_bytes), type=self._kind)
+            return decode_json(atomic_file.read(path, self._max_bytes), type=self._kind)
         except FileNotFoundError:
             return None
         except OSError as error:

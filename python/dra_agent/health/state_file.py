@@ -13,10 +13,12 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.health.hysteresis import ActiveIssue
+from dra_agent.json_decode import decode_json
 
 log = logging.getLogger(__name__)
 
 _NAME = "health.json"
+_MAX_BYTES = 16 << 20
 
 
 class _Contents(msgspec.Struct):
@@ -38,7 +40,7 @@ class HealthStateFile:
     def read(self) -> list[ActiveIssue]:
         """Return the active issues at the time of writing; empty if unknown."""
         try:
-            contents = msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+            contents = decode_json(atomic_file.read(self._path, _MAX_BYTES), type=_Contents)
         except FileNotFoundError:
             return []
         except (OSError, msgspec.DecodeError) as error:

@@ -15,6 +15,7 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
+from dra_agent.json_decode import decode_json
 from dra_agent.topology.model import Topology
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class MovedInterfaces:
         notes = {}
         for path in paths:
             try:
-                note = msgspec.json.decode(atomic_file.read(path, _MAX_BYTES), type=_Note)
+                note = decode_json(atomic_file.read(path, _MAX_BYTES), type=_Note)
             except (FileNotFoundError, PermissionError):
                 continue
             except (OSError, ValueError) as error:  # the set-up that owns the file sets a damaged one aside

@@ -23,6 +23,7 @@ from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
 from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PassthroughRule
+from dra_agent.json_decode import decode_json
 from dra_agent.topology.model import PciFunction as Function
 from dra_agent.topology.model import Topology
 
@@ -82,7 +83,7 @@ class VfioBindingStore:
         """
         path = self._path(address)
         try:
-            handover = msgspec.json.decode(atomic_file.read(path, _MOST), type=VfioBinding)
+            handover = decode_json(atomic_file.read(path, _MOST), type=VfioBinding)
             if handover.address != address:
                 raise msgspec.ValidationError(f"it is about {handover.address}")
         except FileNotFoundError:

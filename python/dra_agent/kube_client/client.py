@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import load_client_config
 from dra_agent.kube_client.credentials import Credentials
 from dra_agent.kube_client.errors import GoneError, UnavailableError, error_for_status
@@ -189,8 +190,8 @@ class ApiClient:
     def _event(self, line: bytes, request: Request) -> WatchEvent:
         where = f"API server {self.address}: watch {request.path}"
         try:
-            raw = msgspec.json.decode(line, type=_Raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raw = decode_json(line, type=_Raw)
+        except msgspec.DecodeError as error:
             raise UnavailableError(f"the watch returned an unknown message: {error}", where=where) from error
         if raw.type == "ERROR":
             status = raw.object.get("code") or _INTERNAL

@@ -22,6 +22,7 @@ import msgspec
 
 from dra_agent import user_file
 from dra_agent.errors import AgentError
+from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, ExecCommand, Pem
 from dra_agent.kube_client.connection import tls_context
 from dra_agent.kube_client.errors import UnavailableError
@@ -90,8 +91,8 @@ async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredent
         output = complaint.decode(errors="replace").strip()[-300:]
         raise UnavailableError(f"the command for credentials failed ({process.returncode}): {output}", where=where)
     try:
-        status = msgspec.json.decode(out, type=_Credential).status
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        status = decode_json(out, type=_Credential).status
+    except msgspec.DecodeError as error:
         raise UnavailableError(f"the command printed no ExecCredential: {error}", where=where) from error
     expires = status.expiration_timestamp
     if expires is not None and expires.tzinfo is None:

@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit
 import h11
 import msgspec
 
+from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.connection import ClosedError, Connection, open_connection
 from dra_agent.kube_client.credentials import Credentials
 from dra_agent.kube_client.errors import (
@@ -304,8 +305,8 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
 def _refusal(status: int, headers: dict[str, str], data: bytes, where: str) -> Exception:
     """Return the error of a complete response with a status of 400 or more."""
     try:
-        message = status_message(msgspec.json.decode(data))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        message = status_message(decode_json(data))
+    except msgspec.DecodeError:
         message = None
     wait = retry_after(headers.get("retry-after"))
     if message is None:
@@ -328,8 +329,8 @@ async def _foreign(connection: Connection, status: int, headers: dict[str, str],
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
-        document = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        document = decode_json(data)
+    except msgspec.DecodeError as error:
         raise UnavailableError(f"the response is not JSON: {_excerpt(data)}", where=where) from error
     if not isinstance(document, dict):
         raise UnavailableError(f"the response is not an object: {_excerpt(data)}", where=where)

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.json_decode import decode_json
+
 MAX_CALLS = 100_000
 MAX_LINE_BYTES = 1 << 20
 _MAX_DEPTH = 8
@@ -64,8 +66,8 @@ def parse(content: bytes) -> list[RecordedCall]:
         if number > MAX_CALLS or len(line) > MAX_LINE_BYTES:
             raise CallLogError(number, "more calls, or a longer line, than a log may have")
         try:
-            call = msgspec.json.decode(line, type=RecordedCall)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            call = decode_json(line, type=RecordedCall)
+        except msgspec.DecodeError as error:
             raise CallLogError(number, f"not a call: {error}") from None
         if problem := _problem(call):
             raise CallLogError(number, problem)

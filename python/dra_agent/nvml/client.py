@@ -21,6 +21,7 @@ import msgspec
 
 from dra_agent import child
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 from dra_agent.nvml.values import Codec, targets
 
 _MAX_LINE_BYTES = 16 << 20
@@ -225,7 +226,7 @@ class NvmlWorker:
         try:
             with self._socket.makefile("rb") as lines:
                 while (line := lines.readline(_MAX_LINE_BYTES)) and line.endswith(b"\n"):
-                    answer = msgspec.json.decode(line, type=_Answer)
+                    answer = decode_json(line, type=_Answer)
                     if answer.id == 0:
                         self._up.set()
                     with self._lock:
@@ -235,7 +236,7 @@ class NvmlWorker:
                         call.done.set()
         except OSError:
             pass  # reset: it ended while calls were on their way
-        except msgspec.MsgspecError as error:
+        except msgspec.DecodeError as error:
             why = f"NVML's process does not speak as agreed: {error}"
         self._process.kill()
         code = self._process.wait()

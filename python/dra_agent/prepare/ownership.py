@@ -21,6 +21,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.file_lock import keep_private, lock
 from dra_agent.inventory.model import Device
+from dra_agent.json_decode import decode_json
 from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry, Lookup
 
 log = logging.getLogger(__name__)
@@ -368,6 +369,6 @@ def _content(handle: int) -> bytes:
 
 def _decode(content: bytes) -> OwnerRecord | None:
     try:
-        return msgspec.json.decode(content.partition(b"\n")[0], type=OwnerRecord)
-    except msgspec.MsgspecError:
+        return decode_json(content.partition(b"\n")[0], type=OwnerRecord)
+    except msgspec.DecodeError:
         return None

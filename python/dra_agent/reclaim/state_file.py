@@ -23,6 +23,7 @@ from dra_agent import atomic_file
 from dra_agent.claim import ClaimRef
 from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 from dra_agent.reclaim.state import ReclaimState, next_boot
 from dra_agent.reclaim.status import ClaimReleaseStatus
 
@@ -89,7 +90,7 @@ class StateFile:
             log.error("the saved reclaim state cannot be read", extra={"problem": self.problem})
             return fresh
         try:
-            kept = msgspec.json.decode(text, type=_StateDocument)
+            kept = decode_json(text, type=_StateDocument)
         except msgspec.DecodeError as error:
             self._set_aside(str(error))
             return fresh
@@ -180,7 +181,7 @@ class ProgressFile:
         """Return the progress of that notice; empty if the file belongs to another one or is damaged."""
         fresh = SavedProgress(self.boot, noticed)
         try:
-            found = msgspec.json.decode(atomic_file.read(self._path, _MAX_PROGRESS_BYTES), type=_ProgressDocument)
+            found = decode_json(atomic_file.read(self._path, _MAX_PROGRESS_BYTES), type=_ProgressDocument)
         except FileNotFoundError:
             return fresh
         except OSError as error:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Store:
             row = self._connection.execute(
                 "SELECT body FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
             ).fetchone()
-        value: dict[str, Any] | None = msgspec.json.decode(row[0]) if row else None
+        value: dict[str, Any] | None = decode_json(row[0]) if row else None
         return value
 
     def list(self, kind: str) -> list[StoredObject]:
@@ -108,7 +109,7 @@ class Store:
                     (kind, last, ROWS_AT_A_TIME),
                 ).fetchall()
             for last, body in rows:
-                yield StoredObject(last, msgspec.json.decode(body))
+                yield StoredObject(last, decode_json(body))
             if len(rows) < ROWS_AT_A_TIME:
                 return
 
@@ -160,7 +161,7 @@ def _open(path: Path) -> sqlite3.Connection:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         for (body,) in connection.execute("SELECT body FROM objects"):
-            msgspec.json.decode(body, type=dict)
+            decode_json(body, type=dict)
     except msgspec.DecodeError as error:
         connection.close()
         raise sqlite3.DatabaseError(f"an object is not JSON: {error}") from error
@@ -196,7 +197,7 @@ def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
         try:
             row = connection.execute("SELECT * FROM objects WHERE position = ?", (position,)).fetchone()
             if row is not None:
-                msgspec.json.decode(row[4], type=dict)
+                decode_json(row[4], type=dict)
                 yield row
         except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError):
             continue

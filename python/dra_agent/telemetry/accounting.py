@@ -15,6 +15,7 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.claim import ClaimRef
 from dra_agent.errors import PermanentError
+from dra_agent.json_decode import decode_json
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import increase
 
@@ -65,10 +66,10 @@ def load(state_dir: Path) -> SavedTelemetry:
     """Read the file; empty if there is none. Raises PermanentError if it cannot be read or is damaged."""
     path = state_dir / STATE_FILE
     try:
-        return msgspec.json.decode(atomic_file.read(path, MAX_FILE_BYTES), type=SavedTelemetry)
+        return decode_json(atomic_file.read(path, MAX_FILE_BYTES), type=SavedTelemetry)
     except FileNotFoundError:
         return SavedTelemetry()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise PermanentError(
             f"the counters of claims cannot be read: {error}",
             where=str(path),

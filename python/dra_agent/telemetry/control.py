@@ -87,7 +87,7 @@ class TelemetryServer(Server):
     ) -> None:
         """`now` returns seconds since boot."""
         self._node = node
-        self._interval_s = interval_s
+        self._sampling_interval_s = interval_s
         self._snapshot = snapshot
         self._inventory = inventory
         self._entries = entries
@@ -98,7 +98,9 @@ class TelemetryServer(Server):
         decode_request(line, _requests)
         snapshot = self._snapshot()
         age_s = self._now() - snapshot.sampled_at if snapshot.sampled_at else None
-        return current_values(self._node, self._interval_s, age_s, snapshot, self._inventory(), self._entries())
+        return current_values(
+            self._node, self._sampling_interval_s, age_s, snapshot, self._inventory(), self._entries()
+        )
 
 
 def current_values(

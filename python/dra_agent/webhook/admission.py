@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.json_decode import decode_json
 from dra_agent.prepare.config import validate_object
 from dra_agent.prepare.setup import DeviceSetup, Kind
 from dra_agent.printable import printable
@@ -57,8 +58,8 @@ class MalformedReviewError(Exception):
 def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> ReviewResult:
     """Return the response to a review; raises MalformedReviewError."""
     try:
-        found = msgspec.json.decode(body, type=_Review)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        found = decode_json(body, type=_Review)
+    except msgspec.DecodeError as error:
         raise MalformedReviewError(f"not an AdmissionReview: {error}") from error
     if (found.api_version, found.kind) != (VERSION, "AdmissionReview"):
         raise MalformedReviewError(f"{found.kind} of {found.api_version} is not AdmissionReview of {VERSION}")

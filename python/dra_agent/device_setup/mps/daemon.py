@@ -21,6 +21,7 @@ from dra_agent.command import CompletedCommand, HostCommand
 from dra_agent.device_setup.mps.launch import stat_of
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.errors import RetryableError
+from dra_agent.json_decode import decode_json
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class MpsDaemon:
     def _record(self, reported: bytes) -> None:
         """Record the process of the daemon, so that it can be killed if it does not quit."""
         try:
-            daemon = msgspec.json.decode(reported, type=Daemon)
+            daemon = decode_json(reported, type=Daemon)
         except msgspec.DecodeError:
             return
         try:
@@ -160,7 +161,7 @@ class MpsDaemon:
 
     def _daemon(self) -> Daemon | None:
         try:
-            return msgspec.json.decode(atomic_file.read(self._paths.record, _MAX_RECORD_BYTES), type=Daemon)
+            return decode_json(atomic_file.read(self._paths.record, _MAX_RECORD_BYTES), type=Daemon)
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -17,6 +17,7 @@ from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.net.parameters import OriginalInterface
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.json_decode import decode_json
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class InterfaceMover:
     def move(self, line: bytes) -> bool:
         """Move the interface to the container; PermanentError or RetryableError with the reason if that fails."""
         try:
-            task = msgspec.json.decode(line, type=MoveTask)
+            task = decode_json(line, type=MoveTask)
         except msgspec.DecodeError as error:
             raise PermanentError(f"invalid: {error}", where="a request for an interface") from error
         uid = check_uid(task.claim)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from dra_agent.json_decode import decode_json
+
 FILE = "notice.json"
 """Its name in the directory of a claim."""
 KIND = "ReclaimNotice"
@@ -89,8 +91,8 @@ def encode(document: ReclaimNotice) -> bytes:
 def decode(data: bytes) -> ReclaimNotice | None:
     """Return the document of a file; None if this agent cannot read it."""
     try:
-        return msgspec.json.decode(data, type=ReclaimNotice)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return decode_json(data, type=ReclaimNotice)
+    except msgspec.DecodeError:
         return None
 
 

@@ -20,6 +20,7 @@ from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.json_decode import decode_json
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import SetupDevice
 
@@ -182,7 +183,7 @@ class Limiter:
     def apply(self, line: bytes) -> bool:
         """Limit a container to a share, on request of the hook. PermanentError or RetryableError if that fails."""
         try:
-            request = msgspec.json.decode(line, type=LimitRequest)
+            request = decode_json(line, type=LimitRequest)
         except msgspec.DecodeError as error:
             raise PermanentError(f"invalid: {error}", where="a request for a limit") from error
         uid = check_uid(request.claim)

@@ -13,6 +13,7 @@ from dra_agent import atomic_file
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.json_decode import decode_json
 
 FOLDER = "mig"
 """Below the state directory."""
@@ -63,14 +64,14 @@ def read_note(host: Host, address: str) -> OwnershipRecord:
         return empty
     path = note_path(host.state, address)
     try:
-        note = msgspec.json.decode(atomic_file.read(path, _MOST), type=OwnershipRecord)
+        note = decode_json(atomic_file.read(path, _MOST), type=OwnershipRecord)
     except FileNotFoundError:
         return empty
     except OSError as error:
         raise RetryableError(
             f"cannot be read: {error.strerror}", where=str(path), hint="allow the agent to access its state directory"
         ) from error
-    except msgspec.MsgspecError as error:
+    except msgspec.DecodeError as error:
         raise RetryableError(
             f"is not a record of MIG instances: {error}",
             where=str(path),

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from dra_agent.clock import STEADY
+from dra_agent.json_decode import decode_json
 from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, clamp_deadline, parse_time, printable
 from dra_agent.reclaim.signals.polling import PollSchedule, poll_forever
 
@@ -61,7 +62,7 @@ class FileSource:
         if text is None:
             return ()
         try:
-            values = msgspec.json.decode(text, type=_FileSignal) if text.strip() else _FileSignal()
+            values = decode_json(text, type=_FileSignal) if text.strip() else _FileSignal()
             announced = parse_time(values.deadline) if values.deadline else None
         except (msgspec.DecodeError, ValueError, OverflowError) as error:
             raise SourceError(f"invalid content: {printable(str(error))}", where=str(self._path)) from error

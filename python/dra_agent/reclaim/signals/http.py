@@ -19,6 +19,7 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import UsageError
+from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.connection import ClosedError, Connection
 from dra_agent.reclaim.signal import SourceError, parse_time, printable
 
@@ -47,8 +48,8 @@ class Response:
     def json(self, kind: Any) -> Any:
         """Return the body as JSON of that type; SourceError if it is not such JSON."""
         try:
-            return msgspec.json.decode(self.text(), type=kind)
-        except (msgspec.DecodeError, RecursionError) as error:
+            return decode_json(self.text(), type=kind)
+        except msgspec.DecodeError as error:
             # A body may hold more levels than the decoder can go down.
             raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
 
