@@ -159,7 +159,7 @@ def _decode(raw: bytes, path: Path) -> Manifest:
 
 
 def read_file(folder: Path, file: RecordedFile) -> bytes:
-    """Read a file that the manifest lists; a link, a device or a larger file is an error."""
+    """Read a file that the manifest lists; raises UsageError for a link, a device or a larger file."""
     path = folder / file.path
     try:
         if path.parent != folder and path.parent.is_symlink():

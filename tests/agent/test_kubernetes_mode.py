@@ -229,7 +229,7 @@ def test_temporary_api_errors_are_retried_and_permanent_ones_fail(
             fake_api.fail(403, times=None, path="resourceclaims", body='{"kind":"Status","message":"no"}')
             start = time.monotonic()
             assert (
-                "default/resourceclaims/one: no; grant this identity the right"
+                "default/resourceclaims/one: no; grant this identity the permission"
                 in (await prepare(driver, claim, timeout=100.0)).error
             )
             assert time.monotonic() - start < 50, "permanent errors are not retried until the deadline"

@@ -28,7 +28,7 @@ STEPS: list[tuple[type, str]] = [
     (MpsDaemon, "limit"),
     (MpsDaemon, "quit"),
 ]
-MOST = 40
+MAX_CALLS = 40
 
 
 class Death(BaseException):
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_an_agent_that_died_at_any_step(
 ) -> None:
     item = share(1)
     reached: set[str] = set()
-    for number in range(1, MOST):
+    for number in range(1, MAX_CALLS):
         world.modes.now["GPU-gpu-a"] = 1
         setup = world.again()
         if ending:
@@ -116,7 +116,7 @@ def test_a_share_is_not_affected_by_a_failed_set_up_of_another(
     setup = world.setup
     first = setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None, a_minute())
     pid = world.pid()
-    for number in range(1, MOST):
+    for number in range(1, MAX_CALLS):
         begun = dying(number, after)
         try:
             world.again().set_up("uid-2", [share(2, "16Gi")], ShareConfig(), None, a_minute())

@@ -15,7 +15,7 @@ from health.conftest import DRIVER, Clock, gpu, inventory, xid
 
 SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=120, unmonitored="NoSchedule")
 CAUSES = ("gpu-lost", "reset-required", "row-remap-failed", "link-down", "unreadable")
-LONGEST = 120 * 16
+MAX_DURATION_S = 120 * 16
 
 looks = st.tuples(st.just("look"), st.frozensets(st.sampled_from(CAUSES)), st.booleans())
 faults = st.tuples(st.just("xid"), st.lists(st.integers(1, 40).map(lambda n: n * 5), max_size=4))
@@ -66,7 +66,7 @@ def test_any_story(story: list[tuple[int, Step]]) -> None:
     # Each change has a sign that began or ended it: looks and silence alone write nothing.
     assert changes <= 2 * signs
     found = watched.observe(inventory(gpu()))
-    clock.now += LONGEST
+    clock.now += MAX_DURATION_S
     assert watched.observe(inventory(gpu())) == inventory(gpu()), "everything ends"
 
 

@@ -41,7 +41,7 @@ INSTEAD = {
     r"says?|said|saying": "report, log, return, state",
     r"anew|again and again": "again, repeatedly, on every retry",
     r"a look|looks? at|looked at|looking at": "check, poll, scan",
-    r"rights": "permissions",
+    r"rights|(?:a|the|no) right(?= (?:to|that)\b)": "permission",
     r"processors?": "CPU",
     r"nobody|somebody|anybody|someone else": "the component by its name, or a passive",
     r"(?<!there )(?<!There )(?:is|are|was|were|be) no (?!longer|more)[a-z-]+": "is not a",

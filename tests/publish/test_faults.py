@@ -328,7 +328,7 @@ def test_nothing_is_written_before_the_slices_are_listed(node: Node, monkeypatch
     [
         (lambda api: api.html(times=None), "text/html instead of JSON"),
         (lambda api: api.fail(401, times=None), "has not expired"),
-        (lambda api: api.fail(403, times=None), "grant this identity the right"),
+        (lambda api: api.fail(403, times=None), "grant this identity the permission"),
         (lambda api: api.fail(404, times=None), "Kubernetes 1.34"),
     ],
 )

@@ -330,7 +330,7 @@ def test_a_missing_permission_is_logged_once_and_retried_slowly(
     assert len(warnings) == 1
     grant = vars(warnings[0])["grant"]
     assert "resourceclaims/status" in grant and "associated-node:patch" in grant
-    assert "a right that was missing is there now" in caplog.text
+    assert "a permission that was missing is granted" in caplog.text
 
 
 @pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, DRIVER_FORBIDDEN)])

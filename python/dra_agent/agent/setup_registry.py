@@ -30,7 +30,11 @@ SIMULATED = "simulated"
 
 
 def agent_host(config: Config) -> Host:
-    """Return the host that the agent runs on; a simulated one lives in the state directory."""
+    """Return the host that the agent runs on; a simulated one is in the state directory.
+
+    Raises:
+        RetryableError: The simulated host cannot be written.
+    """
     if config.simulate is None:
         return Host(
             sysfs=config.sysfs_root,

@@ -127,7 +127,11 @@ class MetadataDirectory:
         return True
 
     def prune(self, uids: Collection[str]) -> list[str]:
-        """Remove the files of all other claims, of all claims if not enabled; returns the removed uids."""
+        """Remove the files of all other claims, of all claims if not enabled; returns the removed uids.
+
+        Raises:
+            RetryableError: The directory cannot be read, or a file cannot be removed.
+        """
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - names only
         except FileNotFoundError:

@@ -48,7 +48,7 @@ class StateFiles(Generic[_T]):
         return {name: content for name in names if (content := self.read(name)) is not None}
 
     def write(self, name: str, content: _T) -> None:
-        """Write a file; durable on return."""
+        """Write a file; durable on return. Raises RetryableError if the disk refuses it."""
         path = self.path(name)
         try:
             self._folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class StateFiles(Generic[_T]):
             raise _disk_error(path, "cannot be written", error) from error
 
     def delete(self, name: str, *, durable: bool = True) -> None:
-        """Remove a file, if it exists."""
+        """Remove a file, if it exists. Raises RetryableError if the disk refuses it."""
         path = self.path(name)
         try:
             atomic_file.remove(path, durable=durable)

@@ -66,11 +66,7 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def semver(text: str) -> str:
-    """Convert a vendor's version to a strict semantic version.
-
-    Leading zeros go, missing parts become 0 ("9.0" → "9.0.0"), and the text after the third number is kept as build
-    metadata, which takes no part in comparison ("6.12.12.1-rc2" → "6.12.12+1-rc2").
-    """
+    """Convert a vendor's version to a strict semantic version (semver.org); raises ValueError if it has no numbers."""
     text = text.strip()
     if _SEMVER.fullmatch(text):
         return text

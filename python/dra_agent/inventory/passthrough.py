@@ -29,7 +29,7 @@ from dra_agent.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 _NAME = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\.json")
 
 
@@ -77,13 +77,13 @@ class VfioBindingStore:
         return found
 
     def read(self, address: str) -> VfioBinding | None:
-        """Return the binding of one function, or None.
+        """Return the binding of one function, or None; raises RetryableError if its file is unreadable.
 
         Its device has no health: an old observation is not valid while a claim holds it.
         """
         path = self._path(address)
         try:
-            handover = decode_json(atomic_file.read(path, _MOST), type=VfioBinding)
+            handover = decode_json(atomic_file.read(path, _MAX_BYTES), type=VfioBinding)
             if handover.address != address:
                 raise msgspec.ValidationError(f"it is about {handover.address}")
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class VfioBindingStore:
         return msgspec.structs.replace(handover, device=_not_observed(handover.device))
 
     def write(self, handover: VfioBinding) -> None:
-        """Keep one; durable when it returns."""
+        """Store a binding; durable on return. Raises RetryableError if the disk refuses it."""
         path = self._path(handover.address)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class VfioBindingStore:
             raise self._error(path, "cannot be written", error) from error
 
     def forget(self, address: str) -> None:
-        """Remove it: the function is restored, or permanently removed."""
+        """Delete the binding of a function that was restored or permanently removed; raises RetryableError."""
         path = self._path(address)
         try:
             atomic_file.remove(path, durable=True)

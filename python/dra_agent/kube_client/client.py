@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -30,8 +31,6 @@ WATCH_GRACE_S = 30.0
 MAX_EMPTY_WATCHES = 3
 """Consecutive watches that may end at once without an event; more indicate a proxy instead of an API server."""
 _APPLY = "application/apply-patch+yaml"
-_GONE = 410
-_INTERNAL = 500
 
 
 class ObjectList(NamedTuple):
@@ -194,7 +193,7 @@ class ApiClient:
         except msgspec.DecodeError as error:
             raise UnavailableError(f"the watch returned an unknown message: {error}", where=where) from error
         if raw.type == "ERROR":
-            status = raw.object.get("code") or _INTERNAL
+            status = raw.object.get("code") or HTTPStatus.INTERNAL_SERVER_ERROR
             raise error_for_status(status, str(raw.object.get("message") or "the watch failed"), where=where)
         return WatchEvent(raw.type, raw.object)
 

@@ -6,6 +6,7 @@ HTTP's numbers are Kubernetes': k8s.io/apimachinery/pkg/apis/meta/v1/types.go (S
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from time import time
 from typing import Any
 
@@ -52,22 +53,22 @@ class InvalidObjectError(PermanentError):
 
 
 _BY_STATUS: dict[int, tuple[type[RetryableError] | type[PermanentError], str | None]] = {
-    401: (UnauthorizedError, "check that the token or the client certificate is valid and has not expired"),
-    403: (ForbiddenError, "grant this identity the right; deploy/ has the RBAC rules"),
-    404: (NotFoundError, None),
-    409: (ConflictError, None),
-    410: (GoneError, None),
+    HTTPStatus.UNAUTHORIZED: (
+        UnauthorizedError,
+        "check that the token or the client certificate is valid and has not expired",
+    ),
+    HTTPStatus.FORBIDDEN: (ForbiddenError, "grant this identity the permission; deploy/ has the RBAC rules"),
+    HTTPStatus.NOT_FOUND: (NotFoundError, None),
+    HTTPStatus.CONFLICT: (ConflictError, None),
+    HTTPStatus.GONE: (GoneError, None),
 }
-_OVERLOADED = 429
-_TIMEOUT = 408
-_SERVER = 500
 
 
 def error_for_status(status: int, message: str, *, where: str, retry_after: float | None = None) -> Exception:
     """Return the error for a status of 400 or more."""
-    if status == _OVERLOADED:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(message, where=where, retry_after=retry_after)
-    if status >= _SERVER or status == _TIMEOUT:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
         return UnavailableError(f"{message} (HTTP {status})", where=where, retry_after=retry_after)
     kind, hint = _BY_STATUS.get(status, (InvalidObjectError, None))
     return kind(message, where=where, hint=hint)

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -32,9 +33,6 @@ MAX_BODY_BYTES = 256 << 20
 """Maximum bytes of a response."""
 _MAX_IDLE = 4
 """Connections that are kept for the next request."""
-_REFUSED = 400
-_REDIRECTED = 300
-_UNAUTHORIZED = 401
 _MAX_EXCERPT_CHARS = 200
 """Characters of an unexpected response that an error shows."""
 
@@ -116,11 +114,11 @@ class HttpTransport:
             raise UnavailableError(f"no response within {timeout:g} s", where=self._where(request)) from error
         finally:
             self._slots.release(resource)
-        if response is None or response.status == _UNAUTHORIZED:
+        if response is None or response.status == HTTPStatus.UNAUTHORIZED:
             return None
-        if response.status >= _REFUSED:
+        if response.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(response.status, response.headers, response.body, self._where(request))
-        if response.status >= _REDIRECTED or "json" not in response.headers.get("content-type", ""):
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES or "json" not in response.headers.get("content-type", ""):
             return None
         return _object(response.body, self._where(request))
 
@@ -177,7 +175,7 @@ class HttpTransport:
         for again in (True, False):
             version, connection, status, headers = await self._send(request, where)
             try:
-                if status < _REDIRECTED:
+                if status < HTTPStatus.MULTIPLE_CHOICES:
                     if "json" not in headers.get("content-type", ""):
                         raise await _foreign(connection, status, headers, where)
                     return connection
@@ -190,7 +188,7 @@ class HttpTransport:
                     raise UnavailableError("the connection ended within a response", where=where) from problem
                 raise
             self._keep(connection)
-            if status != _UNAUTHORIZED or not again or not await self._credentials.invalidate(version):
+            if status != HTTPStatus.UNAUTHORIZED or not again or not await self._credentials.invalidate(version):
                 raise error
         raise AssertionError("unreachable")
 
@@ -293,7 +291,7 @@ async def _lines(connection: Connection, where: str, idle_timeout_s: float) -> A
 
 async def _refused(connection: Connection, status: int, headers: dict[str, str], where: str) -> Exception:
     """Read a response with a status of 300 or more, and return its error."""
-    if status < _REFUSED:
+    if status < HTTPStatus.BAD_REQUEST:
         location = headers.get("location", "elsewhere")
         connection.close()
         return UnavailableError(

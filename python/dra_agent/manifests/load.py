@@ -86,7 +86,7 @@ def load_manifests(
 
 
 def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list: bool = False) -> list[LoadedObject]:
-    """Return the objects of a text; `file` is its name in errors. As `load_objects`."""
+    """Return the objects of a text; `file` is its name in errors. Raises UsageError like `load_manifests`."""
     if not strict and (printed := _read_json(text, file)):
         return printed
     documents = list(read_documents(text, file))

@@ -108,7 +108,7 @@ class Codec:
         return _translated(bytes(data), type(data), self._give).hex()
 
     def fill(self, data: Any, content: str) -> None:
-        """Put bytes into a ctypes value in place."""
+        """Copy bytes into a ctypes value in place; raises ValueError if the sizes differ."""
         raw = bytes.fromhex(content)
         if len(raw) != ctypes.sizeof(data):
             raise ValueError(f"{len(raw)} bytes for a {type(data).__name__} of {ctypes.sizeof(data)}")

@@ -134,7 +134,7 @@ class DeviceOwnership:
         return frozenset(found)
 
     def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
-        """See Ownership.reconcile."""
+        """Implement Ownership.reconcile with one file per device."""
 
         def read(uid: str) -> LedgerEntry | None:
             with ledger.lease():

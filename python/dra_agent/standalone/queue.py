@@ -120,7 +120,7 @@ class ClaimQueue:
             return uid
 
     def delete_class(self, name: str) -> None:
-        """Delete a DeviceClass; allocated claims keep their devices."""
+        """Delete a DeviceClass; allocated claims keep their devices. Raises NoSuchObjectError."""
         with self._lock:
             if not self._store.delete(CLASS, "", name):
                 raise NoSuchObjectError(f"there is no DeviceClass {name}")

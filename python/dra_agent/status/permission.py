@@ -48,6 +48,6 @@ class PermissionMonitor:
     def granted(self) -> None:
         """Record a success."""
         if self.missing:
-            log.info("a right that was missing is there now", extra={"grant": self._grant})
+            log.info("a permission that was missing is granted", extra={"grant": self._grant})
         self.missing = ""
         self._backoff.reset()

@@ -7,6 +7,7 @@ and an update that brings in no new mistake, so that labels and finalizers of an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -17,7 +18,6 @@ from dra_agent.prepare.setup import DeviceSetup, Kind
 from dra_agent.printable import printable
 
 VERSION = "admission.k8s.io/v1"
-_INVALID = 422
 MAX_PROBLEM_CHARS = 1024
 """Maximum characters of one problem, which quotes user input."""
 MAX_MESSAGE_CHARS = 4096
@@ -67,7 +67,7 @@ def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> Revi
     response: dict[str, Any] = {"uid": found.request.uid, "allowed": not problems}
     if problems:
         message = printable("; ".join(problems), longest=MAX_MESSAGE_CHARS)
-        response["status"] = {"code": _INVALID, "reason": "Invalid", "message": message}
+        response["status"] = {"code": HTTPStatus.UNPROCESSABLE_ENTITY, "reason": "Invalid", "message": message}
     document = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
     return ReviewResult(msgspec.json.encode(document), _name(found.request), problems)
 

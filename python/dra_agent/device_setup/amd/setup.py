@@ -105,7 +105,7 @@ class AmdPartitionSetup:
         return AmdPartitionConfig() if MODE in device.identity else None
 
     def check(self, device: Device, parameters: AmdPartitionConfig) -> None:
-        """Accept GPUs that claims may partition, whole and in parts."""
+        """Accept GPUs that claims may partition, whole and in parts; raises UnsuitableError for others."""
         if MODE not in device.identity:
             raise UnsuitableError(
                 f"kind: {self.kind[1]} is for AMD GPUs that inventory.partition partitions, and this is not one"

@@ -77,7 +77,11 @@ class MigDriver:
         self._gpu = self._find()
 
     def mode(self) -> tuple[bool, bool]:
-        """Return whether MIG mode is enabled, and whether it will be after a reset."""
+        """Return whether MIG mode is enabled, and whether it will be after a reset.
+
+        Raises:
+            PermanentError: The GPU does not support MIG.
+        """
         try:
             now, pending = self._call("nvmlDeviceGetMigMode", self._gpu)
         except NotSupportedError as error:

@@ -53,7 +53,7 @@ class OwnershipStore:
             ) from error
 
     def gpus(self) -> list[str]:
-        """List the PCI addresses of the GPUs that have records."""
+        """Return the PCI addresses of GPUs with records; raises RetryableError if the directory cannot be read."""
         if self._host.state is None:
             return []
         folder = self._host.state / FOLDER

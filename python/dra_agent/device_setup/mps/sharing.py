@@ -122,7 +122,11 @@ class MpsSharing:
         self._failures: dict[str, str] = {}
 
     def attach(self, uid: str, item: SetupDevice, client: MpsClient, deadline: Deadline) -> ContainerEdits:
-        """Make a share a client of its GPU's daemon, and start the daemon if needed."""
+        """Make a share a client of its GPU's daemon, and start the daemon if needed.
+
+        Raises:
+            RetryableError: The driver does not report the GPU, or the daemon does not start.
+        """
         device = item.device
         uuid = device.identity.get("uuid")
         if uuid is None:

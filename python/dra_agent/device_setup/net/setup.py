@@ -68,7 +68,12 @@ class NicSetup:
         """Change nothing without parameters."""
 
     def check(self, device: Device, parameters: NicConfig) -> None:
-        """Accept NICs with an interface that the host does not need."""
+        """Accept NICs with an interface that the host does not need.
+
+        Raises:
+            UnsuitableError: The device is not such a NIC.
+            PermanentError: The parameters do not fit the device.
+        """
         if device.family != "nic":
             raise UnsuitableError(f"kind: {self.kind[1]} is for NICs, not for a {device.family}")
         if not device.identity.get("ifname"):

@@ -145,7 +145,11 @@ class Limiter:
         self._driver = driver
 
     def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int, deadline: Deadline) -> ContainerEdits:
-        """Record the limit of a share in bytes; return the hook that applies it to each container."""
+        """Record the limit of a share in bytes; return the hook that applies it to each container.
+
+        Raises:
+            RetryableError: The driver does not report the device, or the limit cannot be written.
+        """
         self._hook.install()
         root = cgroup_root(self._host.sysfs)
         where = ("--cgroups", str(root))

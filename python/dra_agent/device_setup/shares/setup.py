@@ -54,7 +54,12 @@ class ShareSetup:
         return None if limit_mechanism(device) in (None, "none") else ShareConfig()
 
     def check(self, device: Device, parameters: ShareConfig) -> None:
-        """Accept devices that are published as shares, and parameters that their mechanism supports."""
+        """Accept devices that are published as shares, and parameters that their mechanism supports.
+
+        Raises:
+            UnsuitableError: The device is not a share.
+            PermanentError: `activeThreadPercentage` without MPS.
+        """
         mechanism = limit_mechanism(device)
         if mechanism is None:
             raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")

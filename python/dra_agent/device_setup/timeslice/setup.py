@@ -89,7 +89,12 @@ class TimeSliceSetup:
         """Change nothing without parameters."""
 
     def check(self, device: Device, parameters: GpuConfig) -> None:
-        """Accept whole NVIDIA GPUs and shares of them: time slices apply to a GPU, not to a part."""
+        """Accept whole NVIDIA GPUs and shares of them: time slices apply to a GPU, not to a part.
+
+        Raises:
+            UnsuitableError: It is another device.
+            PermanentError: The GPU is shared through MPS, or has no time slices of the requested length.
+        """
         name, attributes = self.kind[1], device.attributes
         if device.family != "gpu" or device.vendor != "nvidia":
             raise UnsuitableError(f"kind: {name} is for NVIDIA GPUs, not for a {device.family} of {device.vendor}")

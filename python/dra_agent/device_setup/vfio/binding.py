@@ -47,7 +47,11 @@ class Binding:
         log.info("bound to vfio-pci", extra={"device": address, "from": driver})
 
     def restore(self, binding: VfioBinding, where: str) -> None:
-        """Restore the original driver of a function; a removed function, or one that others bound, stays unchanged."""
+        """Restore the original driver of a function; a removed function, or one that others bound, stays unchanged.
+
+        Raises:
+            RetryableError: Its driver is no longer loaded, or did not bind it.
+        """
         functions, address = self._functions, binding.address
         if not functions.exists(address):
             log.warning("a device of a claim is missing", extra={"device": address, "claim": binding.uid})

@@ -164,11 +164,7 @@ def require_idle(functions: PciFunctions, host: Host, device: Device, address: s
 
 
 def require_released(functions: PciFunctions, host: Host, address: str, where: str) -> None:
-    """Reject a function that a virtual machine or a program has open: vfio-pci would wait until it is closed.
-
-    An agent that does not see all processes continues: the claim is released after its containers have stopped, and if
-    a user remains, vfio-pci waits for it (vfio_unregister_group_dev).
-    """
+    """Raise RetryableError if a virtual machine or a program has a function open: vfio-pci would wait for its end."""
     group = functions.group(address)
     nodes = [*nodes_of(host, address), *([f"/dev/vfio/{group}"] if group is not None else [])]
     if users := processes_holding(host, nodes):

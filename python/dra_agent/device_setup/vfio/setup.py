@@ -159,7 +159,10 @@ class VfioSetup:
         return VfioConfig() if PASSTHROUGH in device.identity else None
 
     def check(self, device: Device, parameters: VfioConfig) -> None:
-        """Accept passthrough devices only: parameters do not convert a GPU that is published for containers."""
+        """Accept passthrough devices only; raises UnsuitableError for others.
+
+        Parameters do not convert a GPU that is published for containers.
+        """
         if PASSTHROUGH not in device.identity:
             raise UnsuitableError(
                 f"kind: {self.kind[1]} is for devices that inventory.passthrough selects, and this is not one"

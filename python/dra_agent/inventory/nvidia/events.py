@@ -147,7 +147,7 @@ def _number(handle: Any) -> int:
 
 NO_INSTANCE = 0xFFFF_FFFF
 """In place of an instance's number: the GPU as a whole, or every compute instance of a GPU instance."""
-_PATIENCE = 1.0
+_CALL_TIMEOUT_S = 1.0
 """Timeout in seconds; events of other GPUs wait for it."""
 
 
@@ -196,4 +196,4 @@ class EventTargets:
         return self._places[address, gpu_instance]
 
     def _query(self, address: str, name: str, *arguments: Any) -> Any:
-        return self._nvml.call(name, *arguments, about=address, timeout=_PATIENCE)
+        return self._nvml.call(name, *arguments, about=address, timeout=_CALL_TIMEOUT_S)

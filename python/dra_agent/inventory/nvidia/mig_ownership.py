@@ -17,7 +17,7 @@ from dra_agent.json_decode import decode_json
 
 FOLDER = "mig"
 """Below the state directory."""
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 class OwnedInstance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +64,7 @@ def read_note(host: Host, address: str) -> OwnershipRecord:
         return empty
     path = note_path(host.state, address)
     try:
-        note = decode_json(atomic_file.read(path, _MOST), type=OwnershipRecord)
+        note = decode_json(atomic_file.read(path, _MAX_BYTES), type=OwnershipRecord)
     except FileNotFoundError:
         return empty
     except OSError as error:

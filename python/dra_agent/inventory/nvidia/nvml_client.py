@@ -72,7 +72,7 @@ _MIG_CHANGES = frozenset(
 _MIG_WORDS = ("MigDevice", "GpuInstance", "ComputeInstance")
 """Calls that list instances: one takes up to 10 s while instances are created and destroyed (NVIDIA's DRA driver,
 cmd/gpu-kubelet-plugin/nvlib.go)."""
-_QUIET = 0.01
+_QUIET_S = 0.01
 """Seconds between two checks for pending calls."""
 
 
@@ -214,7 +214,7 @@ class NvmlClient:
                 return
             end = time.monotonic() + self._timeout
             while process.busy and time.monotonic() < end:
-                time.sleep(_QUIET)
+                time.sleep(_QUIET_S)
             self._process = None
             process.close()
         finally:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -77,19 +78,19 @@ class Session:
         self._renewing = asyncio.Lock()
 
     async def get(self, path: str) -> Response | None:
-        """Read a path; None for 404."""
+        """Read a path; None for 404. Raises SourceError for every other status, and without a response."""
         token = await self._valid()
         response = await self._request(path, token)
-        if response.status == 401:
+        if response.status == HTTPStatus.UNAUTHORIZED:
             response = await self._request(path, await self._valid(but=token))
-        if response.status == 404:
+        if response.status == HTTPStatus.NOT_FOUND:
             return None
-        if response.status != 200:
+        if response.status != HTTPStatus.OK:
             raise response.error()
         return response
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for service in self._services.values():
             service.close()
 
@@ -123,7 +124,7 @@ class Session:
             # With the default hop limit of 1 the response with a token is dropped on its way into a pod.
             error.hint = "in a pod: use the host's network, or an IMDS hop limit of at least 2"
             raise
-        if response.status != 200:
+        if response.status != HTTPStatus.OK:
             raise response.error()
         token = response.text().strip()
         if not _TOKEN.fullmatch(token):
@@ -182,7 +183,7 @@ class AwsSource:
         """Nothing waits for this host."""
 
     async def spot(self) -> Sequence[Signal]:
-        """The interruption notice of a spot instance; it cannot be withdrawn."""
+        """Poll the interruption notice of a spot instance, which cannot be withdrawn; raises SourceError."""
         response = await self._session.get(f"{_DATA}/spot/instance-action")
         if response is None:
             return ()
@@ -217,7 +218,7 @@ class AwsSource:
         return _only(treated(Signal("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
 
     async def autoscaling(self) -> Sequence[Signal]:
-        """The target lifecycle state of the instance in its Auto Scaling group."""
+        """Poll the target lifecycle state of the instance in its Auto Scaling group; raises SourceError."""
         response = await self._session.get(f"{_DATA}/autoscaling/target-lifecycle-state")
         if response is None:
             return ()

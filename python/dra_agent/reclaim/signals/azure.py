@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -101,7 +102,7 @@ class AzureSource:
             self._service.close()
 
     async def poll(self) -> Sequence[Signal]:
-        """The events that name this VM."""
+        """Poll the scheduled events that name this VM; raises SourceError."""
         if not self._vm:
             self._vm = await self._name()
         response = await self._request(EVENTS, REQUEST_TIMEOUT_S if self._has_responded else FIRST_REQUEST_TIMEOUT_S)
@@ -145,7 +146,7 @@ class AzureSource:
                 body=body,
                 timeout_s=REQUEST_TIMEOUT_S,
             )
-            if response.status != 200:
+            if response.status != HTTPStatus.OK:
                 raise response.error()
         except SourceError as error:
             log.warning(
@@ -163,7 +164,7 @@ class AzureSource:
 
     async def _request(self, target: str, timeout_s: float) -> Response:
         response = await self._service.request(target, headers=_HEADERS, timeout_s=timeout_s)
-        if response.status != 200:
+        if response.status != HTTPStatus.OK:
             raise response.error()
         return response
 

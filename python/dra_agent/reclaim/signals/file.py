@@ -57,7 +57,7 @@ class FileSource:
         """Nothing waits for the release."""
 
     async def poll(self) -> Sequence[Signal]:
-        """Read the file, if it is there."""
+        """Read the file, if it exists; raises SourceError if it is invalid."""
         text = self._read()
         if text is None:
             return ()

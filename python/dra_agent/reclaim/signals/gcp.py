@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from http import HTTPStatus
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.settings import GcpSignals, Treatment
@@ -62,7 +63,7 @@ class MetadataValue:
         self._since: datetime | None = None
 
     async def poll(self) -> Sequence[Signal]:
-        """Read the value first, then wait for its next change; an unchanged value is valid too."""
+        """Read the value, and later wait for its next change; an unchanged value is valid too. Raises SourceError."""
         headers = {"Metadata-Flavor": "Google"}
         if self._etag:
             wait = self._wait()
@@ -118,7 +119,7 @@ class MetadataValue:
         except SourceError:
             self._etag = ""  # the next request does not wait: it returns the current state
             raise
-        if response.status != 200:
+        if response.status != HTTPStatus.OK:
             self._etag = ""
             raise response.error()
         if response.headers.get("metadata-flavor", "").lower() != "google":

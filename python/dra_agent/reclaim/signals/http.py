@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,7 +66,7 @@ class Response:
         """Return the error of an unexpected status."""
         values = {401: "does not accept the session token", 403: "denies access", 429: "rate-limits requests"}
         message = f"returns {self.status}" + (f": {values[self.status]}" if self.status in values else "")
-        if 300 <= self.status < 400:
+        if HTTPStatus.MULTIPLE_CHOICES <= self.status < HTTPStatus.BAD_REQUEST:
             message = f"returns {self.status}, a redirect, which is not followed"
         return SourceError(message, retry_after=self._retry_after())
 
