@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.doctor.context import CheckContext
-from dra_agent.doctor.telemetry import check_telemetry
+from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.simulate import inject
 from dra_agent.telemetry.accounting import STATE_FILE, Accounting
 from dra_agent.telemetry.model import DeviceSample

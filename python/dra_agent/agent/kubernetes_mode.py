@@ -185,7 +185,7 @@ class KubernetesMode:
             self._release_socket = listening
 
     def devices_changed(self) -> None:
-        """Report it in Events and logs."""
+        """Notify the conflict filter, the publisher and the reporter of Events that devices changed."""
         if self._guard is not None:
             self._guard.devices_changed()
         if self._publisher is not None:
@@ -195,7 +195,7 @@ class KubernetesMode:
 
     @property
     def status(self) -> str:
-        """True if the driver is registered with the kubelet."""
+        """The state of the registration with the kubelet, as text."""
         return str(self._plugin.state)
 
     @property

@@ -9,16 +9,15 @@ import msgspec
 
 from dra_agent import revision
 from dra_agent.doctor.cdi import check_cdi
-from dra_agent.doctor.configuration import check_configuration
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
+from dra_agent.doctor.running_agent import check_configuration, check_telemetry
 from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
-from dra_agent.doctor.telemetry import check_telemetry
 
 
 def check_agent(context: CheckContext) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Check of telemetry: sources that do not respond or whose values cannot be true."""
+"""Checks of what the running agent reports: its configuration, and telemetry that is missing or cannot be true."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import time
 from collections.abc import Iterator
 
 from dra_agent.doctor.context import CheckContext
-from dra_agent.doctor.finding import Finding, warning
+from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import PermanentError
 from dra_agent.telemetry.accounting import load
 
 _MAX_AGE_INTERVALS = 3
 """Age of the last sample from which its failures are history."""
+
+
+def check_configuration(context: CheckContext) -> Iterator[Finding]:
+    """Report a reload that was refused, and changes that need a restart; nothing without an agent."""
+    if context.reload_problems is None:
+        return
+    for refused in context.reload_problems:
+        yield problem(
+            f"the agent runs with an earlier configuration: {refused}",
+            "",
+            "correct it; the agent reads the file again when it changes",
+        )
+    if context.restart_keys:
+        keys = ", ".join(context.restart_keys)
+        yield warning(f"changed settings apply at the next start of the agent: {keys}", "", "restart the agent")
+    if not context.reload_problems and not context.restart_keys:
+        yield ok("the agent runs with the current configuration")
 
 
 def check_telemetry(context: CheckContext) -> Iterator[Finding]:
