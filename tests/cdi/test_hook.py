@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from container_runtime import require_runtime
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Hook
-from dra_agent.cdi.runtime import Runtime, find, make_rootfs
+from dra_agent.cdi.runtime import Runtime
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup.container_hook import ContainerHook
 from dra_agent.inventory.model import Device
@@ -65,14 +66,7 @@ def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedP
 
 
 def test_container_starts_only_with_its_limit_set(tmp_path: Path, hooks: ContainerEdits) -> None:
-    rootfs = make_rootfs(tmp_path / "rootfs")
-    if rootfs is None:
-        pytest.skip("a static busybox for the container is not installed")
-    cdi = tmp_path / "cdi"
-    cdi.mkdir()
-    runtime, reasons = find(rootfs, cdi)
-    if runtime is None:
-        pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
+    runtime, rootfs, cdi = require_runtime(tmp_path)
     ids = write_claim(hooks, cdi)
     limit = tmp_path / "cgroup/pod/container/dmem.max"
     completed = run(runtime, ids, rootfs)

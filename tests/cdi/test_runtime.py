@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from container_runtime import require_runtime
 from deadlines import a_minute
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
@@ -26,15 +27,7 @@ DRIVER = "dra-agent.internal"
 
 @pytest.fixture
 def container(tmp_path: Path) -> tuple[Runtime, Path, Path]:
-    rootfs = make_rootfs(tmp_path / "rootfs")
-    if rootfs is None:
-        pytest.skip("a static busybox for the container is not installed")
-    cdi = tmp_path / "cdi"
-    cdi.mkdir()
-    runtime, reasons = find(rootfs, cdi)
-    if runtime is None:
-        pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
-    return runtime, rootfs, cdi
+    return require_runtime(tmp_path)
 
 
 def write_claim(host: Host, cdi: Path, more: ContainerEdits | None = None) -> list[str]:

@@ -24,6 +24,7 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netns import setns
 
+from container_runtime import require_runtime
 from deadlines import a_minute
 from device_setup import bpf_programs
 from device_setup.test_net import ADDRESS, given, nic, want
@@ -31,7 +32,6 @@ from dra_agent.agent.hook_server import HookServer
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
-from dra_agent.cdi.runtime import find, make_rootfs
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup import bpf, rtnetlink
 from dra_agent.device_setup.net import NicSetup
@@ -558,14 +558,7 @@ def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod:
 
 
 def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
-    rootfs = make_rootfs(tmp_path / "rootfs")
-    if rootfs is None:
-        pytest.skip("a static busybox for the container is not installed")
-    cdi = tmp_path / "cdi"
-    cdi.mkdir()
-    runtime, reasons = find(rootfs, cdi)
-    if runtime is None:
-        pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
+    runtime, rootfs, cdi = require_runtime(tmp_path)
     outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24"])
     device = Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"ifname": the_nic.name})
     edits = EditProviders(the_nic.host, directories=[cdi]).edits(device).with_setup(outcome.edits["nic-0"])
