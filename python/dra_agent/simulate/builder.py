@@ -112,7 +112,9 @@ def apply(
     for folder in keep:
         now.directory(folder)
     if not fresh:
-        tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
+        # The two plans of an unchanged machine differ in nodes of the compute topology, which stay.
+        original = now if (present, simulated.access) == (machine, nvml.Access()) else plan(machine)
+        tree.remove((path for path in _ever(machine, original, simulated) if path not in now.entries), root, keep)
     gone()
     # In this order, so that NVML knows every GPU in the tree.
     nvml_install.install(machine, present, root / "lib", simulated.access)
@@ -161,9 +163,9 @@ def current_machine(machine: Machine, simulated: SimulatedState) -> Machine:
     return replace(present, nvidia=None) if simulated.driver_unloaded else present
 
 
-def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
+def _ever(machine: Machine, original: Tree, simulated: SimulatedState) -> dict[str, None]:
     """Return every path that may exist below the root, also after an interrupted change."""
-    paths = dict.fromkeys(plan(machine).entries)
+    paths = dict.fromkeys(original.entries)
     if simulated.drivers:
         bound = dict.fromkeys((one for one in simulated.drivers if one in machine.iommu_groups), pci.VFIO)
         paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, drivers=bound))).entries)
