@@ -53,13 +53,13 @@ def cli(state: Path, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def agent(start: Start, tmp_path: Path, cli: Run) -> AgentProcess:
-    """An agent on a DGX H100 with one GPU excluded, and a claim for another GPU."""
+    """An agent on a server with eight B200, with one GPU excluded, and a claim for another GPU."""
     config = tmp_path / "agent.toml"
     config.write_text(
         '[inventory]\nexclude = [\'device.attributes["resource.kubernetes.io"].?pciBusID.orValue("") == '
-        '"0000:43:00.0"\']\n'
+        '"0000:29:00.0"\']\n'
     )
-    agent = start("--simulate", "dgx-h100", "--config", str(config)).ready()
+    agent = start("--simulate", "b200", "--config", str(config)).ready()
     applied = cli("claim", "apply", "-f", "claim.yaml")
     assert applied.returncode == 0, applied.stderr
     return agent
@@ -71,13 +71,13 @@ def names(result: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
 
 
 def test_devices_are_those_that_the_agent_publishes(agent: AgentProcess, cli: Run) -> None:
-    for arguments in ((), ("--simulate", "dgx-h100")):
+    for arguments in ((), ("--simulate", "b200")):
         devices = names(cli("devices", *arguments, "-o", "json"))
-        assert "gpu-0000-43-00-0" not in devices
-        assert devices["gpu-0000-1b-00-0"] == ["team/training"]
+        assert "gpu-0000-29-00-0" not in devices
+        assert devices["gpu-0000-11-00-0"] == ["team/training"]
     slices = json.loads(cli("slices", "-o", "json").stdout)["items"]
     published = {device["name"] for slice_ in slices for device in slice_["spec"].get("devices", ())}
-    assert "gpu-0000-1b-00-0" in published and "gpu-0000-43-00-0" not in published
+    assert "gpu-0000-11-00-0" in published and "gpu-0000-29-00-0" not in published
     assert {slice_["spec"]["nodeName"] for slice_ in slices} == {"node-a"}
     usage = json.loads(cli("claims", "--usage", "-o", "json").stdout)
     assert [row["note"] for row in usage] != ["the device is not on this host"]
@@ -96,10 +96,10 @@ def test_another_host_shows_none_of_the_agents_claims(agent: AgentProcess, cli: 
 def test_a_topology_shows_only_allocatable_devices_as_free(agent: AgentProcess, cli: Run) -> None:
     lines = cli("topology").stdout.splitlines()
     states = {line.split()[-1]: line for line in lines}
-    assert any("0000:1b:00.0" in line and line.endswith("held by team/training") for line in lines)
-    excluded = next(line for line in lines if "0000:43:00.0" in line)
+    assert any("0000:11:00.0" in line and line.endswith("held by team/training") for line in lines)
+    excluded = next(line for line in lines if "0000:29:00.0" in line)
     assert not excluded.endswith("free"), states
-    assert next(line for line in lines if "0000:52:00.0" in line).endswith("free")
+    assert next(line for line in lines if "0000:41:00.0" in line).endswith("free")
     svg = cli("topology", "--svg", "-")
     assert svg.returncode == 0 and svg.stdout.startswith("<?xml")
     assert svg.stdout.count(">free<") == sum(line.endswith("free") for line in lines)
@@ -155,14 +155,14 @@ def test_commands_accept_claim_names_instead_of_uids(agent: AgentProcess, cli: R
 def test_a_claim_of_this_host_is_explained_by_its_name(agent: AgentProcess, cli: Run, tmp_path: Path) -> None:
     result = cli("explain", "claim", "training", "-n", "team")
     assert result.returncode == 0
-    assert result.stdout.startswith("claim team/training: prepared: gpu-0000-1b-00-0")
+    assert result.stdout.startswith("claim team/training: prepared: gpu-0000-11-00-0")
     (tmp_path / "many.yaml").write_text(
         CLAIM.partition("---\n")[2].replace("training", "many").replace("any-gpu}", "any-gpu, count: 8}")
     )
     cli("claim", "apply", "-f", "many.yaml")
     result = cli("explain", "claim", "many", "-n", "team")
     assert result.returncode == 1
-    assert "does not fit" in result.stdout and "gpu-0000-52-00-0" in result.stdout
+    assert "does not fit" in result.stdout and "gpu-0000-41-00-0" in result.stdout
     result = cli("explain", "claim", "nope", "-n", "team")
     assert result.returncode == 1 and "there is no claim nope in namespace team" in result.stderr
     result = cli("explain", "pod", "nope")

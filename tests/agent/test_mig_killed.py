@@ -29,7 +29,7 @@ When = Literal["before", "after"]
 # A fault in the simulated library kills the parent of the process that has loaded it.
 pytestmark = pytest.mark.usefixtures("real_children")
 
-ADDRESS = "0000:1b:00.0"
+ADDRESS = "0000:11:00.0"
 # The configuration partitions one GPU, and every claim selects it.
 CONFIG = f"""
 [[inventory.partition]]
@@ -44,7 +44,7 @@ metadata:
 spec:
   selectors:
   - cel:
-      expression: device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"
+      expression: device.attributes["resource.kubernetes.io"].pciBusID == "0000:11:00.0"
 """
 CLAIM = """\
 apiVersion: resource.k8s.io/v1
@@ -79,11 +79,11 @@ def of_profile(name: str) -> str:
 
 
 class Node:
-    """Successive agents on one state directory and one simulated DGX H100."""
+    """Successive agents on one state directory and one simulated server with H100."""
 
     def __init__(self, start: Start, state: Path, folder: Path) -> None:
-        self.host = state / "simulated" / "dgx-h100"
-        simulate.build("dgx-h100", self.host)
+        self.host = state / "simulated" / "h100-pcie"
+        simulate.build("h100-pcie", self.host)
         self.uuid = next(gpu.uuid for gpu in nvml.read(self.host / "lib").devices if gpu.pci.address == ADDRESS)
         self._start, self._state, self._folder = start, state, folder
         self._config = folder / "mig.toml"
@@ -93,7 +93,7 @@ class Node:
         assert self.cli("claim", "apply", "-f", str(folder / "class.yaml")) == ""
 
     def start(self) -> AgentProcess:
-        flags = ("--simulate", "dgx-h100", "--config", str(self._config))
+        flags = ("--simulate", "h100-pcie", "--config", str(self._config))
         self.agent = self._start(*flags, patch="import faulthandler; faulthandler.enable()").ready()
         return self.agent
 
