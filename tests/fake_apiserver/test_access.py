@@ -110,6 +110,13 @@ def test_other_content_is_reported_as_not_a_kubeconfig(tmp_path: Path, text: str
         load_client_config(path, {})
 
 
+def test_a_kubeconfig_that_is_not_text_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_bytes(b'{"users": [{"name": "\xff"}]}')
+    with pytest.raises(UsageError, match="not valid YAML"):
+        load_client_config(path, {})
+
+
 def test_a_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_client_config(tmp_path / "none", {})

@@ -16,6 +16,7 @@ import msgspec
 
 from dra_agent import user_file
 from dra_agent.errors import UsageError
+from dra_agent.json_decode import decode_json
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_FILE_BYTES = 16 << 20
@@ -216,8 +217,8 @@ def _parse(path: Path) -> _Kubeconfig:
     except OSError as error:
         raise UsageError(f"the kubeconfig cannot be read: {error.strerror}", where=where) from error
     # JSON is YAML too; importing the parser of YAML takes 0.8 MiB for as long as the agent runs.
-    with suppress(msgspec.MsgspecError, RecursionError):
-        return msgspec.json.decode(content, type=_Kubeconfig)
+    with suppress(msgspec.MsgspecError):
+        return decode_json(content, type=_Kubeconfig)
     import yaml
 
     try:
