@@ -111,6 +111,12 @@ def test_ids_are_printed_for_scripts(applied: Command) -> None:
     assert applied("claim", "apply", "-f", "claims.yaml", "-o", "cdi")[1].count("\n") == 2
 
 
+def test_names_of_holders_are_those_of_claims(applied: Command) -> None:
+    assert applied("claims", "-o", "name") == (0, "default/train\nteam-a/serve\n", "")
+    # They are arguments of other commands.
+    assert applied("claim", "delete", *applied("claims", "-o", "name")[1].split())[0] == 0
+
+
 def test_several_claims_are_shown_and_awaited(applied: Command) -> None:
     code, text, _ = applied("claim", "get", "train", "team-a/serve", "-o", "name")
     assert (code, text) == (0, "default/train\nteam-a/serve\n")

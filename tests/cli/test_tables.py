@@ -26,6 +26,12 @@ def render(capsys: pytest.CaptureFixture[str], *flags: str, optional: Sequence[s
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.fixture(autouse=True)
+def a_new_command() -> None:
+    """No test prints in the layout that another one has chosen."""
+    add_output_flag(argparse.ArgumentParser())
+
+
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""
@@ -59,6 +65,8 @@ def test_required_columns_are_never_wrapped_or_truncated(
 
 def test_output_of_names_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert render(capsys, "-o", "name") == ["gpu-0", "gpu-1"]
+    Rows(COLUMNS, named=lambda row: "the same").write(ROWS)
+    assert capsys.readouterr().out == "the same\n"
     assert render(capsys)[0].startswith("DEVICE"), "a flag applies to one command"
 
 
@@ -99,7 +107,6 @@ def test_prose_is_wrapped_on_a_terminal_and_ids_are_not(capsys: pytest.CaptureFi
 
 
 def test_a_table_without_rows_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    add_output_flag(argparse.ArgumentParser())
     rows = Rows(COLUMNS, empty="no claims")
     rows.write([])
     printed = capsys.readouterr()

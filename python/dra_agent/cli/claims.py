@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace, in_namespace
@@ -177,6 +177,11 @@ def _show(
     return 0
 
 
+def _claim_of(cells: Sequence[object]) -> str:
+    """Return the name of a row of a node: its claim, which other commands take."""
+    return str(cells[1])
+
+
 def _empty(namespace: str | None) -> str:
     return "no claim holds a device" + in_namespace(namespace)
 
@@ -257,7 +262,9 @@ def _print_standalone(args: argparse.Namespace) -> int:
         ]
 
     columns = ["device", "claim", "request", "state", "since", "cdi id"]
-    table = Rows(columns, optional=("since", "request", "cdi id"), prose=("state",), empty=_empty(namespace))
+    table = Rows(
+        columns, optional=("since", "request", "cdi id"), prose=("state",), named=_claim_of, empty=_empty(namespace)
+    )
 
     def cells(row: Item) -> list[object]:
         claim = f"{row['namespace']}/{row['claim']}"
@@ -306,7 +313,7 @@ def print_node(args: argparse.Namespace) -> int:
         ]
 
     columns = ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"]
-    table = Rows(columns, optional=("request", "cdi id"), prose=("state",), empty=_empty(namespace))
+    table = Rows(columns, optional=("request", "cdi id"), prose=("state",), named=_claim_of, empty=_empty(namespace))
 
     def cells(row: Item) -> list[object]:
         claim = f"{row['namespace']}/{row['claim']}"
@@ -376,7 +383,13 @@ def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str 
         )
 
     columns = ["node", "device", "driver", "claim", "request", "used by", "age", "ready"]
-    table = Rows(columns, optional=("driver", "request", "age"), prose=("used by", "ready"), empty=_empty(namespace))
+    table = Rows(
+        columns,
+        optional=("driver", "request", "age"),
+        prose=("used by", "ready"),
+        named=lambda row: str(row[3]),
+        empty=_empty(namespace),
+    )
     return _show(args, fetch, table, _cluster_cells)
 
 

@@ -172,8 +172,8 @@ class Rows:
     Into a file or a pipe every row is one line, three spaces between its columns. On a terminal columns of `prose` are
     wrapped, and the columns that are `optional` are left out, the first one first, until the rest fits; no other cell
     is folded or cut. `wide` columns are there with `-o wide` only, which leaves out none. With `-o name`
-    the names of rows are printed: the first column, or `named`. Without any row, `empty` is printed on standard error
-    instead of the headings.
+    each name of a row is printed once: the first column, or `named`. Without any row, `empty` is printed on standard
+    error instead of the headings.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class Rows:
         """Print rows; None and empty cells become a dash. The first call chooses the columns and their widths."""
         listed = list(rows)
         if _layout.name == "name":
-            for row in listed:
-                print(self._named(row) if self._named is not None else row[0])
+            for name in dict.fromkeys(self._named(row) if self._named is not None else row[0] for row in listed):
+                print(name)
             return
         if not listed and self._empty is not None:
             if self._widths is None and self._empty:
