@@ -103,7 +103,7 @@ def test_calls_that_hang_leave_threads_for_all_others(node: Node, run: Run, monk
             assert not (await driver.call("unprepare", [CLAIM_C])).claims["u"].error
             await kubelet.driver()
             assert len(plugin.in_flight) == 3
-            assert plugin._turns.begin("v", "preparing") is None, "no more threads of calls may hang"
+            assert plugin._executor.begin("v", "preparing") is None, "no more threads of calls may hang"
             for gate in node.devices.gates.values():
                 gate.set()
             assert all([(await call).claims for call in calls])

@@ -77,7 +77,7 @@ class Agent:
         self._unapplied: Config | None = None
         """A configuration that was loaded before the devices were known."""
         self._notifier = Notifier()
-        self._pulse = LivenessMonitor()
+        self._liveness = LivenessMonitor()
         self._stop = asyncio.Event()
         self._at_once = False
         self._lingering = False
@@ -135,7 +135,7 @@ class Agent:
     @property
     def hung_calls(self) -> list[str]:
         """Calls that are pending on worker threads, such as those of a library that hangs."""
-        return self._abandoned + self._pulse.busy() + (self._mode.hung_calls if self._mode is not None else [])
+        return self._abandoned + self._liveness.busy() + (self._mode.hung_calls if self._mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
@@ -230,14 +230,14 @@ class Agent:
         await self._share(stack, worker, hardware, setups)
         await self._serve_hooks(stack, setups)
         await mode.serve(preparer, hardware, ledger)
-        watcher = RefreshLoop(
+        refresh_loop = RefreshLoop(
             hardware,
             changed=mode.devices_changed,
             work=lambda operation, call: self._work(worker, operation, 120.0, call),
             follows_kernel=str(host.sysfs) == "/sys",
         )
-        await watcher.start()
-        stack.push_async_callback(watcher.stop)
+        await refresh_loop.start()
+        stack.push_async_callback(refresh_loop.stop)
         await self._sample(stack, hardware, ledger, record)
         self._worker = worker
         if self._unapplied is not None:
@@ -255,7 +255,7 @@ class Agent:
 
             health = HttpServer(
                 listen_address(self._config.health_address),
-                healthy=self._pulse.failures,
+                healthy=self._liveness.failures,
                 ready=self._unready,
                 flag="--health-address",
             )
@@ -290,7 +290,7 @@ class Agent:
         server = HttpServer(
             listen_address(self._config.metrics_address),
             render=metrics.render,
-            healthy=self._pulse.failures,
+            healthy=self._liveness.failures,
             ready=self._unready,
         )
         server.start()
@@ -444,7 +444,7 @@ class Agent:
         specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
         if why := specs.unwritable():
             log.error("claims cannot be prepared", extra={"reason": why})
-        self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
+        self._liveness.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
         observe_phase = (lambda phase, seconds: None) if record is None else record.observe_phase
         return Preparer(
@@ -467,7 +467,7 @@ class Agent:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
             mode = StandaloneMode(
-                self._config, self._pulse, record, reclaim_settings=lambda: self._reload.effective.reclaim
+                self._config, self._liveness, record, reclaim_settings=lambda: self._reload.effective.reclaim
             )
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
@@ -476,7 +476,7 @@ class Agent:
                 self._config,
                 work,
                 record,
-                liveness=self._pulse,
+                liveness=self._liveness,
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
             )
@@ -512,7 +512,7 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            self._pulse.heartbeat()
+            self._liveness.heartbeat()
             await asyncio.sleep(BEAT_INTERVAL_S)
 
     async def _run_until_stopped(self) -> None:
@@ -521,8 +521,8 @@ class Agent:
         )
         failing = False
         while not self._stop.is_set() or self._has_claims_to_release():
-            self._pulse.heartbeat()
-            failures = self._pulse.failures()
+            self._liveness.heartbeat()
+            failures = self._liveness.failures()
             if not failures:
                 self._notifier.send(WATCHDOG)
             elif not failing:
@@ -564,11 +564,11 @@ class Agent:
             failures.append(why)
         if self._mode is not None:
             failures += self._mode.failures
-        return failures + self._pulse.failures()
+        return failures + self._liveness.failures()
 
     async def _work(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
         def watched() -> _T:
-            with self._pulse.working(operation, limit_s):
+            with self._liveness.working(operation, limit_s):
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)

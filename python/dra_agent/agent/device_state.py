@@ -174,10 +174,10 @@ class DeviceState:
                 level = logging.ERROR if problem.severity == "error" else logging.WARNING
                 log.log(level, problem.message, extra={"where": problem.where, "todo": problem.hint})
         if self._computes_slices:
-            logged |= self._draw()
+            logged |= self._compute_slices()
         self._logged = logged
 
-    def _draw(self) -> set[str]:
+    def _compute_slices(self) -> set[str]:
         """Compute the slices; returns the devices that are omitted, which are logged once."""
         try:
             desired = desired_slices(

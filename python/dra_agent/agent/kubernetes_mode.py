@@ -69,7 +69,7 @@ class KubernetesMode:
         self._liveness = liveness
         self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
         self._publisher: Publisher | None = None
-        self._guard: ConflictFilter | None = None
+        self._conflict_filter: ConflictFilter | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._watched_node: NodeWatch | None = None
         self._watching_node: asyncio.Task[None] | None = None
@@ -124,25 +124,25 @@ class KubernetesMode:
             state_dir=self._config.state_dir,
             is_leader=self._leadership.is_leader,
         )
-        self._guard = ConflictFilter(
+        self._conflict_filter = ConflictFilter(
             self._config, self._node_watch(), hardware, self._reporting.events, changed=self._published_devices_changed
         )
         self._publisher = Publisher(
             api,
             node=self._config.node,
             driver=self._config.driver_name,
-            inventory=drain.inventory(self._guard.inventory),
+            inventory=drain.inventory(self._conflict_filter.inventory),
             peers=self._leadership,
             failed=self._reporting.not_published,
             urgent=lambda: reclaim.state.phase == "notice",
-            others=self._guard.slices,
+            others=self._conflict_filter.slices,
             node_watch=self._node_watch(),
         )
         if self._metrics is not None:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)
-        self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
+        self._publishing = asyncio.create_task(self._publish(self._conflict_filter, self._publisher), name="publish")
         claims = self._orphaned = OrphanedClaims(
             api,
             ledger,
@@ -186,8 +186,8 @@ class KubernetesMode:
 
     def devices_changed(self) -> None:
         """Notify the conflict filter, the publisher and the reporter of Events that devices changed."""
-        if self._guard is not None:
-            self._guard.devices_changed()
+        if self._conflict_filter is not None:
+            self._conflict_filter.devices_changed()
         if self._publisher is not None:
             self._publisher.devices_changed()
         if self._reporting is not None:
@@ -232,8 +232,8 @@ class KubernetesMode:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if self._guard is not None:
-            await self._guard.stop()
+        if self._conflict_filter is not None:
+            await self._conflict_filter.stop()
         self._leadership.resign()
         if self._publisher is not None:
             await self._publisher.stop()

@@ -60,8 +60,8 @@ class KubeletPlugin:
         self._driver = driver
         self._observer = observer
         self._on_registered = registered
-        self._turns = ClaimExecutor(MAX_THREADS)
-        self._service = DraService(claims, self._turns, observer)
+        self._executor = ClaimExecutor(MAX_THREADS)
+        self._service = DraService(claims, self._executor, observer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
@@ -89,7 +89,7 @@ class KubeletPlugin:
     @property
     def in_flight(self) -> list[str]:
         """Return the work in progress."""
-        return self._turns.in_flight
+        return self._executor.in_flight
 
     async def open(self) -> None:
         """Listen and register; retry on failures."""
@@ -117,14 +117,14 @@ class KubeletPlugin:
             file.remove()
         if self._health is not None:
             self._health.close()
-        grace = GRACE_S if not self._turns.in_flight else max(MIN_GRACE_S, self._turns.worth_waiting(GRACE_S))
+        grace = GRACE_S if not self._executor.in_flight else max(MIN_GRACE_S, self._executor.worth_waiting(GRACE_S))
         if self._server is not None:
             await _stopped(self._server, grace)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=grace)
-        if not await self._turns.finished(GRACE_S):
-            log.warning("stopped without waiting for calls that hang", extra={"work": self._turns.in_flight})
-        self._turns.close()
+        if not await self._executor.finished(GRACE_S):
+            log.warning("stopped without waiting for calls that hang", extra={"work": self._executor.in_flight})
+        self._executor.close()
         self._calls.shutdown()
         self._other_calls.shutdown()
 

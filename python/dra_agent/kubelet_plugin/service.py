@@ -109,9 +109,9 @@ class _Operation:
 class DraService:
     """Serves NodePrepareResources and NodeUnprepareResources."""
 
-    def __init__(self, claims: ClaimSource, turns: ClaimExecutor, observer: PluginMetrics | None = None) -> None:
+    def __init__(self, claims: ClaimSource, executor: ClaimExecutor, observer: PluginMetrics | None = None) -> None:
         self._claims = claims
-        self._turns = turns
+        self._executor = executor
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._preparing: asyncio.Future[ClaimPreparer] = self._loop.create_future()
@@ -159,7 +159,7 @@ class DraService:
         tried: AgentError | None = None
         if len(requested) == 1 and self._preparing.done() and late_response.is_possible(context):
             claim = ClaimRef(requested[0].uid, requested[0].namespace, requested[0].name)
-            if (turn := self._turns.begin(claim.uid, operation.name)) is not None:
+            if (turn := self._executor.begin(claim.uid, operation.name)) is not None:
                 try:
                     return call.response({claim.uid: self._in_turn(call, turn, operation, claim, deadline_s, context)})
                 except UnreadError as error:
@@ -232,7 +232,7 @@ class DraService:
             self._observer.observe_phase("fetch", time.perf_counter() - began)
         preparing = await self._ready(deadline_s)
         deadline = Deadline(deadline_s)
-        return await self._turns.run(
+        return await self._executor.run(
             claim.uid, self._prepare.name, _key(fetched), lambda: preparing.prepare(fetched, deadline), deadline_s
         )
 
@@ -249,7 +249,7 @@ class DraService:
     ) -> Sequence[ClaimDevice]:
         preparing = await self._ready(deadline_s)
         deadline = Deadline(deadline_s)
-        await self._turns.run(
+        await self._executor.run(
             claim.uid, self._unprepare.name, None, lambda: preparing.unprepare(claim.uid, deadline), deadline_s
         )
         return ()
