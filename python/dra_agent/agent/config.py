@@ -253,7 +253,7 @@ def load(
         try:
             _check_name(config.node, _MAX_NODE_CHARS, "the host's name", hint)
         except UsageError as error:
-            problems.append(ConfigProblem("the host's name", error.message, todo=hint))
+            problems.append(ConfigProblem("the host's name", error.message, hint=hint))
     for name in ("metrics_address", "health_address"):
         if address := getattr(config, name):
             check(name, partial(listen_address, address))
@@ -366,7 +366,7 @@ def _with(config: Config, name: str, value: Any, where: str, problems: list[Conf
     try:
         converted = msgspec.convert(value, field.type, strict=False, dec_hook=to_path)
     except msgspec.ValidationError as error:
-        problems.append(ConfigProblem(where, f"{value!r}: {error}", todo=f"it must be {_kind(expected)}"))
+        problems.append(ConfigProblem(where, f"{value!r}: {error}", hint=f"it must be {_kind(expected)}"))
         return config
     return msgspec.structs.replace(config, **{name: converted})
 

@@ -163,15 +163,15 @@ class ConfigFile:
         inner = "" if below is None else below[1]
         dot = "." if key and inner and not inner.startswith("[") else ""
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        todo = f"it must be one of {', '.join(map(str, choices))}" if choices else None
-        self._add(f"{key}{dot}{inner}", _PLACE.sub("", str(error)), todo)
+        hint = f"it must be one of {', '.join(map(str, choices))}" if choices else None
+        self._add(f"{key}{dot}{inner}", _PLACE.sub("", str(error)), hint)
 
     def _add_unknown(self, above: str, written: str, known: dict[str, Any]) -> None:
         import difflib
 
         near = difflib.get_close_matches(written.replace("-", "_"), known, 1)
-        todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        self._add(above + written, f"unknown key {written!r}", todo, names_key=True)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        self._add(above + written, f"unknown key {written!r}", hint, names_key=True)
 
 
 @functools.cache

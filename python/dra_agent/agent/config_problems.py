@@ -23,7 +23,7 @@ class ConfigProblem(msgspec.Struct, frozen=True):
     """The key, such as `inventory.share[0].when`; empty: the whole file."""
     line: int | None = None
     """Line of the file, from 1."""
-    todo: str | None = None
+    hint: str | None = None
     names_key: bool = False
     """True if the message already names the key."""
     is_unreadable: bool = False
@@ -32,7 +32,7 @@ class ConfigProblem(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         place = self.origin if self.line is None else f"{self.origin}:{self.line}"
         key = f"{self.key}: " if self.key and not self.names_key else ""
-        return printable(f"{place}: {key}{self.message}" + (f"; {self.todo}" if self.todo else ""), line=True)
+        return printable(f"{place}: {key}{self.message}" + (f"; {self.hint}" if self.hint else ""), line=True)
 
 
 class ConfigError(UsageError):

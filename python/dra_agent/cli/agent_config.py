@@ -44,7 +44,7 @@ def _as_json(problem: ConfigProblem) -> dict[str, Any]:
         "line": problem.line,
         "key": problem.key or None,
         "message": problem.message,
-        "todo": problem.todo,
+        "todo": problem.hint,
     }
 
 
