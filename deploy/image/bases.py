@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 from deploy.image import packages
@@ -43,15 +44,19 @@ def main() -> int:
                 packages.write(bootstrap(Path(folder)))
             print(f"wrote {packages.LOCK.relative_to(ROOT)}")
             return 0
-        buildah = Buildah()
-        for name, create in ((BASE, create_base), (RUST, create_rust)):
-            if args.replace or not buildah.has(name):
-                create(buildah)
-                print(f"created {name}")
+        create({BASE, RUST}, Buildah(), replace=args.replace)
     except BuildError as error:
         print(f"image-base: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def create(names: Collection[str], buildah: Buildah, *, replace: bool = False) -> None:
+    """Create those of the local images that are named and missing; with `replace` also existing ones."""
+    for name, create_one in ((BASE, create_base), (RUST, create_rust)):
+        if name in names and (replace or not buildah.has(name)):
+            create_one(buildah)
+            print(f"created {name}")
 
 
 def create_base(buildah: Buildah) -> None:

@@ -43,6 +43,8 @@ def main() -> int:
         sources.check(ROOT, args.version)
         if images and (reason := buildah.missing()):
             raise ReleaseError(f"{reason}; --without-image makes a release without it")
+        if images:
+            bases.create(images.values(), buildah.Buildah())
         build(args.version, output, output.with_name(f"{output.name}-build"), wanted, images)
         if args.twice:
             second = output.with_name(f"{output.name}-second")

@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from deploy.image import bases, packages
+from deploy.image.buildah import Buildah
 from deploy.image.packages import Package
 
 from deploy.rendering import ROOT
@@ -83,6 +85,25 @@ def test_the_build_of_the_image_installs_nothing_on_the_local_base() -> None:
     needed = re.search(r"dpkg-query --show (.*) \\\n \|\| \{ apt-get update", text)
     assert needed is not None and needed[1] == installed[1]
     assert set(installed[1].split()) <= set(bases.INCLUDED.split(","))
+
+
+def test_the_local_images_that_a_build_names_are_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Storage:
+        def has(self, image: str) -> bool:
+            return image in made
+
+    for function, name in (("create_base", bases.BASE), ("create_rust", bases.RUST)):
+        monkeypatch.setattr(bases, function, lambda _, name=name: made.append(name))
+    storage = cast("Buildah", Storage())
+    bases.create(["docker.io/library/python@sha256:0", ""], storage)
+    assert made == []
+    bases.create([bases.RUST], storage)
+    bases.create([bases.BASE, bases.RUST], storage)
+    assert made == [bases.RUST, bases.BASE]
+    bases.create([bases.BASE], storage, replace=True)
+    assert made == [bases.RUST, bases.BASE, bases.BASE]
 
 
 def test_a_machine_without_mmdebstrap_is_named(tmp_path: Path) -> None:
