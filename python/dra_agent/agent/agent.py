@@ -401,7 +401,7 @@ class Agent:
         self, stack: AsyncExitStack, worker: Executor, hardware: DeviceState, setups: tuple[DeviceSetup, ...]
     ) -> None:
         from dra_agent.agent.mps_supervisor import MpsSupervisor
-        from dra_agent.device_setup.shares import ShareSetup
+        from dra_agent.agent.setup_registry import daemon_checks
 
         async def report(failing: dict[str, str]) -> None:
             change = await self._work(
@@ -410,11 +410,10 @@ class Agent:
             if change and self._mode is not None:
                 self._mode.devices_changed()
 
-        for setup in setups:
-            if isinstance(setup, ShareSetup):
-                sharing = MpsSupervisor(self._config, setup, report, is_newest=self._is_newest)
-                stack.push_async_callback(sharing.stop)
-                await sharing.start()
+        for check in daemon_checks(setups):
+            supervisor = MpsSupervisor(self._config, check, report, is_newest=self._is_newest)
+            stack.push_async_callback(supervisor.stop)
+            await supervisor.start()
 
     async def _serve_hooks(self, stack: AsyncExitStack, setups: tuple[DeviceSetup, ...]) -> None:
         from dra_agent.agent.hook_server import HookServer
@@ -433,14 +432,13 @@ class Agent:
         setups: tuple[DeviceSetup, ...],
         ownership: Ownership,
     ) -> Preparer:
+        from dra_agent.agent.setup_registry import vendor_edits
         from dra_agent.cdi.directory import SpecDirectory
-        from dra_agent.cdi.edits import EditProviders
-        from dra_agent.cdi.edits.registry import find_nvidia_ctk
         from dra_agent.cdi.metadata import MetadataDirectory
 
         config = self._config
         shared_as = self._shared_as
-        edit_providers = EditProviders(hardware.host, ctk=find_nvidia_ctk(hardware.host))
+        edit_providers = vendor_edits(hardware.host)
         specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
         if why := specs.unwritable():
             log.error("claims cannot be prepared", extra={"reason": why})

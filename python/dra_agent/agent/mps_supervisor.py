@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from dra_agent.agent.config import Config
-from dra_agent.device_setup.shares import ShareSetup
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +23,17 @@ class MpsSupervisor:
     def __init__(
         self,
         config: Config,
-        setup: ShareSetup,
+        check: Callable[[], dict[str, str]],
         report: Report,
         *,
         is_newest: Callable[[], bool],
         interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        """`is_newest`: of several agents on one node only the newest supervises the daemons."""
-        self._setup = setup
+        """`check` restarts daemons that ended, and returns failures by device.
+
+        `is_newest`: of several agents on one node only the newest supervises the daemons.
+        """
+        self._check = check
         self._report = report
         self._is_newest = is_newest
         self._interval_s = interval_s
@@ -56,7 +58,7 @@ class MpsSupervisor:
         while True:
             try:
                 if self._is_newest():
-                    await self._report(await asyncio.to_thread(self._setup.mps.supervise))
+                    await self._report(await asyncio.to_thread(self._check))
             except Exception:  # a failed check must not end the supervision
                 log.exception("MPS daemons not checked this time")
             await asyncio.sleep(self._interval_s)

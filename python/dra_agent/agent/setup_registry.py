@@ -20,6 +20,7 @@ from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
 from dra_agent.presence import exists
 
 if TYPE_CHECKING:
+    from dra_agent.cdi.edits import EditProviders
     from dra_agent.device_setup.notice import NoticeDirectory
     from dra_agent.device_setup.sysfs_writer import SysfsWriter
     from dra_agent.inventory.mode_changes import ModeChanges
@@ -138,6 +139,21 @@ def vendor_setups(
         NicSetup(host, config.state_dir, config.host_folder),
         NoticeSetup(notices or NoticeDirectory(config.notice_dir)),
     )
+
+
+def vendor_edits(host: Host) -> EditProviders:
+    """Return the edits of containers of every vendor, with the tools that the host has."""
+    from dra_agent.cdi.edits import EditProviders
+    from dra_agent.cdi.edits.registry import find_nvidia_ctk
+
+    return EditProviders(host, ctk=find_nvidia_ctk(host))
+
+
+def daemon_checks(setups: Iterable[DeviceSetup]) -> list[Callable[[], dict[str, str]]]:
+    """Return a function for each set-up with daemons: it restarts those that ended, and returns failures by device."""
+    from dra_agent.device_setup.shares import ShareSetup
+
+    return [setup.mps.supervise for setup in setups if isinstance(setup, ShareSetup)]
 
 
 def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], bool]]:
