@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_agent.metrics import http_server
-from dra_agent.metrics.http_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
+from dra_agent import bounded_http
+from dra_agent.bounded_http import MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from dra_agent.metrics.http_server import HttpServer
 from eventually import eventually
 
 SLOW_CLIENTS = 20
@@ -96,7 +97,7 @@ def test_probes_can_have_their_own_listener(server: HttpServer) -> None:
 
 
 def test_a_connection_has_a_total_deadline(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "CONNECTION_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
         def is_closed() -> bool:

@@ -1,41 +1,23 @@
 """/metrics, /healthz and /readyz, on separate threads, so that they respond when the event loop does not.
 
-Metrics and checks are passed in. Slow or many clients delay others only for a short time: a connection has a deadline,
-and the oldest one is closed if there are too many. Probes can have a separate listener.
+Metrics and checks are passed in. Probes can have a separate listener.
 """
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-from dra_agent.errors import UsageError
+from dra_agent.bounded_http import BoundedHandler, HttpListener
 
 Render = Callable[[str], tuple[bytes, str]]
 Check = Callable[[], list[str]]
 """Returns failures; empty if healthy."""
 
-CONNECTION_TIMEOUT_S = 10.0
-"""Seconds from the start to the end of a connection, independent of the client."""
-MAX_CONNECTIONS = 16
-"""Maximum open connections; one more closes the oldest."""
-MAX_REQUEST_BYTES = 16 << 10
-"""Maximum size of the request line and headers; Prometheus sends less than 1 KiB."""
-_MAX_THREADS = 4 * MAX_CONNECTIONS
-"""Closed connections count until their thread ends."""
-_POLL_INTERVAL_S = 0.25
-_EVICTION_DELAY_S = 0.02
-"""Seconds of delay after a connection was closed for a new one: each has at least MAX_CONNECTIONS times as long."""
 _NOT_FOUND = {True: b"there are /metrics, /healthz and /readyz\n", False: b"there are /healthz and /readyz\n"}
 
 
-class HttpServer:
+class HttpServer(HttpListener):
     """Listens from `start` to `close`."""
 
     def __init__(
@@ -52,159 +34,27 @@ class HttpServer:
         Raises:
             UsageError: if the address cannot be bound; `flag` names the option that configures it.
         """
-        try:
-            self._server = _Server(address, _handler(render, healthy, ready))
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
-                where=flag,
-                hint="choose a free port on an address of this host",
-            ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_INTERVAL_S,), name="http", daemon=True
-        )
-
-    @property
-    def port(self) -> int:
-        """The port, also if 0 was configured."""
-        return int(self._server.server_address[1])
-
-    def start(self) -> None:
-        """Start to serve."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
+        super().__init__(address, _handler(render, healthy, ready), flag=flag)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._running = threading.BoundedSemaphore(_MAX_THREADS)
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}
-        """Connections and their deadlines, the oldest first."""
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # The base class resolves the host's name, which may take long and is not needed.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            oldest = next(iter(self._open), None) if len(self._open) >= MAX_CONNECTIONS else None
-            if oldest is not None:
-                del self._open[oldest]
-            self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
-        if oldest is not None:
-            _end(oldest)
-            # A client that reconnects at once must not evict one that waits for a response.
-            time.sleep(_EVICTION_DELAY_S)
-        if not self._running.acquire(blocking=False):
-            self._discard(request)
-            self.shutdown_request(request)  # connections come faster than threads end
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._running.release()
-
-    def shutdown_request(self, request: Any) -> None:
-        self._discard(request)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Close connections past their deadline; called four times a second."""
-        now = time.monotonic()
-        with self._lock:
-            late = [connection for connection, deadline in self._open.items() if deadline <= now]
-            for connection in late:
-                del self._open[connection]
-        for connection in late:
-            _end(connection)
-
-    def _discard(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Drop a client that hung up or was too slow."""
-
-
-def _end(connection: socket.socket) -> None:
-    """Shut the connection down, so that the thread that reads or writes it closes it."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class _Bounded:
-    """A stream that ends after a number of bytes."""
-
-    def __init__(self, stream: Any, remaining: int) -> None:
-        self._stream = stream
-        self._remaining = remaining
-
-    def readline(self, size: int = -1) -> bytes:
-        """Read a line, or the remaining bytes."""
-        line: bytes = self._stream.readline(self._remaining if size < 0 else min(size, self._remaining))
-        self._remaining -= len(line)
-        return line
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
-
-
-def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = CONNECTION_TIMEOUT_S
-        server_version = "dra-agent"
-        sys_version = ""
-
-        def setup(self) -> None:
-            super().setup()
-            self.rfile: Any = _Bounded(self.rfile, MAX_REQUEST_BYTES)
-
-        def do_GET(self) -> None:
+def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BoundedHandler]:
+    class Handler(BoundedHandler):
+        def do_GET(self) -> None:  # noqa: N802  (the base class finds methods by the verb)
             match self.path.partition("?")[0]:
                 case "/metrics" if render is not None:
                     body, kind = render(self.headers.get("Accept", ""))
-                    self._respond(HTTPStatus.OK, body, kind)
+                    self.respond(HTTPStatus.OK, body, kind)
                 case "/healthz":
                     self._check(healthy())
                 case "/readyz":
                     self._check(ready())
                 case _:
-                    self._respond(HTTPStatus.NOT_FOUND, _NOT_FOUND[render is not None])
+                    self.respond(HTTPStatus.NOT_FOUND, _NOT_FOUND[render is not None])
 
-        do_HEAD = do_GET  # noqa: N815  (the base class finds methods by the verb)
+        do_HEAD = do_GET  # noqa: N815
 
         def _check(self, failures: list[str]) -> None:
             text = "ok\n" if not failures else "".join(f"{failure}\n" for failure in failures)
-            self._respond(HTTPStatus.SERVICE_UNAVAILABLE if failures else HTTPStatus.OK, text.encode())
-
-        def _respond(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Do not log scrapes."""
+            self.respond(HTTPStatus.SERVICE_UNAVAILABLE if failures else HTTPStatus.OK, text.encode())
 
     return Handler
