@@ -152,6 +152,13 @@ def test_names_of_a_damaged_host_are_escaped() -> None:
     assert "[bold]" in text(topology, names=NO_NAMES), "names are not markup"
 
 
+def test_characters_that_change_the_direction_of_text_are_visible() -> None:
+    topology = fake_topology(fake_function(1, driver="\u202edriver\u2066"))
+    picture = svg.draw(topology, title="\u202etitle", holders={"0000:01:00.0": ["team/\u202etrain"]}, names=NO_NAMES)
+    assert "\\u202etitle" in picture and "team/\\u202etrain" in picture
+    assert not set("\u202e\u2066") & set(picture)
+
+
 def test_hosts_with_few_devices_are_drawn(tmp_path: Path) -> None:
     empty = Topology((), (), {}, ())
     unknown = fake_topology(fake_function(1, numa_node=None), fake_function(2, numa_node=7))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,7 +25,14 @@ def print_reclaims(args: argparse.Namespace, node: str | None) -> int:
     from dra_agent.cli.output import emit, table
 
     cluster = _read(args, node)
-    rows = [row for row in (_reclaim(one, cluster) for one in cluster.nodes) if node or row["phase"] != "none"]
+    slices = by_node(cluster.slices, lambda entry: entry["spec"].get("nodeName"))
+    claims = by_node(cluster.claims, lambda row: row["node"])
+    reclaims = (
+        reclaim_of(one, slices.get(name, ()), claims.get(name, ()))
+        for one in cluster.nodes
+        for name in [one["metadata"]["name"]]
+    )
+    rows = [row for row in reclaims if node or row["phase"] != "none"]
     if args.output in ("json", "yaml"):
         emit(rows, args.output)
         return 0
@@ -49,7 +56,7 @@ def print_topology(args: argparse.Namespace, node: str) -> int:
     holders: dict[tuple[str, str], list[str]] = {}
     for claim in cluster.claims:
         holders.setdefault((claim["pool"], claim["device"]), []).append(f"{claim['namespace']}/{claim['claim']}")
-    devices = [_device(entry, device, holders) for entry in cluster.slices for device in _devices_of(entry)]
+    devices = [_device(entry, device, holders) for entry in cluster.slices for device in devices_of(entry)]
     devices.sort(key=lambda one: (one["numa"] is None, one["numa"] or 0, one["root"] or "~", one["name"]))
     if args.output in ("json", "yaml"):
         emit(devices, args.output)
@@ -89,7 +96,7 @@ def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
             nodes(), api.list(RESOURCE_SLICES, fields=fields), api.list(RESOURCE_CLAIMS)
         )
         held = [row for claim in claims.items for row in allocated_devices(claim) if node in (None, row["node"])]
-        return _Cluster(found, _newest(slices.items), held)
+        return _Cluster(found, newest(slices.items), held)
 
     try:
         return call_cluster(args, read)
@@ -97,7 +104,7 @@ def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
         raise UsageError(f"there is no node {node}", hint="`kubectl get nodes` lists them") from error
 
 
-def _newest(slices: Sequence[Object]) -> list[Object]:
+def newest(slices: Sequence[Object]) -> list[Object]:
     """Leave out slices of earlier generations of their pools, as the scheduler does."""
 
     def pool(entry: Object) -> tuple[str, str]:
@@ -109,12 +116,25 @@ def _newest(slices: Sequence[Object]) -> list[Object]:
     return [entry for entry in slices if entry["spec"]["pool"].get("generation", 0) == newest[pool(entry)]]
 
 
-def _devices_of(entry: Object) -> Iterable[Object]:
+def devices_of(entry: Object) -> Iterable[Object]:
+    """Return the devices of a slice."""
     return entry["spec"].get("devices") or ()
 
 
-def _reclaim(node: Object, cluster: _Cluster) -> Item:
-    """Describe the reclaim of a node by its condition and by taints of its devices."""
+def by_node(items: Iterable[Item], node: Callable[[Item], str | None]) -> dict[str, list[Item]]:
+    """Group items by the node that the function returns; those without a node are left out."""
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        if (name := node(item)) is not None:
+            found.setdefault(name, []).append(item)
+    return found
+
+
+def reclaim_of(node: Object, slices: Iterable[Object], claims: Sequence[Item]) -> Item:
+    """Describe the reclaim of a node by its condition and by taints of the devices in its slices.
+
+    `claims` has the devices of this node that claims hold, as `allocated_devices` returns them.
+    """
     from dra_agent.reclaim.announcements import CONDITION_NAME, TAINT_NAME
 
     name = node["metadata"]["name"]
@@ -125,16 +145,14 @@ def _reclaim(node: Object, cluster: _Cluster) -> Item:
     taint: Object = next(
         (
             taint
-            for entry in cluster.slices
-            if entry["spec"].get("nodeName") == name
-            for device in _devices_of(entry)
+            for entry in slices
+            for device in devices_of(entry)
             for taint in device.get("taints") or ()
             if taint["key"].endswith(f"/{TAINT_NAME}")
         ),
         {},
     )
     phase = "notice" if notice else taint.get("value") or "none"
-    claims = [row for row in cluster.claims if row["node"] == name]
     return {
         "node": name,
         "phase": phase,
@@ -148,19 +166,20 @@ def _reclaim(node: Object, cluster: _Cluster) -> Item:
 def _device(entry: Object, device: Object, holders: Mapping[tuple[str, str], list[str]]) -> Item:
     pool = entry["spec"]["pool"]["name"]
     attributes = device.get("attributes") or {}
-    kind, product = _attribute(attributes, _TYPE), _attribute(attributes, _PRODUCT)
+    kind, product = attribute(attributes, _TYPE), attribute(attributes, _PRODUCT)
     return {
         "name": device["name"],
         "driver": entry["spec"]["driver"],
         "pool": pool,
-        "numa": _attribute(attributes, _NUMA),
-        "root": _attribute(attributes, _ROOT),
+        "numa": attribute(attributes, _NUMA),
+        "root": attribute(attributes, _ROOT),
         "product": str(product or kind or entry["spec"]["driver"]),
         "taints": [f"{taint['key']}:{taint['effect']}" for taint in device.get("taints") or ()],
         "claims": holders.get((pool, device["name"]), []),
     }
 
 
-def _attribute(attributes: Mapping[str, Mapping[str, Any]], name: str) -> Any:
+def attribute(attributes: Mapping[str, Mapping[str, Any]], name: str) -> Any:
+    """Return the value of an attribute, with any prefix; None if there is none."""
     value = next((one for key, one in attributes.items() if key.rpartition("/")[2] == name), {})
     return next(iter(value.values()), None)

@@ -20,6 +20,7 @@ COMMANDS = {
     "topology": "show the PCIe and NUMA tree, or draw it",
     "devices": "show the devices of this host, and the claims that hold them",
     "top": "show what devices and claims use now, live, if telemetry is on",
+    "ui": "serve a read-only page of this host, and of a cluster, to a browser",
     "slices": "show the ResourceSlices that describe this host",
     "claim": "apply, get, list, await and delete claims, and show their devices",
     "claims": "show the claims that hold devices here (`claim holders`)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from dra_agent.agent.config import Config
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
+    from dra_agent.inventory.model import Device
     from dra_agent.topology import Topology
     from dra_agent.topology.display_tree import Holders
     from dra_agent.topology.pci_ids import PciIds
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         topology = _scan(host, shown.config, distances=args.output != "table")
         holders, names = _known(shown, host, topology) if pictured else (None, None)
     if args.svg:
-        _write_picture(args.svg, topology, _title(shown.config), holders, names)
+        _write_picture(args.svg, topology, picture_title(shown.config), holders, names)
     if args.output != "table":
         emit(topology, args.output)
     elif not args.svg:
@@ -66,14 +68,21 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
     """The part of a picture from the agent's inventory: holders, published devices, and product names."""
     from dra_agent.cli.agent_view import by_address, published
     from dra_agent.errors import AgentError
+
+    try:
+        devices = published(shown, host, topology).devices
+    except AgentError:
+        return by_address(shown), None  # the tree does not need the inventory
+    return picture_facts(shown, devices)
+
+
+def picture_facts(shown: ShownHost, devices: Sequence[Device]) -> tuple[Holders | None, PciIds]:
+    """Return the holders of PCI functions, None without an agent, and the names of products."""
+    from dra_agent.cli.agent_view import by_address
     from dra_agent.topology.display_tree import KnownHolders
     from dra_agent.topology.pci_ids import PciIds
 
     holders = by_address(shown)
-    try:
-        devices = published(shown, host, topology).devices
-    except AgentError:
-        return holders, None  # the tree does not need the inventory
     names: dict[str, str] = {}
     for device in devices:
         product = device.attributes.get("productName")
@@ -102,7 +111,8 @@ def _scan(host: Host, config: Config, *, distances: bool) -> Topology:
         raise UsageError(error.message, hint=error.hint) from error
 
 
-def _title(config: Config) -> str:
+def picture_title(config: Config) -> str:
+    """Return the title of the picture of a host."""
     if config.simulate is not None:
         return f"{config.simulate} (simulated)"
     return config.node if config.sysfs_root == Path("/sys") else str(config.sysfs_root)

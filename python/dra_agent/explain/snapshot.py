@@ -84,13 +84,13 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
 
     async def listed(kind: Kind, so: str, *, within: str | None = None, optional: bool = False) -> list[Object] | None:
         where = f"{kind.plural}{f' in namespace {within}' if within else ''}"
-        got = await _allowed(
+        got = await allowed(
             api.list(kind, namespace=within), f"cannot list {where}", so, [] if optional else found.notes
         )
         return None if got is None else got.items
 
     async def one(kind: Kind) -> list[Object]:
-        got = await _allowed(api.get(kind, about, namespace), "", "", [])
+        got = await allowed(api.get(kind, about, namespace), "", "", [])
         return [] if got is None else [got]
 
     (
@@ -115,12 +115,12 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
         # Kubernetes before 1.37 lacks this version, and most users may not read them: both are normal.
         listed(DEVICE_TAINT_RULES, "", optional=True),
         listed(POD_GROUPS, "", within=namespace, optional=True),
-        _allowed(
+        allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
     )
     # Optional: the result is complete without Events.
-    listed_events = await _allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
+    listed_events = await allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
     found.events = _messages(listed_events.items if listed_events else [])
     if claims is None:
         claims = await listed(RESOURCE_CLAIMS, "claims are not known", within=namespace)
@@ -159,7 +159,8 @@ def _with_rules(entry: Object, rules: list[Object]) -> Object:
     return {**entry, "spec": {**spec, "devices": devices}} if devices else entry
 
 
-async def _allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:
+async def allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:
+    """Return the result of a read; None, with a note, where it is not permitted or there is no such object."""
     try:
         return await call
     except (ForbiddenError, NotFoundError, InvalidObjectError) as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from xml.sax.saxutils import escape, quoteattr
 
+from dra_agent.printable import printable
 from dra_agent.topology.display_tree import Leaf, TreeNode
 
 CARD_WIDTH, CARD_HEIGHT = 240, 84
@@ -121,8 +122,8 @@ _WIDTH = {"sans": 0.58, "bold": 0.63, "mono": 0.605}
 
 
 def clean(text: str) -> str:
-    """The text without characters that XML cannot hold."""
-    return _NOT_XML.sub("\ufffd", text)
+    """The text without characters that XML cannot hold, and with those visible that change its direction."""
+    return printable(_NOT_XML.sub("\ufffd", text))
 
 
 def attribute(text: str) -> str:
