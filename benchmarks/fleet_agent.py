@@ -39,8 +39,8 @@ class SimulatedDevices:
     def __init__(self, host: Host, inventory: Inventory, node: str) -> None:
         self.host = host
         self.inventory = inventory
-        self.board = DeviceHealthStore(node)
-        self.board.publish(inventory)
+        self.published_health = DeviceHealthStore(node)
+        self.published_health.publish(inventory)
 
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device."""
@@ -115,7 +115,7 @@ class FleetAgent:
     def set_inventory(self, inventory: Inventory) -> None:
         """Change the devices, as a rescan does."""
         self.devices.inventory = inventory
-        self.devices.board.publish(inventory)
+        self.devices.published_health.publish(inventory)
         self.mode.devices_changed()
 
     async def stop(self) -> None:

@@ -88,13 +88,13 @@ def test_an_xid_taints_the_gpu_until_it_has_recovered(hardware: DeviceState, roo
     (taint,) = taints(hardware)
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/xid-95", "NoSchedule")
     assert before <= datetime.fromisoformat(taint["timeAdded"]).timestamp() <= clock()
-    rows = {row.device: row for row in hardware.board.rows()}
+    rows = {row.device: row for row in hardware.published_health.rows()}
     assert rows[GPU].health == "unhealthy" and "XID 95" in rows[GPU].message
     assert not hardware.poll_events(), "no further change"
     clock.skip_recovery()
     assert hardware.poll_events()
     assert taints(hardware) == []
-    assert {row.health for row in hardware.board.rows()} == {"healthy"}
+    assert {row.health for row in hardware.published_health.rows()} == {"healthy"}
 
 
 def test_a_lost_gpu_keeps_its_taints_until_it_has_recovered(hardware: DeviceState, root: Path, clock: Clock) -> None:
@@ -126,7 +126,7 @@ def test_a_hanging_library_makes_health_unknown_without_no_schedule(
     assert not hardware.poll_events()
     assert time.monotonic() - start < 50
     assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "None")]
-    rows = {row.device: row.health for row in hardware.board.rows()}
+    rows = {row.device: row.health for row in hardware.published_health.rows()}
     assert rows[GPU] == "unknown"
     inject.clear(root)
     monkeypatch.undo()

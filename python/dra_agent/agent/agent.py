@@ -227,7 +227,7 @@ class Agent:
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
         msgspec_warmup.build_decoders()  # for the types that were imported since
-        await self._share(stack, worker, hardware, setups)
+        await self._supervise_daemons(stack, worker, hardware, setups)
         await self._serve_hooks(stack, setups)
         await mode.serve(preparer, hardware, ledger)
         refresh_loop = RefreshLoop(
@@ -397,7 +397,7 @@ class Agent:
         if change and self._mode is not None:
             self._mode.devices_changed()
 
-    async def _share(
+    async def _supervise_daemons(
         self, stack: AsyncExitStack, worker: Executor, hardware: DeviceState, setups: tuple[DeviceSetup, ...]
     ) -> None:
         from dra_agent.agent.mps_supervisor import MpsSupervisor

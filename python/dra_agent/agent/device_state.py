@@ -62,12 +62,12 @@ class DeviceState:
         self._topology = LiveTopology(host)
         self._tracker = InventoryTracker(collector, self._topology.snapshot())
         self.monitor = monitor or Monitor(HealthSettings(), driver)
-        self.board = DeviceHealthStore(node)
+        self.published_health = DeviceHealthStore(node)
         self._reported: dict[str, str] = {}
         self._withheld = Inventory()
         """Devices that a reloaded rule excludes, as they were published before."""
         self._inventory = self.monitor.observe(self._tracker.inventory)
-        self.board.publish(self._inventory)
+        self.published_health.publish(self._inventory)
         self._slices: list[dict[str, Any]] = []
         self._logged: set[str] = set()
         self._describe()
@@ -149,7 +149,7 @@ class DeviceState:
         self._inventory = inventory
         if self._withheld.devices and scanned:
             self._forget_withheld()
-        self.board.publish(inventory, looked=scanned)
+        self.published_health.publish(inventory, looked=scanned)
         if change:
             self._describe()
             log.info(

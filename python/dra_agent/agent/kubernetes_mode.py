@@ -154,7 +154,7 @@ class KubernetesMode:
             active=self._leadership.is_leader,
         )
         stacked = self._stack_preparers(preparer, ledger, self._reclaim, drain, claims, self._reporting)
-        self._plugin.serve(stacked, hardware.board)
+        self._plugin.serve(stacked, hardware.published_health)
         claims.start(stacked.unprepare)
         await self._listen_to_operators(claims)
         await drain.start(self._publisher)

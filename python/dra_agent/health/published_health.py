@@ -33,7 +33,7 @@ class DeviceHealth(msgspec.Struct, frozen=True):
 
 
 class DeviceHealthStore:
-    """One host's board; safe to use from several threads."""
+    """The published health of one host's devices; safe to use from several threads."""
 
     def __init__(self, node: str, clock: Callable[[], float] = STEADY.unix) -> None:
         self._node = node
