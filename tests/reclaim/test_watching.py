@@ -68,7 +68,7 @@ def test_a_reclaim_on_a_terminal_is_started_after_confirmation(agent: Agent, gat
     start_words = ("reclaim", "start", "--in", "9000", "--state-dir", str(agent.state_dir))
     for answer, code, phase in (("n\n", 1, "none"), ("\n", 1, "none"), ("y\n", 0, "notice")):
         with Terminal(*start_words, interactive=True) as terminal:
-            terminal.wait_for(r"this releases 2 claims of this node.*\s+default/a\s+default/b\s+start\? \[y/N\] ")
+            terminal.wait_for(r"this releases 2 claims of this node\s+default/a\s+default/b\s+start\? \[y/N\] ")
             terminal.type(answer)
             assert terminal.end()[0] == code
         assert agent.status()["phase"] == phase

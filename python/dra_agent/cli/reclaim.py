@@ -110,7 +110,11 @@ def _is_confirmed(kind: str, args: argparse.Namespace, state_dir: Path) -> bool:
     else:
         held = _held(state_dir)
         count = f"{len(held)} claim{'' if len(held) == 1 else 's'}"
-        effect = f"this releases {count} of this node, and evicts the pods that use them"
+        # Without Kubernetes there are no pods.
+        pods = (
+            "" if _is_standalone(state_dir) else f", and evicts the pods that use {'it' if len(held) == 1 else 'them'}"
+        )
+        effect = f"this releases {count} of this node{pods}"
         print(effect if held else "no claim holds a device of this node", file=sys.stderr)
         for name in held:
             print(f"  {name}", file=sys.stderr)
@@ -120,14 +124,20 @@ def _is_confirmed(kind: str, args: argparse.Namespace, state_dir: Path) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def _is_standalone(state_dir: Path) -> bool:
+    from dra_agent.presence import exists
+    from dra_agent.standalone.protocol import SOCKET
+
+    return exists(state_dir / SOCKET)
+
+
 def _held(state_dir: Path) -> list[str]:
     """Return the claims that hold devices here, by NAMESPACE/NAME; the API server is not needed for it."""
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
-    from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
 
-    if not exists(state_dir / SOCKET):
+    if not _is_standalone(state_dir):
         entries, _ = read_copy(state_dir) or ([], None)
         return sorted(f"{entry.namespace}/{entry.name}" for entry in entries)
     try:
