@@ -134,7 +134,7 @@ def test_a_server_finishes_its_requests_and_accepts_no_new_ones(container: Conta
 
 def test_a_wrapper_sends_sigterm_at_the_notice(container: Container) -> None:
     wrapper = str(RECIPES / "drain-on-notice.sh")
-    server = "trap 'echo drains; kill $!; exit 0' TERM; echo serves; sleep 1000 & wait"
+    server = "trap 'echo drains; kill $!; exit 0' TERM; sleep 1000 & echo serves; wait"
     process = container.start("sh", wrapper, "sh", "-c", server)
     assert process.stdout is not None and process.stdout.readline() == "serves\n"
     container.announce("notice")
@@ -146,7 +146,7 @@ def test_a_wrapper_sends_sigterm_at_the_notice(container: Container) -> None:
 def test_a_wrapper_waits_for_the_drain_when_its_pod_is_evicted(container: Container, tmp_path: Path) -> None:
     drained = tmp_path / "drained"
     drain = f"echo drains; while [ ! -e {drained} ]; do sleep 0.05; done; echo done; kill $!; exit 0"
-    server = f"trap '{drain}' TERM; echo serves; sleep 1000 & wait"
+    server = f"trap '{drain}' TERM; sleep 1000 & echo serves; wait"
     process = container.start("sh", str(RECIPES / "drain-on-notice.sh"), "sh", "-c", server)
     assert process.stdout is not None and process.stdout.readline() == "serves\n"
     container.announce("notice")
