@@ -190,7 +190,7 @@ mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates t
 	$(PY) tests/mutants/rust.py $(addprefix target/mutants/,$(CRATES))
 
 test-gpu: build ## compare the agent with nvidia-smi, NVML and lspci on the GPUs of this machine; changes no setting
-	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
+	DRA_AGENT_TEST_GPU=$${DRA_AGENT_TEST_GPU:-1} $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
 
 cluster: build ## start a two-node cluster with the agent and simulated hardware on both nodes, and leave it running
 	@PYTHONPATH=tests $(PY) -m cluster.kube up

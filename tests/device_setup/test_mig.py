@@ -33,6 +33,7 @@ from dra_agent.simulate.nvml import Access
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
 from eventually import DEADLINE_S, eventually
+from inventory.mig_runtimes import DISTINCT
 
 MACHINE = Machine(
     "pair",
@@ -573,6 +574,33 @@ def test_a_partition_is_made_where_the_runtime_covers_the_driver_s_procfs(world:
     assert len(nodes) == 2 and all((world.host.dev / Path(path).relative_to("/dev")).exists() for path in nodes)
     world.setup.tear_down("u1", [name], None, a_minute())
     assert world.exist() == []
+
+
+@pytest.mark.parametrize("is_on", [False, True], ids=["MIG off", "MIG on"])
+@pytest.mark.parametrize(("access", "name"), DISTINCT.items(), ids=DISTINCT.values())
+def test_a_partition_is_made_and_removed_by_every_runtime_that_permits_it(
+    world: World, access: Access, name: str, is_on: bool
+) -> None:
+    """CAP_SYS_ADMIN is enough; the capability `mig/config` is for instances only, and not for the mode."""
+    partition = f"{FIRST}-mig-3g-40gb-4"
+    device = world.device(partition)
+    if is_on:
+        world.somebody_makes(19, 0, 1)
+    before = world.exist()
+    inject.set_access(world.root, access, MACHINE)
+    if not (access.admin or (access.config and is_on)):
+        with pytest.raises(PermanentError, match="Insufficient Permissions") as refused:
+            world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+        assert refused.value.hint is not None and "mig: partition" in refused.value.hint
+        assert world.exist() == before and world.notes() == [] and world.mode() == is_on
+        return
+    outcome = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    assert (9, 4, 1) in world.exist()
+    edits = outcome.edits[partition]
+    nodes = [node.path for node in edits.device_nodes] + [mount.container_path for mount in edits.mounts]
+    assert len(nodes) == 2 and all((world.host.dev / Path(path).relative_to("/dev")).exists() for path in nodes)
+    world.setup.tear_down("u1", [partition], outcome.record, a_minute())
+    assert world.exist() == before and world.notes() == []
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement"])

@@ -1,7 +1,8 @@
 """A machine with NVIDIA's driver, as the agent sees it and as nvidia-smi does. Nothing here changes a setting.
 
 `make test-gpu` runs this folder on the GPUs of this machine, and writes a report and a recording to target/gpu. Without
-it the same tests run on simulated hosts, whose nvidia-smi reports what the fake library returns.
+it the same tests run on simulated hosts, whose nvidia-smi reports what the fake library returns. With the name of such
+a host in DRA_AGENT_TEST_GPU, the command itself is tried on it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,26 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
+from dra_agent.simulate import inject
 from dra_agent.topology import Topology, scan
 from recordings.instances import divide
 
 from .journal import Journal
+from .privileges import NO_ACCESS
 from .signs import find_signs, missing, smi_of
 
 TIMEOUT_S = 60.0
 """Seconds for one response of nvidia-smi: without persistence mode it initializes every GPU."""
-REAL = os.environ.get("DRA_AGENT_TEST_GPU") == "1"
-TARGET = Path(__file__).parents[2] / "target/gpu"
 SIMULATED = ("vm-1gpu", "mixed", "hgx-h200")
 """One GPU; MIG instances; pairs of GPUs."""
+UNPRIVILEGED = "-unprivileged"
+"""End of the name of a simulated host whose library refuses what it refuses to a process without permissions."""
+COMMAND = os.environ.get("DRA_AGENT_TEST_GPU", "")
+"""Set by `make test-gpu`: "1" for this machine, or a simulated host."""
+REAL = COMMAND == "1"
+DEFAULT_TARGET = Path(__file__).parents[2] / "target/gpu"
+TARGET = Path(os.environ.get("DRA_AGENT_TEST_GPU_TARGET", DEFAULT_TARGET)) if COMMAND else None
+"""Directory of the report and the recording; None without the command."""
 
 SETTINGS = (
     "pci.bus_id",
@@ -68,7 +77,7 @@ class Smi:
         return done.stdout
 
 
-@pytest.fixture(scope="session", params=["this machine"] if REAL else SIMULATED)
+@pytest.fixture(scope="session", params=["this machine"] if REAL else [COMMAND] if COMMAND else SIMULATED)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     """The host that is examined. Fails where there is a sign of a GPU and a part of its driver is missing."""
     if REAL:
@@ -79,16 +88,19 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         problem = missing(host, signs, smi_of(host))
         assert not problem, problem
         return host
-    host = simulate.build(request.param, tmp_path_factory.mktemp("gpu") / request.param)
-    if request.param == "mixed":
+    profile = request.param.removesuffix(UNPRIVILEGED)
+    host = simulate.build(profile, tmp_path_factory.mktemp("gpu") / profile)
+    if profile == "mixed":
         divide(host)
+    if profile != request.param:
+        inject.set_access(host.sysfs.parent, NO_ACCESS)
     return host
 
 
 @pytest.fixture(scope="session")
 def journal(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Journal]:
     """The report, written when all tests have run."""
-    made = Journal(TARGET if REAL else tmp_path_factory.mktemp("report"))
+    made = Journal(TARGET or tmp_path_factory.mktemp("report"))
     made.add("Signs", find_signs(host, None if REAL else ()))
     yield made
     made.write()

@@ -23,15 +23,23 @@ from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
 
 TIMEOUT_S = 300.0
+NO_ACCESS = nvml.Access(admin=False, config=False, monitor=False)
+"""Of a process that may only list MIG devices."""
+WITHOUT = "without CAP_SYS_ADMIN"
 WITHOUT_SYS_ADMIN = ("--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
 
 
-def modes() -> dict[str, tuple[str, ...]]:
-    """Return command prefixes by name: as this user, and without CAP_SYS_ADMIN where that can be dropped."""
+def modes(host: Host) -> dict[str, tuple[str, ...]]:
+    """Return command prefixes by name: as this user, and without CAP_SYS_ADMIN where that can be dropped.
+
+    On a simulated host the library refuses without a capability being dropped.
+    """
     found: dict[str, tuple[str, ...]] = {"root" if os.geteuid() == 0 else "user": ()}
     tool = shutil.which("setpriv")
     if os.geteuid() == 0 and tool is not None:
-        found["without CAP_SYS_ADMIN"] = (tool, *WITHOUT_SYS_ADMIN)
+        found[WITHOUT] = (tool, *WITHOUT_SYS_ADMIN)
+    elif is_simulated(host):
+        found[WITHOUT] = ()
     return found
 
 
@@ -55,15 +63,21 @@ def run(prefix: tuple[str, ...], host: Host, addresses: list[str]) -> list[dict[
 @contextmanager
 def permitted(host: Host, name: str) -> Iterator[None]:
     """On a simulated host, let the library refuse what the driver refuses without the capability."""
-    if host.dev == Path("/dev") or name != "without CAP_SYS_ADMIN":
+    if not is_simulated(host) or name != WITHOUT:
         yield
         return
     root = host.sysfs.parent
-    inject.set_access(root, nvml.Access(admin=False, config=False, monitor=False))
+    before = nvml.read(root / "lib").access
+    inject.set_access(root, NO_ACCESS)
     try:
         yield
     finally:
-        inject.set_access(root, nvml.Access())
+        inject.set_access(root, before)
+
+
+def is_simulated(host: Host) -> bool:
+    """Whether the host is not this machine."""
+    return host.dev != Path("/dev")
 
 
 def has_sys_admin() -> bool:

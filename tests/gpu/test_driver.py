@@ -155,9 +155,17 @@ def test_the_cdi_edits_have_the_nodes_of_the_toolkit(host: Host, inventory: Inve
     if path is None:
         journal.add("CDI", "nvidia-ctk is not installed: edits were not compared")
         pytest.skip("nvidia-ctk is not installed: there is no other source of CDI edits")
-    provider, toolkit = NvidiaGpu(host, (), None), ToolkitCommand(path)
+    rows, wrong = compare_nodes(NvidiaGpu(host, (), None), ToolkitCommand(path), nvidia(inventory))
+    journal.add("CDI", rows)
+    assert rows and wrong == []
+
+
+def compare_nodes(
+    provider: NvidiaGpu, toolkit: ToolkitCommand, devices: list[Device]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return what either has alone, and the nodes of a device itself that nvidia-ctk does not list."""
     rows, wrong = [], []
-    for device in nvidia(inventory):
+    for device in devices:
         ours = provider(device)
         own, common = toolkit.edits(device.identity["uuid"], None)
         generated = {node.path for edits in (own, common) for node in edits.device_nodes}
@@ -171,8 +179,7 @@ def test_the_cdi_edits_have_the_nodes_of_the_toolkit(host: Host, inventory: Inve
         )
         required = {node.path for node in ours.own.device_nodes}
         wrong += [f"{device.name}: nvidia-ctk does not list {one}" for one in sorted(required - generated)]
-    journal.add("CDI", rows)
-    assert rows and wrong == []
+    return rows, wrong
 
 
 def test_a_second_scan_finds_the_same(tracker: InventoryTracker, host: Host) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
@@ -17,10 +16,10 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build_machine, driver_container, inject
-from dra_agent.simulate.container import TOOLKITS, Container, host_service
 from dra_agent.simulate.nvml import Access
 from dra_agent.topology import LiveTopology
 from eventually import DEADLINE_S
+from inventory.mig_runtimes import CASES
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, handle, make
 
 ALL = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")
@@ -118,16 +117,6 @@ def test_the_agent_s_own_instances_are_not_published_as_those_of_others(build: B
     path.write_bytes(msgspec.json.encode(mine))
     for rules in ((ALL,), ()):
         assert of_first(collect(host, *rules)) == []
-
-
-CONTAINERS = [
-    Container(toolkit, sys_admin=admin, privileged=privileged, mig_config=config, mig_monitor=monitor)
-    for toolkit, (admin, privileged), (config, monitor) in itertools.product(
-        TOOLKITS, ((False, False), (True, False), (False, True)), ((False, False), (False, True), (True, True))
-    )
-]
-CASES = {str(container): access for container in CONTAINERS if (access := container.access()) is not None}
-CASES |= {f"host, sys_admin={admin}": host_service(sys_admin=admin) for admin in (False, True)}
 
 
 Look = Callable[[Access, str, bool], Inventory]

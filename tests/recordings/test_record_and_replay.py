@@ -118,6 +118,19 @@ def test_mig_instances_are_recorded(tmp_path: Path) -> None:
     assert not misses
 
 
+def test_mig_instances_are_recorded_without_permission_for_mig(tmp_path: Path) -> None:
+    """MIG devices are listed to all processes, the place of their GPU instances is not."""
+    host = simulate.build("mixed", tmp_path / "host")
+    divide(host)
+    inject.set_access(tmp_path / "host", nvml.Access(admin=False, config=False, monitor=False))
+    expected = {name: conclusions(host, settings) for name, settings in SETTINGS.items()}
+    assert len([one for one in expected["plain"]["devices"] if "-gi" in one["name"]]) == 3
+    record(host, tmp_path / "recording", with_identity=True)
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
+    assert differences(tmp_path / "recording", again) == []
+
+
 def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -> None:
     inject.hang(tmp_path / "host", "nvmlDeviceGetMemoryInfo")
     manifest = record(t4, tmp_path / "recording", settings=InventorySettings(nvml_timeout=0.2))

@@ -1,7 +1,7 @@
 """The kernel's reaction to a write to an attribute of a simulated host: binds drivers, partitions GPUs, or fails.
 
 Results follow drivers/base/{bus,dd,driver}.c, vfio-pci, and amdgpu_xcp.c; faults are set with
-`change.answer_write`. A hanging write takes effect when the fault is cleared, as in the kernel.
+`inject.answer_write`. A hanging write takes effect when the fault is cleared, as in the kernel.
 """
 
 from __future__ import annotations

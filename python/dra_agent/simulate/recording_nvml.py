@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from dra_agent.nvml.call_log import RecordedCall
 from dra_agent.nvml.values import Codec
@@ -117,7 +120,9 @@ def derive(calls: Sequence[RecordedCall], entries: Iterable[Entry]) -> tuple[Nvm
         faults += [Fault(function=name, device=gpu.uuid, code=code) for name, code in recorded.failures().items()]
         mode = recorded.value("nvmlDeviceGetMigMode")
         if mode and any(mode):
-            partitioning[gpu.uuid] = _partitioning(calls, codec, recorded, bool(mode[0]), bool(mode[1]), tokens)
+            instances = _instances(calls, codec, recorded, gpu.mig, tokens)
+            made = sum(len(instance.compute_instances) for instance in instances)
+            partitioning[gpu.uuid] = GpuPartitioning(bool(mode[0]), bool(mode[1]), made, instances)
     state = NvmlState(
         1,
         _driver(calls, profiles_need_mig=profiles_need_mig),
@@ -281,10 +286,47 @@ def _condition(recorded: RecordedGpu) -> Condition:
     )
 
 
-def _partitioning(
-    calls: Sequence[RecordedCall], codec: Codec, recorded: RecordedGpu, mode: bool, pending: bool, tokens: set[int]
-) -> GpuPartitioning:
-    """Collect the instances: their handles belong to the GPU that listed them."""
+@dataclass(frozen=True, slots=True)
+class _MigDevice:
+    """A MIG device: a compute instance, and the name of the profile of its GPU instance."""
+
+    gpu_instance: int
+    profile: str
+    compute: ComputeInstance
+
+
+def _instances(
+    calls: Sequence[RecordedCall],
+    codec: Codec,
+    recorded: RecordedGpu,
+    profiles: Sequence[MigProfile],
+    tokens: set[int],
+) -> tuple[GpuInstance, ...]:
+    """Collect the instances of a GPU.
+
+    A process without permission could list MIG devices only, without the place of their GPU instances. Those get any
+    place, which the simulated library does not report either.
+    """
+    devices = _mig_devices(calls, codec, tokens)
+    ids = {profile.name.rpartition(" ")[2]: profile.id for profile in profiles}
+    found = {}
+    for place, device in enumerate(devices):
+        if device.gpu_instance not in found and device.profile in ids:
+            found[device.gpu_instance] = GpuInstance(device.gpu_instance, ids[device.profile], place, 1)
+    found |= _placed_instances(calls, codec, recorded, tokens)
+    return tuple(
+        msgspec.structs.replace(
+            instance,
+            compute_instances=tuple(device.compute for device in devices if device.gpu_instance == instance.id),
+        )
+        for instance in found.values()
+    )
+
+
+def _placed_instances(
+    calls: Sequence[RecordedCall], codec: Codec, recorded: RecordedGpu, tokens: set[int]
+) -> dict[int, GpuInstance]:
+    """Return the GPU instances whose place was recorded: their handles belong to the GPU that listed them."""
     listed = {
         token
         for call in calls
@@ -298,29 +340,25 @@ def _partitioning(
                 codec.fill(handles if place == 2 else count, content)
             words = bytes(handles)
             listed |= {int.from_bytes(words[8 * index : 8 * index + 8], "little") for index in range(count.value)}
-    computes = _compute_instances(calls, codec, tokens)
-    instances: dict[int, GpuInstance] = {}
+    found: dict[int, GpuInstance] = {}
     for call in calls:
         if call.name == "nvmlGpuInstanceGetInfo" and call.code == 0 and _token(call.args[0]) in listed:
             info = codec.decode(call.value)
-            inside = tuple(computes.get(info.id, ()))
-            instances[info.id] = GpuInstance(info.id, info.profileId, info.placement.start, info.placement.size, inside)
-    return GpuPartitioning(mode, pending, sum(map(len, computes.values())), tuple(instances.values()))
+            found[info.id] = GpuInstance(info.id, info.profileId, info.placement.start, info.placement.size)
+    return found
 
 
-def _compute_instances(
-    calls: Sequence[RecordedCall], codec: Codec, tokens: set[int]
-) -> dict[int, list[ComputeInstance]]:
-    """Return the compute instances by the id of their GPU instance; starts follow from the order of ids."""
-    devices = {
+def _mig_devices(calls: Sequence[RecordedCall], codec: Codec, tokens: set[int]) -> list[_MigDevice]:
+    """Return the MIG devices of a GPU; the starts of compute instances follow from the order of ids."""
+    handles = {
         token
         for call in calls
         if call.name == "nvmlDeviceGetMigDeviceHandleByIndex" and call.code == 0 and _token(call.args[0]) in tokens
         if (token := _token(call.value)) is not None
     }
-    found: dict[int, dict[int, ComputeInstance]] = {}
-    for device in sorted(devices):
-        recorded = RecordedGpu(calls, codec, {device})
+    found: dict[tuple[int, int], _MigDevice] = {}
+    for handle in sorted(handles):
+        recorded = RecordedGpu(calls, codec, {handle})
         gpu_instance = recorded.value("nvmlDeviceGetGpuInstanceId")
         number = recorded.value("nvmlDeviceGetComputeInstanceId")
         attributes = recorded.value("nvmlDeviceGetAttributes_v2")
@@ -328,10 +366,13 @@ def _compute_instances(
         if gpu_instance is None or number is None or attributes is None or uuid is None:
             continue
         size = attributes.computeInstanceSliceCount
-        inside = found.setdefault(gpu_instance, {})
-        start = sum(one.size for one in inside.values() if one.id != number)
-        inside[number] = ComputeInstance(number, _COMPUTE_PROFILES.get(size, 0), start, size, uuid)
-    return {gpu_instance: list(inside.values()) for gpu_instance, inside in found.items()}
+        before = [other.compute.size for key, other in found.items() if key[0] == gpu_instance and key[1] != number]
+        compute = ComputeInstance(number, _COMPUTE_PROFILES.get(size, 0), sum(before), size, uuid)
+        # "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb": a part of the compute slices of a 2g.20gb.
+        name = _text(recorded.value("nvmlDeviceGetName")).rpartition(" ")[2]
+        profile = re.sub(r"^\d+c\.", "", name)
+        found[gpu_instance, number] = _MigDevice(gpu_instance, profile, compute)
+    return list(found.values())
 
 
 def _below_root(place: tuple[str, ...]) -> tuple[str, ...]:

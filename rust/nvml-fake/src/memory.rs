@@ -17,14 +17,14 @@ struct MemoryUse {
 
 /// A GPU without dedicated memory (GB10) supports no version of the call (kubernetes-sigs/dra-driver-nvidia-gpu#1073).
 fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Code> {
-    if gpu.memory_bytes == 0 {
-        return Err(Code::NOT_SUPPORTED);
-    }
     let (total, reserved, instance) = match target {
         Target::Gpu(_) => {
             // k8s-device-plugin#1683: "error getting parent memory info: Insufficient Permissions".
             if !mig::instances::of(gpu)?.gpu_instances.is_empty() {
                 mig::access::require_monitor(state)?;
+            }
+            if gpu.memory_bytes == 0 {
+                return Err(Code::NOT_SUPPORTED);
             }
             (gpu.memory_bytes, gpu.reserved_bytes, None)
         }
