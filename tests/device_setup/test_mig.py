@@ -556,8 +556,9 @@ def test_an_instance_stays_recorded_until_the_agent_may_destroy_it(world: World)
     name = f"{FIRST}-mig-3g-40gb-4"
     world.setup.set_up("u1", [ask(world.device(name))], MigConfig(), None, a_minute())
     inject.set_access(world.root, Access(admin=False, config=False), MACHINE)
-    with pytest.raises(RetryableError, match="Insufficient Permissions"):
+    with pytest.raises(RetryableError, match="Insufficient Permissions") as refused:
         world.setup.tear_down("u1", [name], None, a_minute())
+    assert refused.value.hint is not None and "mig: partition" in refused.value.hint
     inject.set_access(world.root, Access(), MACHINE)
     world.setup.tear_down("u1", [name], None, a_minute())
     assert world.exist() == [] and world.notes() == []

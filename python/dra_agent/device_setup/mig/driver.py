@@ -13,7 +13,6 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.mig import capability_minors
-from dra_agent.inventory.nvidia.mig_access import CHANGE_HINT
 from dra_agent.inventory.nvidia.nvml_client import (
     NoPermissionError,
     NotSupportedError,
@@ -268,5 +267,5 @@ class MigDriver:
     def _error(self, message: str, error: NvmlError) -> RetryableError:
         message = f"{message}: {error.message}"
         if isinstance(error, NoPermissionError):
-            return NoPermissionError(message, error.code, hint=CHANGE_HINT)
+            return NoPermissionError(message, error.code)
         return RetryableError(message, where=self._where, hint=error.hint or "check the kernel log (dmesg)")

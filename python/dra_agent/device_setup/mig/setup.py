@@ -15,7 +15,7 @@ from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.mig.driver import MigDriver
 from dra_agent.device_setup.mig.gpu import CreatedPartition, OwnershipStore, PartitionedGpu, PartitionRequest
-from dra_agent.errors import AgentError, PermanentError
+from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
 from dra_agent.inventory.nvidia.mig_access import CHANGE_HINT
@@ -137,6 +137,9 @@ class MigSetup:
         for address in self._store.gpus():
             try:
                 step(address)
+            except NoPermissionError as error:
+                # Retried: the partition exists until an agent with the permission destroys it.
+                failed = failed or RetryableError(error.message, where=f"GPU {address}", hint=CHANGE_HINT)
             except AgentError as error:
                 failed = failed or error
         if failed is not None:
