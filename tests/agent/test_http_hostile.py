@@ -13,7 +13,7 @@ import pytest
 from dra_agent import bounded_http
 from dra_agent.bounded_http import MAX_CONNECTIONS, MAX_REQUEST_BYTES
 from dra_agent.metrics.http_server import HttpServer
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 SLOW_CLIENTS = 20
 ROUNDS = 15
@@ -110,8 +110,11 @@ def test_a_connection_has_a_total_deadline(server: HttpServer, monkeypatch: pyte
         eventually(is_closed, "the connection was never closed")
 
 
-def test_one_connection_too_many_closes_the_oldest(server: HttpServer) -> None:
-    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(MAX_CONNECTIONS)]
+def test_one_connection_too_many_closes_the_oldest(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)  # else its deadline closes it too
+    connections = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(MAX_CONNECTIONS)
+    ]
     try:
         for connection in connections:
             connection.sendall(b"GET ")

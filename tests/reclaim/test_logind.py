@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.reclaim.signals.dbus import Bus
 from dra_agent.reclaim.signals.logind import LogindSource
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 from reclaim.fake_logind import Daemon, FakeBus, FakeLogind, connections, send_forged_signals
 from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
@@ -211,3 +212,31 @@ def test_sockets_are_closed(daemon: Daemon, logind: FakeLogind) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(daemon.address.removeprefix("unix:path="))
     eventually(lambda: len(connections(daemon.address)) == 1)
+
+
+def test_signals_of_other_senders_are_not_queued() -> None:
+    from jeepney import DBusAddress, HeaderFields, new_signal
+
+    def from_sender(sender: str, serial: int) -> bytes:
+        message = new_signal(
+            DBusAddress("/org/freedesktop/login1", interface="a.b"), "PrepareForShutdown", "b", (True,)
+        )
+        message.header.fields[HeaderFields.sender] = sender
+        data: bytes = message.serialise(serial)
+        return data
+
+    async def main() -> None:
+        ours, daemons = socket.socketpair()
+        ours.setblocking(False)
+        bus = Bus(ours)
+        bus.accept(":1.7")
+        asyncio.get_running_loop().add_reader(ours, bus._readable)
+        with daemons:
+            for serial in range(1, 201):
+                daemons.sendall(from_sender(":1.666", serial))
+            daemons.sendall(from_sender(":1.7", 201))
+            received = await bus.signal(DEADLINE_S)
+            bus.close()
+        assert received is not None and received.header.fields[HeaderFields.sender] == ":1.7"
+
+    asyncio.run(main())
