@@ -42,7 +42,11 @@ class IssueTracker:
 
     def __init__(self, settings: HealthSettings, active_issues: Iterable[ActiveIssue] = ()) -> None:
         self._settings = settings
-        self._active = {(active.device, active.cause.name): active for active in active_issues}
+        self._active: dict[tuple[str, str], ActiveIssue] = {}
+        self._by_device: dict[str, dict[str, ActiveIssue]] = {}
+        """The same issues, by name: every observation asks for those of each device."""
+        for active in active_issues:
+            self._add(active)
         self._ended: dict[tuple[str, str], tuple[float, int]] = {}
         """When an issue ended, and its number of recurrences."""
         self.suppressed = 0
@@ -57,7 +61,7 @@ class IssueTracker:
 
     def of(self, device: str) -> list[ActiveIssue]:
         """Return the issues that apply to a device: the most severe first, then the oldest."""
-        found = [active for active in self._active.values() if active.device == device]
+        found = self._by_device.get(device, {}).values()
         return sorted(found, key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name))
 
     def observe(
@@ -86,6 +90,10 @@ class IssueTracker:
         over = [key for key, active in self._active.items() if self._over(active, now)]
         for key in over:
             self._ended[key] = (now, self._active.pop(key).relapses)
+            device, name = key
+            del self._by_device[device][name]
+            if not self._by_device[device]:
+                del self._by_device[device]
         for key, (ended, relapses) in list(self._ended.items()):
             if now - ended > REMEMBERED_S * self._longest() * 2**relapses:
                 del self._ended[key]
@@ -104,7 +112,7 @@ class IssueTracker:
         active = self._active.get(key)
         if active is None:
             relapses = self._relapses(key, now)
-            self._active[key] = ActiveIssue(device, cause, began, now, happened, relapses)
+            self._add(ActiveIssue(device, cause, began, now, happened, relapses))
             return True
         if happened or active.away:
             self.suppressed += 1
@@ -115,6 +123,10 @@ class IssueTracker:
         if worse:
             active.cause = cause
         return worse
+
+    def _add(self, active: ActiveIssue) -> None:
+        self._active[active.device, active.cause.name] = active
+        self._by_device.setdefault(active.device, {})[active.cause.name] = active
 
     def _relapses(self, key: tuple[str, str], now: float) -> int:
         if key not in self._ended:

@@ -184,7 +184,7 @@ class DeviceBuilder:
 
 def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> SysfsDir:
     """Return the sysfs directory of a PCI function."""
-    return SysfsDir(host.sysfs / "bus/pci/devices" / function.pci_address, problems)
+    return SysfsDir(f"{host.sysfs}/bus/pci/devices/{function.pci_address}", problems)
 
 
 def is_vfio(function: Function) -> bool:

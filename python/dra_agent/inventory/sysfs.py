@@ -23,18 +23,23 @@ _NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA,
 class SysfsDir:
     """One folder, and the list that its problems go to."""
 
-    def __init__(self, folder: Path, problems: list[Diagnostic]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str, problems: list[Diagnostic]) -> None:
+        # Not a Path: a scan opens thousands of files, and most of its time would be spent on paths.
+        self._folder = str(folder)
         self._problems = problems
+
+    @property
+    def folder(self) -> Path:
+        """The path of the directory."""
+        return Path(self._folder)
 
     def subdir(self, name: str) -> SysfsDir:
         """Return a directory inside this one."""
-        return SysfsDir(self.folder / name, self._problems)
+        return SysfsDir(f"{self._folder}/{name}", self._problems)
 
     def text(self, name: str) -> str | None:
         """Return a file's contents without surrounding white space; None if it is missing or empty."""
-        # Not a Path: a scan opens thousands of files, and most of its time would be spent on paths.
-        path = f"{self.folder}/{name}"
+        path = f"{self._folder}/{name}"
         try:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -61,7 +66,7 @@ class SysfsDir:
 
     def names(self, name: str = ".") -> list[str]:
         """Return the sorted names in a directory; none if it is missing."""
-        path = self.folder / name
+        path = self._folder if name == "." else f"{self._folder}/{name}"
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - a name, not a Path, per entry
         except OSError as error:
@@ -70,9 +75,9 @@ class SysfsDir:
 
     def link(self, name: str) -> str | None:
         """Return the last component of a link's target."""
-        path = self.folder / name
+        path = f"{self._folder}/{name}"
         try:
-            return path.readlink().name or None
+            return Path(os.readlink(path)).name or None  # noqa: PTH115
         except OSError as error:
             self._unreadable(path, error)
             return None
