@@ -33,7 +33,7 @@ class HeldClaims(StandaloneService):
         self.held = [view(name) for name in names]
         self.calls: list[tuple[str, object]] = []
         self._steps = 0
-        self._moved = asyncio.Condition()
+        self._step_done = asyncio.Condition()
 
     async def suspend(self, why: str, *, release: bool, timeout_s: float = 0.0) -> None:
         self.calls.append((why, release))
@@ -49,9 +49,9 @@ class HeldClaims(StandaloneService):
 
     async def release(self) -> None:
         self.held.pop()
-        async with self._moved:
+        async with self._step_done:
             self._steps += 1
-            self._moved.notify_all()
+            self._step_done.notify_all()
 
 
 class Listener:

@@ -86,7 +86,7 @@ tell([told(group), limit(1 << 30, 4 << 30, group), told(group), told(group, othe
 def test_limits_that_are_none_and_those_that_cannot_be(host: Path, program: Program) -> None:
     source = """
 tell([limit(2, 1, b"/a"), limit(0, 1, b""), limit(0, 1, None), limit(0, 5 << 30, b"/a"), told(b"/a"),
-      limit(0, NO_LIMIT, b"/a"), told(b"/a"), limit(0, MOST, b"/never"),
+      limit(0, NO_LIMIT, b"/a"), told(b"/a"), limit(0, NO_LIMIT, b"/never"),
       library.nvmlDeviceSetMemoryLimits_v1(h, None)])"""
     told = program(host, LIMITS + "library = nvml.nvmlLib\n" + source)
     assert told == [INVALID, INVALID, INVALID, None, [0, 5 << 30, 0], None, [0, "none", 0], None, 2]
