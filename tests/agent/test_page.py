@@ -117,7 +117,7 @@ def test_the_page_shows_a_scan_without_an_agent(ui: Callable[..., Ui]) -> None:
     page = ui("--simulate", "vm-1gpu")
     shown = page.shows("No agent responds on this host. The devices are those of a scan.")
     assert "gpu-0000-00-04-0" in shown and "Tesla T4" in page.get("topology.svg")
-    assert page.end() == 0
+    assert page.end(signal.SIGINT) == 130
     assert page.log.read_text() == page.url + "\n"
 
 

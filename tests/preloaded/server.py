@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -140,6 +141,8 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
+            # A shell that starts tests in the background makes its children ignore SIGINT.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             # Otherwise each object closes its number when it is freed, which may be another file by then.
             opened = [key.fileobj for key in self._selector.get_map().values()]
             for held in (ours, *opened):
