@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +10,12 @@ from dra_agent.page.last_known import LastKnown
 from dra_agent.page.server import PageServer
 from dra_agent.page.site import Page, Site
 from dra_agent.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
-from eventually import DEADLINE_S
+from page import chromium
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
-PHONE, DESKTOP = "390,844", "1280,900"
-DARK = "preferredColorScheme=0"
-UPDATES_MS = 7000
-"""Virtual time of a page: three intervals of the script."""
+PHONE, DESKTOP = (390, 844), (1280, 900)
 MIN_CONTRAST = 4.5
 """Of text and its background (WCAG 2.2, 1.4.3)."""
-PROBE = """
+PROBE = """(() => {
 function parsed(color) { return color.match(/[\\d.]+/g).map(Number); }
 function luminance(color) {
   const linear = color.slice(0, 3).map((value) => {
@@ -49,15 +40,18 @@ for (const element of document.body.querySelectorAll("*")) {
   }
 }
 low.sort((one, other) => one[0] - other[0]);
-document.title = JSON.stringify({
+return {
   width: document.documentElement.scrollWidth,
   window: innerWidth,
   contrast: low[0],
   background: getComputedStyle(document.body).backgroundColor,
-});
-"""
+};
+})()"""
+READING = r"Number(/reading-(\d+)/.exec(document.body.textContent)[1])"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (package chromium-headless-shell)")
+pytestmark = pytest.mark.skipif(
+    chromium.CHROMIUM is None, reason="no Chromium is installed (package chromium-headless-shell)"
+)
 
 GPU = DeviceView(
     name="gpu-0000-3b-00-0-mig-1g-10gb-4",
@@ -91,39 +85,29 @@ CLUSTER = ClusterView(
     pending_total=1,
 )
 
-Browse = Callable[..., str]
+Browse = Callable[..., chromium.Page]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    with chromium.Chromium(tmp_path_factory.mktemp("chromium") / "profile") as started:
+        yield started
 
 
 @pytest.fixture
-def browse(tmp_path: Path) -> Browse:
-    """Load a page; return its document after some virtual time. The browser must report nothing."""
+def browse(browser: chromium.Chromium) -> Iterator[Browse]:
+    """Open a page in a window; the browser must report nothing about it."""
+    opened: list[chromium.Page] = []
 
-    def load(url: str, *settings: str, window: str = DESKTOP, time_ms: int = UPDATES_MS) -> str:
-        done = subprocess.run(
-            [
-                *(CHROMIUM or "", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-                *(f"--user-data-dir={tmp_path}/profile", "--enable-logging=stderr", "--log-level=0"),
-                *(f"--window-size={window}", f"--virtual-time-budget={time_ms}", "--dump-dom"),
-                *([f"--blink-settings={','.join(settings)}"] if settings else []),
-                url,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=DEADLINE_S * 3,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
+    def load(url: str, window: tuple[int, int] = DESKTOP, *, dark: bool = False, script: bool = True) -> chromium.Page:
+        opened.append(browser.open(url, width=window[0], height=window[1], dark=dark, script=script))
+        return opened[-1]
 
-    return load
-
-
-class ProbedSite(Site):
-    """The page with a script that measures it."""
-
-    def page(self, path: str, query: str) -> Page | None:
-        return Page(PROBE.encode(), "text/javascript") if path == "page.js" else super().page(path, query)
+    yield load
+    for page in opened:
+        complaints = page.complaints()
+        page.close()
+        assert complaints == []
 
 
 @pytest.fixture
@@ -140,24 +124,32 @@ def open_site() -> Iterator[Callable[[Site], str]]:
         server.close()
 
 
+class EndingSite(Site):
+    """Responds with the page once."""
+
+    requests = 0
+
+    def page(self, path: str, query: str) -> Page | None:
+        if path == "":
+            self.requests += 1
+        return super().page(path, query) if self.requests < 2 else None
+
+
 def views(read: Callable[[], HostView] = lambda: HOST) -> tuple[LastKnown[HostView], LastKnown[ClusterView]]:
     return LastKnown(read, interval_s=0), LastKnown(lambda: CLUSTER, interval_s=0)
 
 
-@pytest.mark.parametrize("window", [PHONE, DESKTOP])
+@pytest.mark.parametrize("window", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("path", ["", "cluster"])
-@pytest.mark.parametrize("settings", [(), (DARK,)], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_text_is_cut_off_or_hard_to_read(
-    browse: Browse, open_site: Callable[[Site], str], window: str, path: str, settings: tuple[str, ...]
+    browse: Browse, open_site: Callable[[Site], str], window: tuple[int, int], path: str, dark: bool
 ) -> None:
-    shown = browse(open_site(ProbedSite(*views())) + path, *settings, window=window)
-    title = re.search(r"<title>(.*)</title>", shown)
-    assert title is not None
-    found = json.loads(title[1].replace("&amp;", "&"))
-    assert found["window"] == int(window.split(",")[0])
+    found = browse(open_site(Site(*views())) + path, window, dark=dark).value(PROBE)
+    assert found["window"] == window[0]
     assert found["width"] <= found["window"], "it scrolls sideways"
     assert found["contrast"][0] >= MIN_CONTRAST, found["contrast"]
-    assert (found["background"] == "rgb(255, 255, 255)") is (settings == ())
+    assert (found["background"] == "rgb(255, 255, 255)") is not dark
 
 
 def test_the_page_updates_itself(browse: Browse, open_site: Callable[[Site], str]) -> None:
@@ -167,37 +159,27 @@ def test_the_page_updates_itself(browse: Browse, open_site: Callable[[Site], str
         readings.append(1)
         return HostView(name="a", agent="A", devices=(DeviceView(name=f"reading-{len(readings)}"),))
 
-    shown = browse(open_site(Site(*views(read))))
-    assert "No response" not in shown
-    number = re.search(r"reading-(\d+)", shown)
-    assert number is not None and int(number[1]) > 1
+    page = browse(open_site(Site(*views(read))))
+    first = page.value(READING)
+    page.eventually(f"{READING} > {first}")
+    assert "No response" not in page.html()
 
 
 def test_the_countdown_runs(browse: Browse, open_site: Callable[[Site], str]) -> None:
-    # The page is read before its first update, so a lower number is the script's.
-    host = LastKnown(lambda: HOST, interval_s=3600)
-    shown = browse(open_site(Site(host, None)), time_ms=1900)
-    left = re.search(r'data-seconds="([\d.]+)">(\d+) s', shown)
-    assert left is not None and int(left[2]) < 100
+    # No response replaces the server's number, that of data-seconds: a lower one is the script's.
+    page = browse(open_site(EndingSite(*views())))
+    page.eventually(
+        "((timer) => parseInt(timer.textContent) < Math.floor(Number(timer.dataset.seconds)))"
+        "(document.querySelector('[data-seconds]'))"
+    )
 
 
 def test_the_page_is_complete_without_its_script(browse: Browse, open_site: Callable[[Site], str]) -> None:
-    class SilentSite(Site):
-        def page(self, path: str, query: str) -> Page | None:
-            return Page(b"", "text/javascript") if path == "page.js" else super().page(path, query)
-
-    shown = browse(open_site(SilentSite(*views())))
+    shown = browse(open_site(Site(*views())), script=False).html()
     assert GPU.name in shown and 'role="timer"' in shown and 'id="connection"' not in shown
 
 
 def test_a_page_without_its_server_says_so(browse: Browse, open_site: Callable[[Site], str]) -> None:
-    class EndingSite(Site):
-        requests = 0
-
-        def page(self, path: str, query: str) -> Page | None:
-            if path == "":
-                self.requests += 1
-            return super().page(path, query) if self.requests < 2 else None
-
-    shown = browse(open_site(EndingSite(*views())))
-    assert "No response from dra-agent ui since" in shown and GPU.name in shown
+    page = browse(open_site(EndingSite(*views())))
+    page.eventually("document.body.textContent.includes('No response from dra-agent ui since')")
+    assert GPU.name in page.html()
