@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -220,6 +220,9 @@ bench-fleet: build ## count the requests of 200 agents on a real API server; ARG
 bench-reclaim: build ## measure the notice file in containers, and compare a reclaim with kubectl drain on a real two-node cluster
 	$(PY) benchmarks/notice_file.py
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
+
+bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100 random clusters of 200 nodes; ARGS='--rounds 5'
+	$(PY) benchmarks/capacity.py $(ARGS)
 
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
