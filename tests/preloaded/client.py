@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,12 +34,17 @@ def main() -> int:
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, theirs])
         os.close(theirs)
         pid = int(server.recv(32))
+        process = os.pidfd_open(pid)
     for forwarded in FORWARDED_SIGNALS:
         signal.signal(forwarded, lambda received, _: os.kill(pid, received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
     for number in (0, 1, 2):
         os.close(number)
-    code = os.waitstatus_to_exitcode(int(os.read(status, 32)))
+    if not (text := os.read(status, 32)):
+        # The preloaded process has ended before the command, whose status is lost. Signals still have to reach it.
+        select.select([process], [], [])
+        return 1
+    code = os.waitstatus_to_exitcode(int(text))
     if code < 0:  # the caller receives the same status
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
