@@ -7,8 +7,10 @@ there are too many. Each connection has one request. It needs no event loop, so 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,14 +34,21 @@ _EVICTION_DELAY_S = 0.02
 class HttpListener:
     """Listens from `start` to `close`."""
 
-    def __init__(self, address: tuple[str, int], handler: type[BoundedHandler], *, flag: str) -> None:
-        """Bind the address, without serving yet.
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BoundedHandler],
+        *,
+        flag: str,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
+        """Bind the address, without serving yet. `tls` returns the context of each new connection; None: plain HTTP.
 
         Raises:
             UsageError: if the address cannot be bound; `flag` names the option that configures it.
         """
         try:
-            self._server = _Server(address, handler)
+            self._server = _Server(address, handler, tls)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
@@ -75,14 +84,25 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         """Limit what is read of a request."""
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.settimeout(self.timeout)
+            self.request.do_handshake()
         super().setup()
         self.rfile: Any = _Bounded(self.rfile, MAX_REQUEST_BYTES)
 
-    def respond(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+    def respond(
+        self,
+        status: HTTPStatus,
+        body: bytes,
+        kind: str = "text/plain; charset=utf-8",
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
         """Send a response, without its body to HEAD."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in headers:
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -96,7 +116,13 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        tls: Callable[[], ssl.SSLContext | None],
+    ) -> None:
+        self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._running = threading.BoundedSemaphore(_MAX_THREADS)
         self._lock = threading.Lock()
@@ -110,6 +136,13 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        if (context := self._tls()) is None:
+            return connection, address
+        # The handshake waits for the client, so the thread of the connection does it.
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -135,6 +168,11 @@ class _Server(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         self._discard(request)
+        if isinstance(request, ssl.SSLSocket):
+            # close_notify: the response is complete. That of the client is not waited for.
+            with suppress(OSError, ValueError):
+                request.settimeout(0)
+                request.unwrap()
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
@@ -158,7 +196,8 @@ class _Server(ThreadingHTTPServer):
 def _end(connection: socket.socket) -> None:
     """Shut the connection down, so that the thread that reads or writes it closes it."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        # That of an SSLSocket removes its TLS, so that its thread would continue without.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _Bounded:

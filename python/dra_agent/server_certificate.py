@@ -1,9 +1,10 @@
-"""The files of the webhook: certificate, key and the authority of its clients, followed as they change."""
+"""The TLS files of a server: certificate, key and the authority of its clients, followed as they change."""
 
 from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from dra_agent import user_file
@@ -16,6 +17,12 @@ MAX_FILE_BYTES = 1 << 20
 """Of a certificate with its chain, of a key, or of a bundle of authorities."""
 
 _Identity = tuple[tuple[int, int, int], ...]
+_CERTIFICATE, _KEY, _CLIENT_CA = range(3)
+_HINTS = (
+    "give a PEM certificate, followed by its chain",
+    "give the PEM key of the certificate, without passphrase",
+    "give a PEM bundle with the authority of the clients' certificates",
+)
 
 
 class ReloadingCertificate:
@@ -25,20 +32,25 @@ class ReloadingCertificate:
     for clients, or that is not valid now. That one was shown is not enforced here, as probes have none.
     """
 
-    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Load them. Raises UsageError where they cannot be used."""
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        client_ca: Path | None = None,
+        *,
+        settings: tuple[str, str, str] = ("--tls-cert", "--tls-key", "--client-ca"),
+    ) -> None:
+        """Load them. Raises UsageError for a file that cannot be used; `settings` are where the files are named."""
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._settings = settings
         self._paths = [path for path in (certificate, key, client_ca) if path is not None]
         self._logged = ""
         try:
             self._loaded = self._identity()
             self.context = self._load()
-        except (OSError, ssl.SSLError) as error:
-            where, hint = f"{certificate} and {key}", "give a PEM certificate and its key, without passphrase"
-            if client_ca is not None:
-                where = f"{certificate}, {key} and {client_ca}"
-                hint += ", and a PEM bundle with the authority of the clients' certificates"
-            raise UsageError(_reason(error), where=where, hint=hint) from error
+        except _UnusableError as error:
+            where = f"{settings[error.file]} ({self._paths[error.file]})"
+            raise UsageError(error.reason, where=where, hint=_HINTS[error.file]) from error
 
     @property
     def unusable(self) -> bool:
@@ -60,8 +72,9 @@ class ReloadingCertificate:
             context = self._load()
             if self._identity() != identity:
                 return False
-        except (OSError, ssl.SSLError) as error:
-            if (reason := _reason(error)) != self._logged:
+        except _UnusableError as error:
+            reason = f"{self._settings[error.file]}: {error.reason}"
+            if reason != self._logged:
                 log.error("the new certificate cannot be used", extra={"reason": reason, "files": self.files})
             self._logged = reason
             return False
@@ -72,25 +85,52 @@ class ReloadingCertificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        shown, key = (user_file.read(path, MAX_FILE_BYTES) for path in (self._certificate, self._key))
-        with memory_file(shown) as certificate_path, memory_file(key) as key_path:
-            context.load_cert_chain(certificate_path, key_path, password=_no_passphrase)
+        shown, key = self._read(_CERTIFICATE), self._read(_KEY)
+        # OpenSSL reports "pem lib" for either file.
+        if b"CERTIFICATE-----" not in shown:
+            raise _UnusableError(_CERTIFICATE, "it has no PEM certificate")
+        if b"PRIVATE KEY-----" not in key:
+            raise _UnusableError(_KEY, "it has no PEM key")
+        with memory_file(shown) as path:
+            _use(_CERTIFICATE, lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path))
+            with memory_file(key) as key_path:
+                _use(_KEY, lambda: context.load_cert_chain(path, key_path, password=_no_passphrase))
         if self._client_ca is not None:
-            with memory_file(user_file.read(self._client_ca, MAX_FILE_BYTES)) as path:
-                context.load_verify_locations(path)
             context.verify_mode = ssl.CERT_OPTIONAL
+            with memory_file(self._read(_CLIENT_CA)) as path:
+                _use(_CLIENT_CA, lambda: context.load_verify_locations(path))
         return context
 
+    def _read(self, file: int) -> bytes:
+        try:
+            return user_file.read(self._paths[file], MAX_FILE_BYTES)
+        except OSError as error:
+            raise _UnusableError(file, error.strerror or str(error)) from error
+
     def _identity(self) -> _Identity:
-        found = [path.stat() for path in self._paths]  # through the links that a Secret's volume is made of
-        return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
+        found = []
+        for file, path in enumerate(self._paths):
+            try:
+                status = path.stat()  # through the links that a Secret's volume is made of
+            except OSError as error:
+                raise _UnusableError(file, error.strerror or str(error)) from error
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+
+class _UnusableError(Exception):
+    def __init__(self, file: int, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(reason)
+
+
+def _use(file: int, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except ssl.SSLError as error:
+        raise _UnusableError(file, (error.reason or str(error)).replace("_", " ").lower()) from error
 
 
 def _no_passphrase() -> str:
     return ""  # instead of asking on the terminal
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
-    return error.strerror or str(error)

@@ -93,8 +93,12 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
         "health_address": ":1",
     }
     value = values.get(name, "x")
-    file.write_text(f"{name.replace('_', '-')} = {value if value in ('true', 'false') else repr(value)}\n")
-    assert configure("--config", str(file)) == configure(variables={f"DRA_AGENT_{name.upper()}": value})
+    pair = {"metrics_tls_cert": "metrics_tls_key", "metrics_tls_key": "metrics_tls_cert"}
+    names = [name, *([pair[name]] if name in pair else [])]
+    text = value if value in ("true", "false") else repr(value)
+    file.write_text("".join(f"{one.replace('_', '-')} = {text}\n" for one in names))
+    variables = {f"DRA_AGENT_{one.upper()}": value for one in names}
+    assert configure("--config", str(file)) == configure(variables=variables)
     assert configure("--config", str(file)) != Config()
 
 

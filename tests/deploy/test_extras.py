@@ -16,6 +16,7 @@ EVERYTHING: dict[str, Any] = {
     "config": '[[inventory.partition]]\nmode = "mig"\nwhen = "true"\n',
     "logind": True,
     "nvidia": {"driverRoot": "auto"},
+    "metrics": {"tlsSecret": "certificate", "tokenSecret": "tokens"},
 }
 
 

@@ -76,6 +76,61 @@ def test_service_monitor_selects_a_service_of_all_agents_and_the_webhook(render:
     assert "PodMonitor" not in {one["kind"] for one in objects}
 
 
+PROTECTED = {"tlsSecret": "certificate", "tokenSecret": "tokens", "tokenKey": "key"}
+FILES = {
+    "DRA_AGENT_METRICS_TLS_CERT": "/etc/metrics-tls/tls.crt",
+    "DRA_AGENT_METRICS_TLS_KEY": "/etc/metrics-tls/tls.key",
+    "DRA_AGENT_METRICS_TOKEN_FILE": "/etc/metrics-token/key",
+}
+
+
+def test_metrics_of_all_pods_can_have_tls_and_a_token(render: Render) -> None:
+    objects = render({"metrics": PROTECTED, "webhook": WEBHOOK, "pools": [POOL]})
+    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] in ("DaemonSet", "Deployment")]
+    assert len(pods) == 3
+    for pod in pods:
+        (container,) = pod["containers"]
+        values = {one["name"]: one.get("value") for one in container["env"]}
+        assert {name: values[name] for name in FILES} == FILES
+        mounts = {
+            one["mountPath"]: (one["name"], one["readOnly"]) for one in container["volumeMounts"] if "readOnly" in one
+        }
+        volumes = {one["name"]: one.get("secret") for one in pod["volumes"]}
+        for path, secret, keys in (
+            ("/etc/metrics-tls", "certificate", ["tls.crt", "tls.key"]),
+            ("/etc/metrics-token", "tokens", ["key"]),
+        ):
+            name, is_read_only = mounts[path]
+            found = volumes[name]
+            assert is_read_only and found["secretName"] == secret and found["defaultMode"] == 0o440
+            assert [item["key"] for item in found["items"]] == keys == [item["path"] for item in found["items"]]
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["port"] in ("health", "https"), "not that of /metrics"
+    plain = render({"webhook": WEBHOOK})
+    assert not [name for name in FILES if name in str(plain)]
+
+
+@pytest.mark.parametrize(
+    ("value", "endpoints"), [("podMonitor", "podMetricsEndpoints"), ("serviceMonitor", "endpoints")]
+)
+def test_monitors_use_tls_and_the_token(render: Render, value: str, endpoints: str) -> None:
+    def endpoint(**metrics: Any) -> dict[str, Any]:
+        values = {"metrics": {value: {"create": True}, **metrics}}
+        objects = render(values, namespace="infra", api_versions=OPERATOR)
+        (found,) = only_object(objects, value[0].upper() + value[1:])["spec"][endpoints]
+        assert isinstance(found, dict)
+        return found
+
+    found = endpoint(**PROTECTED)
+    assert found["scheme"] == "https"
+    authority = {"secret": {"name": "certificate", "key": "ca.crt"}}
+    assert found["tlsConfig"] == {"ca": authority, "serverName": "dra-agent-metrics.infra.svc"}
+    assert found["authorization"] == {"credentials": {"name": "tokens", "key": "key"}}
+    own = {"insecureSkipVerify": True}
+    assert endpoint(**PROTECTED, tlsConfig=own)["tlsConfig"] == own
+    assert not endpoint().keys() & {"scheme", "tlsConfig", "authorization"}
+
+
 def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
     def spec(**values: Any) -> dict[str, Any]:
         values = {"metrics": {"prometheusRule": {"create": True, **values}}}

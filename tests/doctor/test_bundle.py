@@ -136,6 +136,7 @@ def test_no_file_contains_a_planted_credential(place: Path, monkeypatch: pytest.
         "CDI env of a YAML file": "yaml-s3cret value",
         "metrics": "metrics-s3cret",
         "url": "url-s3cret",
+        "bearer token": "bearer-token-s3cret",
     }
     kubeconfig = {
         "users": [
@@ -152,6 +153,8 @@ def test_no_file_contains_a_planted_credential(place: Path, monkeypatch: pytest.
     (place / "kubeconfig").write_text(json.dumps(kubeconfig))
     monkeypatch.setenv("DRA_AGENT_KUBECONFIG", str(place / "kubeconfig"))
     monkeypatch.setenv("CLOUD_SECRET", planted["environment"])
+    (place / "tokens").write_text(planted["bearer token"])
+    monkeypatch.setenv("DRA_AGENT_METRICS_TOKEN_FILE", str(place / "tokens"))
     edits = {"env": [f"HF_TOKEN={planted['CDI env']}", "COLOR=blue"], "deviceNodes": [{"path": "/dev/null"}]}
     spec = {"cdiVersion": "0.5.0", "kind": "v.com/gpu", "devices": [{"name": "0", "containerEdits": edits}]}
     (place / "cdi" / "spec.json").write_text(json.dumps(spec))
@@ -167,6 +170,7 @@ def test_no_file_contains_a_planted_credential(place: Path, monkeypatch: pytest.
         f"Authorization: Bearer {planted['log bearer']}",
         f"sent {JWT} to https://agent:{planted['url']}@api.example/path",
         *PEM.splitlines(),
+        f"refused {planted['bearer token']} of a client",
         "a line without a credential",
     ]
     (place / "log").write_text("\n".join(lines) + "\n")

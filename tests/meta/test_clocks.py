@@ -21,6 +21,7 @@ WALL_TIME = {
     "kube_client/credentials.py": "credentials expire at a moment of the wall clock",
     "standalone/intake.py": "creationTimestamp of an object",
     "standalone/claim.py": "creationTimestamp of an object",
+    "doctor/endpoint.py": "certificates expire at a moment of the wall clock",
     "webhook/clients.py": "certificates expire at a moment of the wall clock",
     "status/claim_status.py": "lastTransitionTime of a condition",
     "doctor/bundle/collector.py": "a moment that people are shown",

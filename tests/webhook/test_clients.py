@@ -251,7 +251,10 @@ def test_unreadable_files_are_refused_at_startup(
         (tmp_path / "large", "Larger than 1 MiB"),
         (tmp_path, "Is a directory"),
         (tmp_path / "missing", "No such file"),
-        (empty, "give a PEM certificate"),
+        (
+            empty,
+            {"--tls-cert": "no PEM certificate", "--tls-key": "no PEM key", "--client-ca": "give a PEM bundle"}[flag],
+        ),
     ):
         code, output = run(*(part for name, file in {**files, flag: path}.items() for part in (name, file)))
         assert code == 2 and reason in output and str(path) in output, f"{path}: {output}"

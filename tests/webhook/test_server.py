@@ -20,8 +20,8 @@ import pytest
 
 import preloaded
 from dra_agent.errors import UsageError
+from dra_agent.server_certificate import ReloadingCertificate
 from dra_agent.webhook import server
-from dra_agent.webhook.certificate import ReloadingCertificate
 from eventually import eventually
 from webhook.keys import Secret
 from webhook.test_admission import admission_review, entry, parameters, resource
@@ -187,7 +187,7 @@ def test_unusable_certificates_are_refused_at_startup(secret: Secret, tmp_path: 
     with pytest.raises(UsageError, match="mismatch"):
         ReloadingCertificate(secret.certificate, other.key)
     (tmp_path / "empty").touch()
-    with pytest.raises(UsageError, match=r"empty and .*; give a PEM"):
+    with pytest.raises(UsageError, match=r"--tls-cert \(.*empty\): it has no PEM certificate; give a PEM"):
         ReloadingCertificate(tmp_path / "empty", secret.key)
 
 

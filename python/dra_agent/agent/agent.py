@@ -19,7 +19,7 @@ from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
 from dra_agent.agent.closing import close_on_thread
-from dra_agent.agent.config import SIMULATED_CDI, Config, is_loopback, listen_address
+from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
 from dra_agent.agent.device_state import DeviceState, boot_id
 from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
@@ -264,12 +264,15 @@ class Agent:
             log.info("answering probes", extra={"probes": health.port})
         if not self._config.metrics_address:
             return None
+        from dra_agent.metrics.access import EndpointAccess
         from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
         from dra_agent.metrics.http_server import HttpServer
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
+        config = self._config
+        access = EndpointAccess(config.metrics_tls_cert, config.metrics_tls_key, config.metrics_token_file)
         tracker = AllocatableTracker()
 
         def read() -> MetricsSnapshot:
@@ -292,6 +295,7 @@ class Agent:
             render=metrics.render,
             healthy=self._liveness.failures,
             ready=self._unready,
+            access=access,
         )
         server.start()
         stack.push_async_callback(self._close, "the HTTP server of metrics", server.close)
@@ -327,7 +331,7 @@ class Agent:
                     lambda: hardware.inventory,
                     config.node,
                     lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
-                    claim_labels=labels == "on" or (labels == "auto" and is_loopback(config.metrics_address)),
+                    claim_labels=labels == "on" or (labels == "auto" and not config.is_metrics_address_open),
                 )
             )
         stack.push_async_callback(self._close, "telemetry", sampler.stop)

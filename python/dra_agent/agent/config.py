@@ -77,6 +77,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics_address: str = ""
     health_address: str = ""
     """Empty: no metrics and no health endpoints."""
+    metrics_tls_cert: Path | None = None
+    metrics_tls_key: Path | None = None
+    """Both or none: the metrics address is served with TLS."""
+    metrics_token_file: Path | None = None
+    """A bearer token for /metrics in each line; None: no token is required."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     pod_uid: str = ""
@@ -97,6 +102,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def node(self) -> str:
         """The name of this node: pools are named after it."""
         return self.node_name or socket.gethostname().lower()
+
+    @property
+    def is_metrics_address_open(self) -> bool:
+        """Whether others than users of this host, and clients with a token, can read or overhear /metrics."""
+        is_private = self.metrics_tls_cert is not None and self.metrics_token_file is not None
+        return not is_private and not is_loopback(self.metrics_address)
 
     @property
     def claim_status_families(self) -> frozenset[str] | None:
@@ -139,6 +150,9 @@ HELP = {
     "simulate": "run on a simulated host, or on a recording of one (its directory), instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
     "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
+    "metrics_tls_cert": "PEM certificate, with its chain, of the metrics address (default: none, no TLS)",
+    "metrics_tls_key": "PEM key of the certificate",
+    "metrics_token_file": "bearer tokens for /metrics, one in each line (default: none is required)",
     "log_level": "debug, info, warning or error",
     "log_format": "text or json",
     "pod_uid": "uid of the agent's pod, for rolling updates (default: none)",
@@ -147,6 +161,7 @@ HELP = {
     "claim_status": "devices that are described in a claim's status: off, nics or all",
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
 }
+_METAVARS = {"DIR": ("_dir", "_root", "_path"), "FILE": ("_tls_cert", "_tls_key", "_token_file")}
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
 HOST_FLAGS = (
     *("sysfs_root", "dev_root", "nvidia_driver_root", "nvidia_driver_root_ctr_path"),
@@ -169,9 +184,9 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
         elif name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
-            metavar = (
-                "DIR" if name.endswith(("_dir", "_root", "_path")) else {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
-            )
+            metavar = {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
+            for kind, endings in _METAVARS.items():
+                metavar = kind if name.endswith(endings) else metavar
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
@@ -257,6 +272,9 @@ def load(
     for name in ("metrics_address", "health_address"):
         if address := getattr(config, name):
             check(name, partial(listen_address, address))
+    for one, other in (("metrics_tls_cert", "metrics_tls_key"), ("metrics_tls_key", "metrics_tls_cert")):
+        if getattr(config, one) is not None and getattr(config, other) is None:
+            check(one, partial(_refuse_without, other))
     _check_driver_root(config, check)
     _check_for_start(config, check)
     if file is not None:
@@ -339,6 +357,10 @@ def watched_file(args: argparse.Namespace, environment: Mapping[str, str] | None
     variables = os.environ if environment is None else environment
     named = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
     return Path(named) if named else None if CONFIG_VARIABLE in variables else DEFAULT_FILE
+
+
+def _refuse_without(other: str, where: str) -> None:
+    raise UsageError(f"it is set, and {other} is not", where=where, hint="set both for TLS, or none")
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dra_agent import __version__
+from dra_agent.agent.config import Config, listen_address
 from dra_agent.agent.setup_registry import known_setups
 from dra_agent.agent.signals import Signals
+from dra_agent.server_certificate import ReloadingCertificate
 from dra_agent.webhook.admission import review
-from dra_agent.webhook.certificate import ReloadingCertificate
 from dra_agent.webhook.clients import ClientRule
 from dra_agent.webhook.server import Webhook
 
@@ -37,19 +38,19 @@ class Tls(NamedTuple):
 async def serve(
     address: tuple[str, int],
     tls: Tls,
-    driver: str,
-    metrics_address: tuple[str, int] | None,
+    config: Config,
     signals: Signals,
     reload: Callable[[], None],
 ) -> None:
-    """Serve reviews of a driver's configuration; raises UsageError if it cannot start."""
+    """Serve reviews of the configuration of its driver; raises UsageError if it cannot start."""
+    driver = config.driver_name
     stop = asyncio.Event()
     setups = known_setups()
     with ExitStack() as stack:
         stack.enter_context(signals.attach(stop.set, reload))
         shown = ReloadingCertificate(tls.certificate, tls.key, tls.client_ca)
         clients = ClientRule(required=tls.client_ca is not None, names=tls.client_names)
-        metrics = _metrics(stack, shown, metrics_address) if metrics_address is not None else None
+        metrics = _metrics(stack, shown, config) if config.metrics_address else None
         webhook = Webhook(address, shown, lambda body: review(body, driver, setups), metrics, clients)
         await webhook.start()
         if metrics is not None:
@@ -61,12 +62,15 @@ async def serve(
     log.info("stopped")
 
 
-def _metrics(stack: ExitStack, certificate: ReloadingCertificate, address: tuple[str, int]) -> WebhookMetrics:
+def _metrics(stack: ExitStack, certificate: ReloadingCertificate, config: Config) -> WebhookMetrics:
+    from dra_agent.metrics.access import EndpointAccess
     from dra_agent.metrics.http_server import HttpServer
     from dra_agent.metrics.webhook import WebhookMetrics
 
     metrics = WebhookMetrics(certificate)
-    server = HttpServer(address, render=metrics.render, healthy=list, ready=list)
+    access = EndpointAccess(config.metrics_tls_cert, config.metrics_tls_key, config.metrics_token_file)
+    address = listen_address(config.metrics_address)
+    server = HttpServer(address, render=metrics.render, healthy=list, ready=list, access=access)
     server.start()
     stack.callback(server.close)
     log.info("answering /metrics", extra={"port": server.port})

@@ -118,8 +118,9 @@ def _record(args: argparse.Namespace) -> int:
 def examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; a scan that fails is a finding, and the other checks run."""
     config = shown.config
+    from dra_agent.agent.config import is_loopback
     from dra_agent.cli.agent_view import collected
-    from dra_agent.doctor import CheckContext
+    from dra_agent.doctor import CheckContext, EndpointFiles
     from dra_agent.errors import AgentError
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store import FILE
@@ -135,6 +136,13 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
     )
+    if config.metrics_address:
+        examination.endpoint = EndpointFiles(
+            config.metrics_tls_cert,
+            config.metrics_tls_key,
+            config.metrics_token_file,
+            is_loopback(config.metrics_address),
+        )
     if shown.is_agents and shown.agent is not None and (status := shown.agent.reload) is not None:
         examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:

@@ -95,9 +95,15 @@ def _learn_credentials(redactor: Redactor, shown: ShownHost) -> None:
     import yaml
 
     from dra_agent import user_file
+    from dra_agent.bearer_tokens import read_tokens
     from dra_agent.kube_client.config import SERVICE_ACCOUNT
 
     redactor.learn_variables(os.environ)
+    for config in (shown.config, *(() if shown.agent is None else (shown.agent.config,))):
+        if config.metrics_token_file is not None:
+            with suppress(OSError, ValueError):
+                for token in read_tokens(config.metrics_token_file):
+                    redactor.learn(token.decode())
     named = [Path(entry) for entry in os.environ.get("KUBECONFIG", "").split(os.pathsep) if entry]
     for path in (shown.config.kubeconfig, *named):
         if path is not None:
@@ -152,10 +158,11 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
         from dra_agent.doctor.bundle import MissingPartError, Text
         from dra_agent.doctor.bundle.scrape import scrape
 
-        address = (shown.agent.config if shown.agent is not None else shown.config).metrics_address
-        if not address:
+        config = shown.agent.config if shown.agent is not None else shown.config
+        if not config.metrics_address:
             raise MissingPartError("no metrics address is configured")
-        return Text("metrics.txt", scrape(*listen_address(address)))
+        address = listen_address(config.metrics_address)
+        return Text("metrics.txt", scrape(*address, config.metrics_tls_cert, config.metrics_token_file))
 
     bundle.add("version", PART_TIMEOUT_S, version)
     bundle.add("config", PART_TIMEOUT_S, configuration)

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with --client-ca: the common name or DNS name that a client's certificate must have; may be repeated",
     )
-    add_flags(parser, ("driver_name", "metrics_address", "log_level", "log_format"))
+    endpoint = ("metrics_address", "metrics_tls_cert", "metrics_tls_key", "metrics_token_file")
+    add_flags(parser, ("driver_name", *endpoint, "log_level", "log_format"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
             hint="set the CA of the client certificates with --client-ca",
         )
     address = listen_address(args.listen, "--listen")
-    metrics = listen_address(config.metrics_address) if config.metrics_address else None
     reload = Reload(config, lambda: load_config(args))
     tls = Tls(args.tls_cert, args.tls_key, args.client_ca, tuple(args.client_name))
-    asyncio.run(serve(address, tls, config.driver_name, metrics, received, reload))
+    asyncio.run(serve(address, tls, config, received, reload))
     return 0

@@ -87,6 +87,17 @@ class OtherAgent:
     """Names of this agent's devices that it manages too; None if it did not respond."""
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointFiles:
+    """The files that protect /metrics; None: not configured."""
+
+    certificate: Path | None
+    key: Path | None
+    tokens: Path | None
+    is_loopback: bool
+    """Only users of this host can reach the address."""
+
+
 @dataclass(kw_only=True)
 class CheckContext:
     """State of one host at one time. A part that could not be read is None, and `failure` has the reason."""
@@ -114,6 +125,8 @@ class CheckContext:
     simulated: bool = False
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
+    endpoint: EndpointFiles | None = None
+    """None: no metrics address is configured."""
     restart_keys: tuple[str, ...] = ()
     """Changed keys of the configuration that wait for a restart of the agent."""
 

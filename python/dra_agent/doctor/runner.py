@@ -12,6 +12,7 @@ from dra_agent.doctor.cdi import check_cdi
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
+from dra_agent.doctor.endpoint import check_endpoint
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
@@ -71,6 +72,7 @@ CHECKS: dict[str, Check] = {
     "NVIDIA toolkit": check_nvidia_toolkit,
     "other drivers": check_conflicts,
     "telemetry": check_telemetry,
+    "metrics": check_endpoint,
     "kernel": check_kernel,
 }
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from dra_agent.bounded_http import BoundedHandler, HttpListener
+
+if TYPE_CHECKING:
+    from dra_agent.metrics.access import EndpointAccess
 
 Render = Callable[[str], tuple[bytes, str]]
 Check = Callable[[], list[str]]
@@ -27,6 +31,7 @@ class HttpServer(HttpListener):
         healthy: Check,
         ready: Check,
         render: Render | None = None,
+        access: EndpointAccess | None = None,
         flag: str = "--metrics-address",
     ) -> None:
         """Bind the address, without serving yet; without `render` there is no /metrics.
@@ -34,14 +39,21 @@ class HttpServer(HttpListener):
         Raises:
             UsageError: if the address cannot be bound; `flag` names the option that configures it.
         """
-        super().__init__(address, _handler(render, healthy, ready), flag=flag)
+        handler = _handler(render, healthy, ready, access)
+        super().__init__(address, handler, flag=flag, tls=(lambda: None) if access is None else access.context)
 
 
-def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BoundedHandler]:
+def _handler(
+    render: Render | None, healthy: Check, ready: Check, access: EndpointAccess | None
+) -> type[BoundedHandler]:
     class Handler(BoundedHandler):
         def do_GET(self) -> None:  # noqa: N802  (the base class finds methods by the verb)
             match self.path.partition("?")[0]:
                 case "/metrics" if render is not None:
+                    if access is not None and not access.permits(self.headers.get("Authorization", "")):
+                        refusal = b"a bearer token is required\n"
+                        self.respond(HTTPStatus.UNAUTHORIZED, refusal, headers=[("WWW-Authenticate", "Bearer")])
+                        return
                     body, kind = render(self.headers.get("Accept", ""))
                     self.respond(HTTPStatus.OK, body, kind)
                 case "/healthz":

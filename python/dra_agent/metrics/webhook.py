@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.metrics.build import build_info
-from dra_agent.webhook.certificate import ReloadingCertificate
+from dra_agent.server_certificate import ReloadingCertificate
 from dra_agent.webhook.server import ReviewObserver, Webhook
 
 if TYPE_CHECKING:

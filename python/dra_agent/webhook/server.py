@@ -18,8 +18,8 @@ import h11
 
 from dra_agent.asyncio_server import stop_accepting
 from dra_agent.errors import UsageError
+from dra_agent.server_certificate import ReloadingCertificate
 from dra_agent.webhook.admission import MalformedReviewError, ReviewResult
-from dra_agent.webhook.certificate import ReloadingCertificate
 from dra_agent.webhook.clients import ClientRule, reporting
 
 log = logging.getLogger(__name__)

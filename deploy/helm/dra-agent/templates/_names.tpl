@@ -83,3 +83,53 @@ matchLabels:
   {{- include "dra-agent.selectorLabels" . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* The files that protect /metrics, for a pod that serves it: variables, mounts and volumes. */}}
+{{- define "dra-agent.metricsEnv" -}}
+{{- if .Values.metrics.tlsSecret }}
+- name: DRA_AGENT_METRICS_TLS_CERT
+  value: /etc/metrics-tls/tls.crt
+- name: DRA_AGENT_METRICS_TLS_KEY
+  value: /etc/metrics-tls/tls.key
+{{- end }}
+{{- if .Values.metrics.tokenSecret }}
+- name: DRA_AGENT_METRICS_TOKEN_FILE
+  value: {{ printf "/etc/metrics-token/%s" .Values.metrics.tokenKey | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "dra-agent.metricsMounts" -}}
+{{- if .Values.metrics.tlsSecret }}
+- name: metrics-tls
+  mountPath: /etc/metrics-tls
+  readOnly: true
+{{- end }}
+{{- if .Values.metrics.tokenSecret }}
+- name: metrics-token
+  mountPath: /etc/metrics-token
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "dra-agent.metricsVolumes" -}}
+{{- with .Values.metrics.tlsSecret }}
+- name: metrics-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+    - key: tls.crt
+      path: tls.crt
+    - key: tls.key
+      path: tls.key
+{{- end }}
+{{- with .Values.metrics.tokenSecret }}
+- name: metrics-token
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+    - key: {{ $.Values.metrics.tokenKey | quote }}
+      path: {{ $.Values.metrics.tokenKey | quote }}
+{{- end }}
+{{- end }}
