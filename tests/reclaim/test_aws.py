@@ -16,6 +16,7 @@ from dra_agent.reclaim.signals.aws import AwsSource, Session
 from dra_agent.reclaim.signals.http import MetadataService
 from dra_agent.reclaim.signals.polling import PollSchedule
 from eventually import DEADLINE_S, eventually_async
+from fake_apiserver.connect_proxy import connect_proxy
 from logged import logged_by
 from reclaim.metadata.aws import FakeAws
 from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
@@ -459,3 +460,16 @@ def test_proxy_environment_variables_are_ignored(aws: FakeAws, monkeypatch: pyte
         await sink.wait_until(lambda: sink.latest("aws.spot") == ())
 
     assert not run_source(source(aws), scenario).failures
+
+
+def test_no_proxy_of_the_environment_is_asked_for_metadata(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect_proxy(("127.0.0.1", 1)) as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{proxy.address}")
+            monkeypatch.setenv(name.lower(), f"http://{proxy.address}")
+
+        async def scenario(sink: RecordingSink) -> None:
+            await sink.wait_until(lambda: set(sink.signals) == set(source(aws).names))
+
+        assert not run_source(source(aws), scenario).failures
+        assert proxy.heads == []

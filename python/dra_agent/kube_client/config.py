@@ -17,6 +17,7 @@ import msgspec
 from dra_agent import user_file
 from dra_agent.errors import UsageError
 from dra_agent.json_decode import decode_json
+from dra_agent.kube_client.proxy import Proxy, parse_proxy, proxy_of_environment
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_FILE_BYTES = 16 << 20
@@ -63,6 +64,10 @@ class ClientConfig(msgspec.Struct, frozen=True):
     basic: tuple[str, str] | None = None
     namespace: str = "default"
     """Which a command is about that names none."""
+    proxy_url: str | None = None
+    """As the kubeconfig has it."""
+    proxy: Proxy | None = None
+    """Of the kubeconfig or the environment; None: connections are direct."""
 
 
 class _Extension(msgspec.Struct):
@@ -144,9 +149,17 @@ def load_client_config(
     """Read the kubeconfig; without one the pod's service account; without that the files that $KUBECONFIG names.
 
     `context` is one of a kubeconfig; without a name its current one. A pod has none: $KUBECONFIG is read then.
+    The proxy is that of the kubeconfig, otherwise that of the environment.
 
     Raises NoClusterError if none exists, UsageError if it cannot be used.
     """
+    config = _find_client_config(kubeconfig, environ, context)
+    if config.proxy is None and (proxy := proxy_of_environment(config.server, environ)) is not None:
+        return msgspec.structs.replace(config, proxy=proxy)
+    return config
+
+
+def _find_client_config(kubeconfig: Path | None, environ: Mapping[str, str], context: str | None) -> ClientConfig:
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context=context)
     if environ.get("KUBERNETES_SERVICE_HOST") and context is None:
@@ -238,8 +251,6 @@ def _parse(path: Path) -> _Kubeconfig:
 def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, namespace: str) -> ClientConfig:
     """Combine a cluster and a user; files that they name are relative to the file that each is defined in."""
     where = str(cluster_path)
-    if cluster.proxy_url:
-        raise UsageError("a proxy (proxy-url) is not supported", where=where, hint="remove it from the kubeconfig")
     if user.auth_provider is not None:
         raise UsageError("auth-provider is not supported", where=where, hint="use a token, a certificate or exec")
     parts = urlsplit(cluster.server)
@@ -247,6 +258,10 @@ def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, name
         raise UsageError(f"{cluster.server!r} is not the address of an API server", where=where)
     if parts.scheme == "http":
         _check_plain_http(cluster, user, parts.hostname, where)
+    proxy = parse_proxy(cluster.proxy_url, where=f"{where}: proxy-url") if cluster.proxy_url else None
+    if proxy is not None and parts.scheme == "http":
+        # Without TLS, it would read the requests.
+        raise UsageError("a proxy (proxy-url) needs a server with https://", where=where, hint="remove proxy-url")
     certificate = _pem(path, user.client_certificate, user.client_certificate_data, "client-certificate")
     key = _pem(path, user.client_key, user.client_key_data, "client-key")
     if (certificate is None) != (key is None):
@@ -266,6 +281,8 @@ def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, name
         command=None if user.exec is None else _command(path, user.exec, cluster),
         basic=(user.username, user.password) if user.username and user.password else None,
         namespace=namespace or "default",
+        proxy_url=cluster.proxy_url or None,
+        proxy=proxy,
     )
 
 

@@ -14,6 +14,7 @@ import h11
 from dra_agent import __version__, user_file
 from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, Pem
 from dra_agent.kube_client.errors import UnavailableError
+from dra_agent.kube_client.proxy import Proxy, ProxyError, Tunnel
 from dra_agent.memory_file import memory_file
 
 CONNECT_TIMEOUT_S = 10.0
@@ -106,18 +107,21 @@ class Connection:
 
 
 async def open_connection(
-    server: str, context: ssl.SSLContext | None, *, server_name: str | None, version: int
+    server: str, context: ssl.SSLContext | None, *, server_name: str | None, version: int, proxy: Proxy | None = None
 ) -> Connection:
-    """Connect to `server` (https://host:port). Raises UnavailableError."""
+    """Connect to `server` (https://host:port), through a proxy if there is one. Raises UnavailableError."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     port = parts.port or (443 if context is not None else 80)
-    where = f"API server {server}"
+    where = f"API server {server}" + (f" through the proxy {proxy}" if proxy is not None else "")
+    name = (server_name or host) if context is not None else None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=context, server_hostname=(server_name or host) if context is not None else None
-            )
+            if proxy is None:
+                reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+            else:
+                tunnel = await _open_tunnel(proxy, host, port)
+                reader, writer = await asyncio.open_connection(sock=tunnel, ssl=context, server_hostname=name)
     except TimeoutError as error:
         raise UnavailableError(f"no connection in {CONNECT_TIMEOUT_S:.0f} s", where=where) from error
     except ssl.SSLCertVerificationError as error:
@@ -132,6 +136,33 @@ async def open_connection(
         raise UnavailableError(f"no connection: {error.strerror or error}", where=where) from error
     set_keepalive(writer.get_extra_info("socket"))
     return Connection(reader, writer, parts.netloc, version)
+
+
+async def _open_tunnel(proxy: Proxy, host: str, port: int) -> socket.socket:
+    """Return a connection through the proxy, before TLS. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    failure: OSError = ConnectionError("the name of the proxy has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM):
+        handshake = Tunnel(proxy, host, port)
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            await loop.sock_sendall(sock, handshake.request)
+            while not handshake.receive(await loop.sock_recv(sock, _CHUNK_BYTES)):
+                pass
+        except ProxyError:
+            sock.close()
+            raise  # its other addresses respond in the same way
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
 
 
 def set_keepalive(raw: socket.socket) -> None:

@@ -112,6 +112,8 @@ def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
         cluster_info["tls-server-name"] = access.server_name
     if access.insecure:
         cluster_info["insecure-skip-tls-verify"] = True
+    if access.proxy_url:
+        cluster_info["proxy-url"] = access.proxy_url
     if access.authority is not None:
         data = access.authority.data
         if data is None and access.authority.path is not None:

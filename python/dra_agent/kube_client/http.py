@@ -230,7 +230,9 @@ class HttpTransport:
             if connection.reusable and connection.version == version:
                 return connection
             connection.close()
-        return await open_connection(access.server, context, server_name=access.server_name, version=version)
+        return await open_connection(
+            access.server, context, server_name=access.server_name, version=version, proxy=access.proxy
+        )
 
     def _close_outdated(self) -> None:
         """Close kept connections of earlier credentials; a request that runs keeps its connection until it ends."""

@@ -22,6 +22,7 @@ from dra_agent import __version__
 from dra_agent.kube_client.connection import CONNECT_TIMEOUT_S, MAX_HEADERS_BYTES, set_keepalive
 from dra_agent.kube_client.credentials import Credentials, Identity
 from dra_agent.kube_client.name_lookup import NameLookup, connect
+from dra_agent.kube_client.proxy import Tunnel
 
 MAX_IDLE = 4
 """Connections that are kept for the next read."""
@@ -152,11 +153,15 @@ class _Connection:
         """Whether another request may be sent: the last response was read completely."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
         port = parts.port or (443 if identity.context else 80)
-        sock = connect(names.addresses(host, port, deadline_s), deadline_s)
+        proxy = access.proxy
+        nearest = (host, port) if proxy is None else (proxy.host, proxy.port)
+        sock = connect(names.addresses(*nearest, deadline_s), deadline_s)
         try:
             sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             set_keepalive(sock)
+            if proxy is not None:
+                _open_tunnel(sock, Tunnel(proxy, host, port), deadline_s)
             if identity.context is not None:
                 sock = identity.context.wrap_socket(sock, server_hostname=access.server_name or host)
         except BaseException:
@@ -224,3 +229,11 @@ class _Connection:
         """Close it at once."""
         with suppress(OSError):
             self._socket.close()
+
+
+def _open_tunnel(sock: socket.socket, tunnel: Tunnel, deadline_s: float) -> None:
+    """Ask the proxy on a new connection for a tunnel. Raises OSError; TimeoutError at the deadline."""
+    sock.sendall(tunnel.request)
+    while not tunnel.receive(sock.recv(_CHUNK_BYTES)):
+        sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))
+    sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))
