@@ -32,8 +32,10 @@ def node(name: str, **spec: Any) -> Json:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"name": name}}, "spec": spec}
 
 
-def slices(name: str, count: int) -> Json:
-    entry = slice_of(*(device(f"d{i}") for i in range(count)), name=name, pool=f"{name}-gpu", nodeName=name)
+def slices(name: str, count: int, *, first: int = 0) -> Json:
+    entry = slice_of(
+        *(device(f"d{i}") for i in range(first, first + count)), name=name, pool=f"{name}/gpu", nodeName=name
+    )
     return {"apiVersion": API, "kind": "ResourceSlice", **entry}
 
 
@@ -49,7 +51,7 @@ POD: Json = {
     "spec": pod_spec(OWN),
 }
 TAINT = {"key": "team", "value": "b", "effect": "NoSchedule"}
-HELD = {**allocated_claim("held", {"pool": "n1-gpu", "device": "d0"}), "spec": claim(make_request())["spec"]}
+HELD = {**allocated_claim("held", {"pool": "n1/gpu", "device": "d0"}), "spec": claim(make_request())["spec"]}
 CLUSTER = [
     CLASS,
     TEMPLATE,
@@ -127,6 +129,34 @@ def test_nodes_of_a_simulated_profile_can_be_added(command: Command) -> None:
     code, text, _ = command("-f", "claim.json", "--from", "classes.json", "--if", "add=3:l40s", "-o", "json")
     assert code == 0 and set(counts(text)) == {"added-1", "added-2", "added-3"}
     assert len(set(counts(text).values())) == 1 and json.loads(text)["total"] % 3 == 0
+
+
+def test_a_node_can_have_other_devices(command: Command) -> None:
+    write([slices("x", 7)], "x.json")
+    code, text, _ = command("pod/train", "--from", "cluster.json", "--if", "replace=n1:x.json", "-o", "json")
+    assert code == 0 and counts(text) == {"n1": 6, "empty": 0, "off": 0, "other": 0}
+    assert not [note for note in json.loads(text)["notes"] if "would not have" in note]
+
+
+def test_a_claim_whose_device_is_replaced_is_named(command: Command) -> None:
+    write([slices("x", 2, first=7)], "x.json")
+    code, text, _ = command("pod/train", "--from", "cluster.json", "--if", "replace=n1:x.json")
+    assert code == 0 and "2 more fit on 1 of 4 nodes" in text
+    assert "note: claim default/held holds d0, which node n1 would not have" in text
+
+
+def test_partition_rules_of_a_node_can_be_changed(command: Command) -> None:
+    rule = '[[inventory.partition]]\nwhen = \'device.attributes["dra-agent.internal"].type == "gpu"\'\nmode = "mig"\n'
+    Path("mig.toml").write_text(rule)
+    own = 'device.attributes["dra-agent.internal"].?profile.orValue("") == "1g.10gb"'
+    parts = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "parts"}}
+    wanted = claim(make_request(deviceClassName="parts"), name="want")
+    Path("claim.json").write_text(json.dumps({"apiVersion": API, "kind": "ResourceClaim", **wanted}))
+    write([{**parts, "spec": {"selectors": [{"cel": {"expression": own}}]}}], "classes.json")
+    query = ("-f", "claim.json", "--from", "classes.json", "--if", "add=1:h100-pcie", "-o", "json")
+    assert json.loads(command(*query)[1])["total"] == 0
+    changed = command(*query, "--if", "replace=added-1:h100-pcie", "--config", "mig.toml")
+    assert json.loads(changed[1])["total"] == 28, changed
 
 
 @pytest.mark.parametrize(("replicas", "code"), [("3", 0), ("4", 1)])
@@ -245,6 +275,10 @@ def test_a_pod_whose_template_is_missing_does_not_fit(command: Command) -> None:
         ("add=99999999999999999999:l40s", "adds not 1 to 10000 nodes"),
         ("add=1:nope", "unknown profile"),
         ("add=1:cluster.json", "has not the slices of exactly one node"),
+        ("replace=n1", "is not a change"),
+        ("replace=n9:l40s", "there is no node n9"),
+        ("replace=n1:nope", "unknown profile"),
+        ("replace=n1:cluster.json", "has not the slices of exactly one node"),
         ("remove=n1", "is not a change; write one of cordon=NODE"),
     ],
 )

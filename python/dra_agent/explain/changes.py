@@ -12,7 +12,14 @@ from dra_agent.explain.snapshot import Snapshot
 Object = dict[str, Any]
 MAX_ADDED_NODES = 10_000
 """Nodes that one change can add."""
-FORMS = ("cordon=NODE", "uncordon=NODE", "untaint=KEY[:NODE]", "delete-claim=NAMESPACE/NAME", "add=N:KIND")
+FORMS = (
+    "cordon=NODE",
+    "uncordon=NODE",
+    "untaint=KEY[:NODE]",
+    "delete-claim=NAMESPACE/NAME",
+    "add=N:KIND",
+    "replace=NODE:KIND",
+)
 HOSTNAME = "kubernetes.io/hostname"
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 
@@ -23,11 +30,11 @@ class Change(NamedTuple):
     text: str
     action: str
     subject: str
-    """A node, a taint key, a claim, or the kind of the added nodes."""
+    """A node, a taint key, a claim, or the kind of the added or replaced nodes."""
     number: int = 0
     """How many nodes are added."""
     node: str | None = None
-    """The node that loses a taint; None for every node."""
+    """The node that loses a taint, or that is replaced; None for every node."""
 
 
 NodeSource = Callable[[str, list[str]], tuple[list[Object], dict[str, str]]]
@@ -56,6 +63,10 @@ def parse_change(text: str) -> Change:
                 return Change(text, action, kind, number=int(number[:9]))
             if kind and number.isascii() and number.isdigit():
                 raise UsageError(f"adds not 1 to {MAX_ADDED_NODES} nodes", where=f"--if {text}")
+        case "replace":
+            node, _, kind = value.partition(":")
+            if node and kind:
+                return Change(text, action, kind, node=node)
     raise UsageError("is not a change", where=f"--if {text}", hint=f"write one of {', '.join(FORMS)}")
 
 
@@ -63,7 +74,7 @@ def apply_changes(snapshot: Snapshot, changes: Iterable[Change], source: NodeSou
     """Return a snapshot with the changes, in their order; the given one is unchanged.
 
     Raises:
-        UsageError: A node, taint or claim of a change does not exist.
+        UsageError: A node, taint or claim of a change does not exist, or an added node does.
     """
     added = 0
     for change in changes:
@@ -74,6 +85,8 @@ def apply_changes(snapshot: Snapshot, changes: Iterable[Change], source: NodeSou
                 snapshot = _without_taint(snapshot, change)
             case "delete-claim":
                 snapshot = _without_claim(snapshot, change)
+            case "replace":
+                snapshot = _with_other_devices(snapshot, change, source)
             case _:
                 names = [f"added-{number}" for number in range(added + 1, added + change.number + 1)]
                 added += change.number
@@ -158,3 +171,52 @@ def _with_nodes(snapshot: Snapshot, change: Change, names: list[str], source: No
         slices=[*(snapshot.slices or ()), *slices],
         nodes=None if snapshot.nodes is None else [*snapshot.nodes, *nodes],
     )
+
+
+def _with_other_devices(snapshot: Snapshot, change: Change, source: NodeSource) -> Snapshot:
+    """Return a snapshot in which a node has the slices of a kind, in place of those of the same drivers."""
+    name = str(change.node)
+    named = {_spec(entry).get("nodeName") for entry in snapshot.slices or ()}
+    if name not in named | {node["metadata"]["name"] for node in snapshot.nodes or ()}:
+        raise UsageError(f"there is no node {name}", where=f"--if {change.text}")
+    slices, _ = source(change.subject, [name])
+    drivers = {_spec(entry).get("driver") for entry in slices}
+
+    def stays(entry: Object) -> bool:
+        return _spec(entry).get("nodeName") != name or _spec(entry).get("driver") not in drivers
+
+    before, kept = _devices(entry for entry in snapshot.slices or () if not stays(entry)), _devices(slices)
+    lost = [
+        f"claim {claim['metadata'].get('namespace') or 'default'}/{claim['metadata'].get('name')} holds "
+        f"{result.get('device')}, which node {name} would not have"
+        for claim in snapshot.claims
+        for result in _results(claim)
+        if (device := _device_of(result)) in before and device not in kept
+    ]
+    return replace(
+        snapshot,
+        slices=[*filter(stays, snapshot.slices or ()), *slices],
+        notes=[*snapshot.notes, *lost],
+    )
+
+
+def _devices(slices: Iterable[Object]) -> set[tuple[object, ...]]:
+    return {
+        (_spec(entry).get("driver"), (_spec(entry).get("pool") or {}).get("name"), device.get("name"))
+        for entry in slices
+        for device in _spec(entry).get("devices") or ()
+    }
+
+
+def _spec(entry: Object) -> Object:
+    return entry.get("spec") or {}
+
+
+def _results(claim: Object) -> list[Object]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results: list[Object] = (allocation.get("devices") or {}).get("results") or []
+    return results
+
+
+def _device_of(result: Object) -> tuple[object, ...]:
+    return result.get("driver"), result.get("pool"), result.get("device")
