@@ -70,8 +70,8 @@ def add_query_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="CHANGE",
         help="as if it was so: cordon=NODE, uncordon=NODE, untaint=KEY[:NODE], delete-claim=NAMESPACE/NAME, "
-        "add=N:KIND with a simulated profile, a recording or a file of slices, or replace=NODE:KIND for a node with its "
-        "devices or the partitions of --config; may be repeated",
+        "add=N:KIND with a simulated profile, a recording or a file of slices, or replace=NODE:KIND for a node with "
+        "its devices or the partitions of --config; may be repeated",
     )
     parser.add_argument("--node", metavar="NODE", help="only this node")
     parser.add_argument(
