@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dra_agent.cli.main import main
-from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text
+from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text, write_archive
 from dra_agent.doctor.bundle.directory import MAX_FILE_BYTES, read_directory
 from dra_agent.metrics.http_server import HttpServer
 from eventually import eventually
@@ -97,6 +97,17 @@ def test_a_bundle_without_an_agent(place: Path, capsys: pytest.CaptureFixture[st
     assert "is there already" in capsys.readouterr().err and file.read_bytes() == before
     assert main(["doctor", *flags(place), "--bundle", str(place / "nowhere" / "file")]) == 1
     assert not [path for path in place.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_bundle_on_standard_output(place: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["doctor", *flags(place), "--bundle", "-"]) == 0
+    printed = capfdbinary.readouterr()
+    (place / "bundle.tar.gz").write_bytes(printed.out)
+    assert {"version.json", "doctor.json", "slices.json"} <= set(contents(place / "bundle.tar.gz"))
+    assert b"missing: agent: no agent responds" in printed.err and b": standard output\n" in printed.err
+    assert not (place / "-").exists()
+    assert main(["doctor", *flags(place), "--bundle", "-", "-o", "json"]) == 2
+    assert b"standard output is the archive" in capfdbinary.readouterr().err
 
 
 def test_the_recording_of_a_bundle_can_be_replayed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +291,7 @@ def test_late_failed_and_large_parts_are_named(tmp_path: Path, monkeypatch: pyte
     bundle.add("failing", 60, failing)
     bundle.add("log", 60, lambda: Text("a.log", "".join(f"line {n}\n" for n in range(1000))))
     released.set()
-    bundle.write(tmp_path / "bundle.tgz")
+    write_archive(tmp_path / "bundle.tgz", bundle.pack()[1])
     files = contents(tmp_path / "bundle.tgz")
     assert missing(files) == {
         "late": "not complete within 0.01 s",

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     writes.add_argument(
         "--bundle",
         metavar="FILE",
-        help="write a new tar.gz for a report instead: configuration, findings, devices, claims, logs and a recording, "
-        "without credentials, serial numbers, UUIDs and addresses",
+        help="write a new tar.gz for a report instead (-: to standard output): configuration, findings, devices, "
+        "claims, logs and a recording, without credentials, serial numbers, UUIDs and addresses",
     )
     parser.add_argument(
         "--with-identity",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dra_agent.doctor.record.identity import Replacements
     from dra_agent.host import Host
 
+STDOUT = "-"
+"""Instead of a file: for an agent in a pod, whose image has no program to copy files with."""
 PART_TIMEOUT_S = 30.0
 SCAN_TIMEOUT_S = 120.0
 """Timeout of parts that query drivers, which respond slowly without persistence mode."""
@@ -29,14 +31,18 @@ def run(args: argparse.Namespace) -> int:
     import os
     import secrets
     import socket
+    import sys
 
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, progress
-    from dra_agent.doctor.bundle import Bundle, Redactor, require_new
+    from dra_agent.doctor.bundle import Bundle, Redactor, require_new, write_archive
     from dra_agent.doctor.record.identity import Replacements
 
-    file = Path(args.bundle)
-    require_new(file)
+    file = None if args.bundle == STDOUT else Path(args.bundle)
+    if file is None:
+        _check_stdout(args)
+    else:
+        require_new(file)
     shown, config_error = _shown(args)
     redactor = Redactor()
     _learn_credentials(redactor, shown)
@@ -49,26 +55,42 @@ def run(args: argparse.Namespace) -> int:
         _add_agent(bundle, args, shown, config_error)
         _add_host(bundle, shown, host, replacements)
         _add_logs(bundle, shown)
-        manifest, size = bundle.write(file)
-    if args.output == "table":
-        _print(manifest, file, size)
+        manifest, data = bundle.pack()
+        if file is not None:
+            write_archive(file, data)
+    if file is None:
+        sys.stdout.buffer.write(data)
+        _print(manifest, "standard output", len(data), sys.stderr)
+    elif args.output == "table":
+        _print(manifest, str(file), len(data), sys.stdout)
     else:
-        emit({"file": str(file), "size": size, "manifest": manifest}, args.output)
+        emit({"file": str(file), "size": len(data), "manifest": manifest}, args.output)
     return 0
 
 
-def _print(manifest: BundleManifest, file: Path, size: int) -> None:
+def _check_stdout(args: argparse.Namespace) -> None:
+    from dra_agent.cli.output import is_terminal
+    from dra_agent.errors import UsageError
+
+    if is_terminal():
+        raise UsageError("writes an archive to the terminal", where="--bundle -", hint="redirect it: > support.tar.gz")
+    if args.output != "table":
+        raise UsageError("standard output is the archive", where="--bundle - -o", hint="name a file")
+
+
+def _print(manifest: BundleManifest, target: str, size: int, stream: TextIO) -> None:
     for omission in manifest.omitted:
         where = omission.where if omission.where == omission.part else f"{omission.part}: {omission.where}"
-        print(f"missing: {where}: {omission.reason}")
+        print(f"missing: {where}: {omission.reason}", file=stream)
     if manifest.user != 0:
-        print("not run as root: files that only root can read are missing")
+        print("not run as root: files that only root can read are missing", file=stream)
     removed = "with" if manifest.identity else "without"
     print(
         f"wrote {len(manifest.files) + 1} files ({size >> 10} KiB), without credentials and {removed} the identity of "
-        f"the host: {file}"
+        f"the host: {target}",
+        file=stream,
     )
-    print("read it before you send it: MANIFEST.json lists its files and the missing parts")
+    print("read it before you send it: MANIFEST.json lists its files and the missing parts", file=stream)
 
 
 def _shown(args: argparse.Namespace) -> tuple[ShownHost, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_agent.doctor.bundle.archive import require_new
+from dra_agent.doctor.bundle.archive import require_new, write_archive
 from dra_agent.doctor.bundle.collector import Bundle, BundleManifest, Files
 from dra_agent.doctor.bundle.content import Document, MissingPartError, RecordedHost, Text
 from dra_agent.doctor.bundle.redaction import Redactor
@@ -17,4 +17,5 @@ __all__ = [
     "Redactor",
     "Text",
     "require_new",
+    "write_archive",
 ]

@@ -26,12 +26,11 @@ def require_new(path: Path) -> None:
         raise PermanentError("there is no such directory", where=str(path.parent), hint="name a file in another one")
 
 
-def write_archive(path: Path, files: Mapping[str, bytes], created: datetime) -> int:
-    """Write a tar.gz of the files with mode 0600, which were created at a time, and return its size in bytes.
+def write_archive(path: Path, data: bytes) -> None:
+    """Write an archive with mode 0600.
 
     Raises PermanentError if a file has appeared there, and RetryableError if it cannot be written.
     """
-    data = _packed(files, int(created.timestamp()))
     path = path.absolute()
     temporary = path.parent / f".{path.name}.{os.urandom(8).hex()}.tmp"
     try:
@@ -55,7 +54,6 @@ def write_archive(path: Path, files: Mapping[str, bytes], created: datetime) -> 
     finally:
         with suppress(OSError):
             temporary.unlink()
-    return len(data)
 
 
 def _publish(temporary: Path, path: Path) -> None:
@@ -70,12 +68,13 @@ def _publish(temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _packed(files: Mapping[str, bytes], modified_s: int) -> bytes:
+def pack(files: Mapping[str, bytes], created: datetime) -> bytes:
+    """Return a tar.gz of the files, which were created at a time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(f"{TOP}/{name}")
-            member.size, member.mode, member.mtime = len(data), 0o600, modified_s
+            member.size, member.mode, member.mtime = len(data), 0o600, int(created.timestamp())
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 

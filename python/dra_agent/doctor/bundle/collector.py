@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dra_agent import revision
-from dra_agent.doctor.bundle.archive import write_archive
+from dra_agent.doctor.bundle.archive import pack
 from dra_agent.doctor.bundle.content import Content, MissingPartError, Text, learn, redacted
 from dra_agent.doctor.bundle.redaction import Redactor
 from dra_agent.doctor.record.identity import Replacements
@@ -78,7 +77,7 @@ class BundleManifest(msgspec.Struct, frozen=True):
 
 
 class Bundle:
-    """Parts are added one after another; `write` redacts all of them, since one may name a credential of another."""
+    """Parts are added one after another; `pack` redacts all of them, since one may name a credential of another."""
 
     def __init__(self, redactor: Redactor, replacements: Replacements | None, *, user: int) -> None:
         """`replacements` is None to keep the identity of the host."""
@@ -120,11 +119,8 @@ class Bundle:
         if not found:
             self._omit(name, [(name, failed[0] if failed else f"not complete within {timeout_s:g} s")])
 
-    def write(self, path: Path) -> tuple[BundleManifest, int]:
-        """Redact everything and write the archive; return its manifest and its size in bytes.
-
-        Raises as `write_archive` does.
-        """
+    def pack(self) -> tuple[BundleManifest, bytes]:
+        """Redact everything; return the manifest and the archive."""
         for _, content in self._contents:
             learn(content, self._redactor, self._replacements)
         files: dict[str, bytes] = {}
@@ -139,7 +135,7 @@ class Bundle:
         created = datetime.now(UTC)
         manifest = self._manifest(files, created)
         encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        return manifest, write_archive(path, {MANIFEST: encoded, **files}, created)
+        return manifest, pack({MANIFEST: encoded, **files}, created)
 
     def _limited(self, part: str, content: Content, files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
         for path, data in files:
