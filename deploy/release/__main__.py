@@ -57,6 +57,8 @@ def main() -> int:
         return 1
     for path in sorted(output.iterdir()):
         print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path}")
+    # Its key is the distributor's; docs/how-to/install/image.md has what users verify.
+    print(f"to sign all of them: gpg --armor --detach-sign {output / provenance.SUMS}")
     return 0
 
 

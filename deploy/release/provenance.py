@@ -1,6 +1,6 @@
 """What a release was built from: checksums, and an in-toto statement with a SLSA predicate.
 
-The statement is not signed. It describes the build, and proves nothing about who ran it.
+The statement describes the build, and proves nothing about who ran it. A signature of the checksums covers it.
 References: https://in-toto.io/Statement/v1, https://slsa.dev/spec/v1.0/provenance
 """
 
