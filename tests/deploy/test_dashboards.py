@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, ROOT, RefusedError, Render
+from deploy.rendering import CHART, ROOT, RefusedError, Render, only_object
 from dra_agent.inventory.model import Inventory
 from dra_agent.metrics.api_server import PublishMetrics
 from dra_agent.metrics.config import ConfigMetrics
@@ -124,18 +124,27 @@ def test_prometheus_parses_all_expressions(tmp_path: Path) -> None:
 
 def test_the_examples_of_the_page_are_valid(tmp_path: Path, render: Render) -> None:
     page = (ROOT / "docs/how-to/operate/monitoring.md").read_text()
-    values, config, rules = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    values, config, protected, secrets, rules = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     kinds = ("PodMonitor", "PrometheusRule")
     apis = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in kinds)
     assert {*kinds, "ConfigMap"} <= {found["kind"] for found in render(yaml.safe_load(values), api_versions=apis)}
+    monitor = only_object(render(yaml.safe_load(secrets), api_versions=apis), "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed; Debian has it in the package prometheus")
     (tmp_path / "prometheus.yml").write_text(config)
+    (tmp_path / "protected.yml").write_text(protected)
+    (tmp_path / "token").touch()
+    (tmp_path / "ca.crt").touch()
     (tmp_path / "own.yaml").write_text(rules)
     for name in ("alerts.yaml", "recording-rules.yaml"):
         shutil.copy(CHART / "files" / name, tmp_path)
-    for command in (["check", "config", "prometheus.yml"], ["check", "rules", "own.yaml"]):
+    for command in (
+        ["check", "config", "prometheus.yml"],
+        ["check", "config", "protected.yml"],
+        ["check", "rules", "own.yaml"],
+    ):
         done = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
