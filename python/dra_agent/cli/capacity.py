@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.flags import add_filename_flags, add_namespace_flags, add_timeout_flag
+from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
 from dra_agent.printable import printable
@@ -40,15 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_object_argument(parser, nargs="*")
     add_namespace_flags(parser, default="that of the kubeconfig's context")
     add_filename_flags(parser, "a ResourceClaim, ResourceClaimTemplate, Pod or workload with one pod template")
-    parser.add_argument(
-        "--from",
-        dest="dump",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="read the cluster from files as kubectl prints them, or directories of them; may be repeated",
-    )
+    add_dump_flag(parser)
     add_query_flags(parser)
     add_connection_flags(parser, cluster=True)
     add_output_flag(parser)

@@ -93,3 +93,16 @@ def add_dry_run_flag(parser: argparse.ArgumentParser) -> None:
 def add_ignore_not_found_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--ignore-not-found`."""
     parser.add_argument("--ignore-not-found", action="store_true", help="exit with 0 if a named object does not exist")
+
+
+def add_dump_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--from`."""
+    parser.add_argument(
+        "--from",
+        dest="dump",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="read the cluster from files as kubectl prints them, or directories of them; may be repeated",
+    )

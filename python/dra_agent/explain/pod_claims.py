@@ -29,6 +29,8 @@ class PodClaim:
     claim: Object | None = None
     exists: bool = True
     """If not, the claim is the one that would be created."""
+    of_group: bool = False
+    """The pods of the group share it (KEP-5729)."""
     problems: list[str] = field(default_factory=list)
     """Why the claim does not exist or cannot be created."""
 
@@ -40,16 +42,20 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
     shared, of_group = (group.get("spec") or {}).get("resourceClaims") or (), _generated(group)
     found = []
     for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
-        name = entry.get("name", "")
-        if name in of_group and any(_same_claim(entry, one) for one in shared):
+        name = entry.get("name") or ""
+        is_shared = any(_same_claim(entry, one) for one in shared)
+        if name in of_group and is_shared:
             statuses.setdefault(name, of_group[name])
         if entry.get("resourceClaimName"):
             found.append(_existing(snapshot, name, entry["resourceClaimName"]))
         elif generated := statuses.get(name):
             found.append(_existing(snapshot, name, generated))
         elif name not in statuses:
-            found.append(_from_template(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
-        # A status without a claim name means that no claim is needed.
+            owner = group if is_shared else pod
+            found.append(_from_template(snapshot, name, entry.get("resourceClaimTemplateName") or "", owner))
+        else:
+            continue  # A status without a claim name means that no claim is needed.
+        found[-1].of_group = is_shared
     extended = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
     if extended:
         found.append(_existing(snapshot, "extended resources", extended))
@@ -128,13 +134,13 @@ def _existing(snapshot: Snapshot, name: str, claim_name: str) -> PodClaim:
     return PodClaim(name, claim)
 
 
-def _from_template(snapshot: Snapshot, name: str, template_name: str, pod: Object) -> PodClaim:
+def _from_template(snapshot: Snapshot, name: str, template_name: str, owner: Object) -> PodClaim:
     if snapshot.templates is None:
         return PodClaim(name, problems=[f"no claim was made from template {template_name} yet"], exists=False)
     for template in snapshot.templates:
         if (template.get("metadata") or {}).get("name") == template_name:
             claim = claim_of_template(template)
-            claim["metadata"] = {"name": f"{pod['metadata']['name']}-{name}", "namespace": snapshot.namespace}
+            claim["metadata"] = {"name": f"{owner['metadata']['name']}-{name}", "namespace": snapshot.namespace}
             return PodClaim(name, claim, exists=False, problems=admission_blockers(snapshot, claim))
     missing = f"there is no ResourceClaimTemplate {snapshot.namespace}/{template_name} to make the claim from"
     return PodClaim(name, exists=False, problems=[missing])

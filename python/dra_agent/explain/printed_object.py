@@ -11,29 +11,32 @@ from dra_agent.manifests import LoadedObject
 Object = dict[str, Any]
 API_VERSION = "resource.k8s.io/v1"
 RESOURCE_KINDS = {"ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "DeviceTaintRule"}
-_NAMESPACED = {"ResourceClaim", "ResourceClaimTemplate", "Pod", "ResourceQuota"}
-_REQUESTS: Object = {"devices": {"requests": [{"exactly": {}, "firstAvailable": [{}]}]}}
+_CLUSTER_SCOPED = {"ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"}
+_EXACTLY: Object = {"deviceClassName": str, "count": int}
+_REQUESTS: Object = {"devices": {"requests": [{"exactly": _EXACTLY, "firstAvailable": [_EXACTLY]}]}}
 _RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
 _TERM: Object = {"matchExpressions": [{}], "matchFields": [{}]}
 _AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}}
 _METADATA: Object = {"name": str, "namespace": str}
+_POD_CLAIM: Object = {"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}
+_CLAIM_NAMES: list[Object] = [{"name": str, "resourceClaimName": str}]
 _POD: Object = {
-    "metadata": _METADATA,
+    "metadata": {**_METADATA, "labels": {}},
     "spec": {
         "nodeSelector": {},
         "tolerations": [{}],
         "affinity": _AFFINITY,
-        "resourceClaims": [{"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}],
+        "resourceClaims": [_POD_CLAIM],
         "containers": _RESOURCES,
         "initContainers": _RESOURCES,
-        "schedulingGroup": {},
+        "schedulingGroup": {"podGroupName": str},
     },
     "status": {
-        "resourceClaimStatuses": [{"name": str, "resourceClaimName": str}],
+        "resourceClaimStatuses": _CLAIM_NAMES,
         "extendedResourceClaimStatus": {},
     },
 }
-_WORKLOAD: Object = {"spec": {"template": _POD}}
+_WORKLOAD: Object = {"spec": {"template": _POD, "selector": {"matchLabels": {}}}, "status": {}}
 _SHAPES: dict[str, Object] = {
     "ResourceSlice": {
         "spec": {
@@ -58,7 +61,19 @@ _SHAPES: dict[str, Object] = {
     "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
     "Pod": _POD,
     "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
-    "JobSet": {"spec": {"replicatedJobs": [{"template": _WORKLOAD}]}},
+    "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD}]}},
+    "Workload": {
+        "metadata": {**_METADATA, "ownerReferences": [{}]},
+        "spec": {"podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},
+    },
+    "PodGroup": {
+        "spec": {
+            "schedulingPolicy": {"gang": {}},
+            "schedulingConstraints": {"topology": [{"key": str}]},
+            "resourceClaims": [_POD_CLAIM],
+        },
+        "status": {"resourceClaimStatuses": _CLAIM_NAMES},
+    },
     "ResourceQuota": {"status": {"hard": {}, "used": {}}},
 }
 """The objects, lists and names that are read in Python, by kind. The allocator checks the others."""
@@ -77,7 +92,7 @@ def checked(loaded: LoadedObject) -> Object:
         raise UsageError(f"{kind} {loaded.name}: {field} is not {expected}", where=loaded.where(field))
     if not loaded.name:
         raise UsageError(f"a {kind} has no name", where=loaded.where("metadata.name"))
-    if kind not in _NAMESPACED:
+    if kind in _CLUSTER_SCOPED:
         return value
     return {**value, "metadata": {**value["metadata"], "namespace": value["metadata"].get("namespace") or "default"}}
 
@@ -89,6 +104,9 @@ def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str
     if shape is str:
         if not isinstance(value, str):
             yield field, "a string"
+    elif shape is int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            yield field, "an integer"
     elif isinstance(shape, list):
         if not isinstance(value, list):
             yield field, "a list"

@@ -6,7 +6,7 @@ A missing permission is reported, and everything else is still read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,18 @@ from dra_agent.kube_client import (
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 DEVICE_TAINT_RULES = Kind("resource.k8s.io", "v1", "devicetaintrules", "DeviceTaintRule", namespaced=False)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
+WORKLOADS: Mapping[str, Sequence[Kind]] = {
+    "Deployment": (Kind("apps", "v1", "deployments", "Deployment", namespaced=True),),
+    "ReplicaSet": (Kind("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),),
+    "StatefulSet": (Kind("apps", "v1", "statefulsets", "StatefulSet", namespaced=True),),
+    "Job": (Kind("batch", "v1", "jobs", "Job", namespaced=True),),
+    "JobSet": (Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True),),
+    "Workload": tuple(
+        Kind("kueue.x-k8s.io", version, "workloads", "Workload", namespaced=True) for version in ("v1beta2", "v1beta1")
+    ),
+    "PodGroup": (POD_GROUPS,),
+}
+"""Objects with several pods, by kind; of several versions the first that the server has is read."""
 _MAX_EVENTS = 5
 """Events that are shown at most."""
 
@@ -49,6 +61,8 @@ class Snapshot:
     """Of the namespace."""
     groups: list[Object] | None = None
     """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
+    workloads: dict[str, list[Object]] = field(default_factory=dict)
+    """Objects with several pods, by kind: those that were asked for, or those of a dump."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
@@ -65,6 +79,11 @@ class Snapshot:
         """Find a pod of the namespace."""
         return _named(self.pods or [], name, self.namespace)
 
+    def workload(self, kind: str, name: str) -> Object | None:
+        """Find an object with several pods, of the namespace."""
+        found = self.groups or [] if kind == "PodGroup" else self.workloads.get(kind, [])
+        return _named(found, name, self.namespace)
+
     def group_of(self, pod: Object) -> Object | None:
         """Find the group that a pod belongs to."""
         return _named(self.groups or [], group_name(pod), self.namespace)
@@ -75,8 +94,8 @@ def group_name(pod: Object) -> str:
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
-async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
-    """Read everything at once; `about` is the name of the claim or pod.
+async def read(api: ApiClient, namespace: str, about: str, *, workload: str | None = None) -> Snapshot:
+    """Read everything at once; `about` is the name of the claim or pod, or of an object of the kind `workload`.
 
     Raises RetryableError if the server does not respond.
     """
@@ -92,6 +111,16 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
     async def one(kind: Kind) -> list[Object]:
         got = await allowed(api.get(kind, about, namespace), "", "", [])
         return [] if got is None else [got]
+
+    async def asked_for() -> dict[str, list[Object]]:
+        for kind in WORKLOADS[workload] if workload else ():
+            try:
+                return {kind.kind: [await api.get(kind, about, namespace)]}
+            except NotFoundError:
+                continue  # The object, or this version of its kind.
+            except (ForbiddenError, InvalidObjectError) as error:
+                found.notes.append(f"cannot get {kind.plural} {about}: {error.message}")
+        return {}
 
     (
         found.slices,
@@ -119,6 +148,9 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
     )
+    found.workloads = await asked_for()
+    if found.groups is None:
+        found.groups = found.workloads.get("PodGroup")
     # Optional: the result is complete without Events.
     listed_events = await allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
     found.events = _messages(listed_events.items if listed_events else [])

@@ -1,0 +1,138 @@
+"""The cluster that a query is about, from a dump, the agent of this host or the API server, and the user's objects."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dra_agent.errors import UsageError
+from dra_agent.explain.dump import read_dump
+from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
+from dra_agent.explain.snapshot import WORKLOADS, Snapshot
+from dra_agent.explain.workloads import POD_GROUP, check_group
+from dra_agent.manifests import LoadedObject
+
+Object = dict[str, Any]
+CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
+USER_KINDS = (*CLAIM_KINDS, "Pod", *WORKLOADS)
+
+
+def read_users(
+    args: argparse.Namespace, loaded: Sequence[LoadedObject], *, operation: str
+) -> tuple[Snapshot, list[tuple[str, Object]]]:
+    """Read the cluster with the user's objects in it; return also these objects with their kinds, without classes.
+
+    Without `-n` the namespace is the first that an object names. `operation` is in the message about another kind.
+
+    Raises:
+        UsageError: A file, an object or a flag is invalid.
+    """
+    users = [(one.kind, _checked(one, operation)) for one in loaded]
+    spaces = [one.value["metadata"].get("namespace") for one in loaded if one.kind != "DeviceClass"]
+    args.namespace = args.namespace or next((space for space in spaces if space), None)
+    names = [value["metadata"]["name"] for kind, value in users if kind != "DeviceClass"]
+    snapshot = read_snapshot(args, names[0] if names else "none")
+    for kind, value in users:
+        _add(snapshot, kind, value)
+    return snapshot, [(kind, value) for kind, value in users if kind != "DeviceClass"]
+
+
+def read_snapshot(args: argparse.Namespace, name: str, *, workload: str | None = None) -> Snapshot:
+    """Read the cluster; `name` is that of the object that the query is about, and `workload` its kind if it has one.
+
+    Raises:
+        UsageError: A file or a flag is invalid.
+        RetryableError: The server does not respond.
+    """
+    from dra_agent.cli.connection import call_cluster, namespace_of
+    from dra_agent.cli.explain_standalone import agent_without_cluster
+    from dra_agent.cli.files import files_of
+    from dra_agent.cli.output import progress
+    from dra_agent.explain.snapshot import read
+
+    if dump := dump_of(args):
+        paths = [file for entry in dump for file in files_of(entry, recursive=args.recursive)]
+        with progress("reading the files"):
+            return read_dump(paths, args.namespace or "default")
+    if not getattr(args, "is_plugin", False) and agent_without_cluster(args):
+        return _read_agent(args)
+    namespace = namespace_of(args)
+    with progress("querying the API server"):
+        return call_cluster(args, lambda api: read(api, namespace, name, workload=workload))
+
+
+def dump_of(args: argparse.Namespace) -> list[str]:
+    """Return the files of `--from`; the plugin has no such flag."""
+    files: list[str] = getattr(args, "dump", [])
+    return files
+
+
+def missing(args: argparse.Namespace, snapshot: Snapshot, kind: str, name: str) -> UsageError:
+    """Return the error about an object that the cluster does not have, or that may not be read."""
+    notes = "; ".join(note for note in snapshot.notes if f"{kind}s" in note)
+    return UsageError(
+        f"there is no {kind} {name} in namespace {snapshot.namespace}"
+        + (f" that can be read: {notes}" if notes else ""),
+        hint="choose the namespace with -n" if args.namespace is None else None,
+    )
+
+
+def _checked(loaded: LoadedObject, operation: str) -> Object:
+    """Return an object of the user, checked against the limits of the API where it is of resource.k8s.io."""
+    if loaded.kind not in (*USER_KINDS, "DeviceClass"):
+        raise UsageError(
+            f"a {loaded.kind or 'nameless kind'} cannot be {operation}",
+            where=loaded.where("kind"),
+            hint=f"give a {', '.join(USER_KINDS)}, or DeviceClasses here",
+        )
+    check_group(loaded.kind, loaded.value, where=loaded.where("apiVersion"))
+    if loaded.kind in RESOURCE_KINDS and (problems := loaded.diagnostics()):
+        raise UsageError("\n".join(problems))
+    return checked(loaded)
+
+
+def _add(snapshot: Snapshot, kind: str, value: Object) -> None:
+    """Add an object of the user to the cluster, in the place of the one with its name."""
+    name = value["metadata"]["name"]
+
+    def replaced(objects: Iterable[Object] | None) -> list[Object]:
+        local = {**value, "metadata": {**value["metadata"], "namespace": snapshot.namespace}}
+        return [*(one for one in objects or () if one["metadata"]["name"] != name), local]
+
+    if kind == "DeviceClass":
+        snapshot.classes = [*(one for one in snapshot.classes or () if one["metadata"]["name"] != name), value]
+    elif kind == "ResourceClaimTemplate":
+        snapshot.templates = replaced(snapshot.templates)
+    elif kind == POD_GROUP:
+        snapshot.groups = replaced(snapshot.groups)
+    elif kind == "Pod":
+        snapshot.pods = replaced(snapshot.pods)
+    elif kind == "ResourceClaim" and snapshot.claim(name) is None:
+        snapshot.claims = [*snapshot.claims, *replaced(())]
+
+
+def _read_agent(args: argparse.Namespace) -> Snapshot:
+    from dra_agent.cli.connection import connect
+    from dra_agent.standalone.protocol import Get, State
+
+    namespace = args.namespace or "default"
+    kind = getattr(args, "kind", None)
+    if kind not in (None, "claim"):
+        raise UsageError(
+            f"there are no {kind}s: this host's agent runs without Kubernetes",
+            hint="name claim/NAME or give -f FILE, or name a cluster with --kubeconfig",
+        )
+    with connect(args) as agent:
+        state = agent.call(State())
+        named = []
+        if kind is not None:
+            from dra_agent.cli.claim import key_of
+            from dra_agent.cli.object_names import parse_pair
+
+            named.append(
+                agent.call(Get(*key_of(agent, parse_pair(args.object, kinds=(kind,)), args.namespace)))["claim"]
+            )
+    known = {one["metadata"]["name"] for one in state["allocated"] if one["metadata"].get("namespace") == namespace}
+    waiting = [claim for claim in named if claim["metadata"]["name"] not in known]
+    return Snapshot(namespace, slices=state["slices"], classes=state["classes"], claims=[*state["allocated"], *waiting])

@@ -1,0 +1,121 @@
+"""Workloads: their pod templates, the number of pods of each that run together, and the labels of these pods.
+
+Sources: k8s.io/api (apps/v1, batch/v1, scheduling/v1beta1) at v0.37; kubernetes-sigs/jobset, api/jobset/v1alpha2 at
+0336a8fd9fd3; kubernetes-sigs/kueue, apis/kueue/v1beta2 at 02237e7737a3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.errors import UsageError
+
+Object = dict[str, Any]
+REPLICATED = {"Deployment": "replicas", "ReplicaSet": "replicas", "StatefulSet": "replicas", "Job": "parallelism"}
+"""Kinds with one pod template, and the field with the number of pods that run together."""
+JOB_SET = "JobSet"
+WORKLOAD = "Workload"
+"""Of Kueue. The kind of scheduling.k8s.io with this name has no pod templates."""
+POD_GROUP = "PodGroup"
+"""Of scheduling.k8s.io. It has no pod template: its pods name it."""
+GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io"}
+"""API groups of kinds whose names other groups have too."""
+_JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
+_JOB_NAME = "batch.kubernetes.io/job-name"
+_KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
+_DEFAULT_POD_SET = "main"
+
+
+@dataclass
+class PodSet:
+    """Equal pods of a workload."""
+
+    name: str
+    """Of the replicated Job or the pod set; empty if the workload has only one pod template."""
+    template: Object
+    count: int
+    """The pods that run together."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels by which the pods that exist are found; empty if they are not known."""
+
+
+def check_group(kind: str, value: Object, where: str | None = None) -> None:
+    """Raise UsageError for an object whose kind has the name of one that is read, but is of another API group."""
+    group, _, _ = str(value.get("apiVersion") or "").rpartition("/")
+    if kind in GROUPS and group != GROUPS[kind]:
+        raise UsageError(f"a {kind} of {value.get('apiVersion')} is not one of {GROUPS[kind]}", where=where)
+
+
+def pod_sets(kind: str, value: Object) -> list[PodSet]:
+    """Return the pods of a workload.
+
+    Raises:
+        UsageError: It has no pod template, or a number has a wrong type.
+    """
+    if kind == JOB_SET:
+        return _of_job_set(value)
+    if kind == WORKLOAD:
+        return _of_kueue(value)
+    subject = f"{kind} {value['metadata']['name']}"
+    labels = ((value.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    return [PodSet("", *_template_of(subject, kind, value), labels)]
+
+
+def _template_of(subject: str, kind: str, value: Object) -> tuple[Object, int]:
+    """Return the pod template, and the number of pods that run together."""
+    spec = value.get("spec") or {}
+    template = spec.get("template")
+    if not isinstance(template, dict):
+        raise UsageError(f"{subject} has no pod template")
+    replicas = _number(subject, spec, REPLICATED[kind])
+    if kind == "Job" and spec.get("completions") is not None:
+        # A Job starts no more pods than have to complete.
+        status = value.get("status") or {}
+        done = _number(subject, status, "succeeded") if status.get("succeeded") is not None else 0
+        replicas = min(replicas, max(0, _number(subject, spec, "completions") - done))
+    return template, replicas
+
+
+def _of_job_set(value: Object) -> list[PodSet]:
+    name = value["metadata"]["name"]
+    found = []
+    for entry in (value.get("spec") or {}).get("replicatedJobs") or ():
+        job = " ".join(filter(None, ("Job", entry.get("name"), f"of {JOB_SET} {name}")))
+        template, pods = _template_of(job, "Job", entry.get("template") or {})
+        count = pods * _number(f"the {job}", entry, "replicas")
+        labels = {_JOB_SET_NAME: name, _REPLICATED_JOB_NAME: entry.get("name") or ""}
+        found.append(PodSet(entry.get("name") or "", template, count, labels))
+    return found
+
+
+def _of_kueue(value: Object) -> list[PodSet]:
+    name = value["metadata"]["name"]
+    owners = {
+        str(owner.get("kind")): str(owner.get("name")) for owner in value["metadata"].get("ownerReferences") or ()
+    }
+    sets = (value.get("spec") or {}).get("podSets") or ()
+    found = []
+    for entry in sets:
+        own = entry.get("name") or _DEFAULT_POD_SET
+        subject = f"pod set {own} of {WORKLOAD} {name}"
+        template = entry.get("template")
+        if not isinstance(template, dict):
+            raise UsageError(f"{subject} has no pod template")
+        labels: Mapping[str, str] = {}
+        if JOB_SET in owners:
+            labels = {_JOB_SET_NAME: owners[JOB_SET], _REPLICATED_JOB_NAME: own}
+        elif len(sets) == 1:
+            labels = {_JOB_NAME: owners["Job"]} if "Job" in owners else {_KUEUE_GROUP_NAME: name}
+        found.append(PodSet(own if len(sets) > 1 else "", template, _number(subject, entry, "count"), labels))
+    return found
+
+
+def _number(subject: str, holder: Object, field: str) -> int:
+    number = holder.get(field)
+    if number is None:
+        return 1
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UsageError(f"{subject}: {field} is not a number")
+    return number
