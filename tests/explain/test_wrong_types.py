@@ -69,6 +69,43 @@ TEMPLATE: Json = {
 }
 CLASS: Json = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 CLUSTER = (CLASS, TEMPLATE, POD, NODE, SLICE)
+POD_TEMPLATE: Json = {"metadata": {"labels": {"a": "b"}}, "spec": POD["spec"]}
+METADATA: Json = {"name": "train", "namespace": "default"}
+JOB: Json = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": METADATA,
+    "spec": {
+        "parallelism": 2,
+        "completions": 2,
+        "selector": {"matchLabels": {"a": "b"}},
+        "template": POD_TEMPLATE,
+    },
+    "status": {"succeeded": 0},
+}
+JOB_SET: Json = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": METADATA,
+    "spec": {"replicatedJobs": [{"name": "a", "replicas": 1, "template": {"spec": JOB["spec"]}}]},
+}
+WORKLOAD: Json = {
+    "apiVersion": "kueue.x-k8s.io/v1beta2",
+    "kind": "Workload",
+    "metadata": {**METADATA, "ownerReferences": [{"kind": "Job", "name": "train"}]},
+    "spec": {"podSets": [{"name": "main", "count": 1, "template": POD_TEMPLATE, "topologyRequest": {"required": "r"}}]},
+}
+POD_GROUP: Json = {
+    "apiVersion": "scheduling.k8s.io/v1beta1",
+    "kind": "PodGroup",
+    "metadata": {"name": "g", "namespace": "default"},
+    "spec": {
+        "schedulingPolicy": {"gang": {"minCount": 1}},
+        "schedulingConstraints": {"topology": [{"key": "name"}]},
+        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "one"}],
+    },
+    "status": {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "none"}]},
+}
 
 
 def variants(value: Any) -> Iterator[Any]:
@@ -147,6 +184,26 @@ def test_a_claim_template_that_explain_reads(command: Command) -> None:
     for broken in variants(TEMPLATE):
         Path("claim.json").write_text(json.dumps(broken))
         command("explain", "-f", "claim.json", "--slices", "cluster.json", "--node", "n1")
+
+
+@pytest.mark.parametrize("changed", [JOB, JOB_SET, WORKLOAD, POD_GROUP, POD], ids=lambda one: str(one["kind"]))
+def test_objects_with_several_pods(command: Command, changed: Json) -> None:
+    others = [one for one in (POD_GROUP, POD) if one is not changed]
+    name = f"{changed['kind'].lower()}/{changed['metadata']['name']}" if changed is not POD else "podgroup/g"
+    for broken in variants(changed):
+        write("broken.json", CLASS, TEMPLATE, NODE, SLICE, *others, broken)
+        command("explain", name, "--from", "broken.json")
+        write("asked.json", broken, *([POD_GROUP] if changed is POD else []))
+        command("explain", "-f", "asked.json", "--from", "cluster.json")
+
+
+def test_claims_of_pods_that_are_still_to_be_created(command: Command) -> None:
+    job = {**JOB, "metadata": {"name": "new", "namespace": "default"}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "default"}}
+    for broken in variants(TEMPLATE):
+        write("broken.json", CLASS, NODE, SLICE, quota, broken)
+        write("asked.json", job)
+        command("explain", "-f", "asked.json", "--from", "broken.json")
 
 
 def test_a_node_that_is_compared_with_a_template(tmp_path: Path) -> None:

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.flags import add_filename_flags, add_namespace_flags
+from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
+
+if TYPE_CHECKING:
+    from dra_agent.manifests import LoadedObject
 
 EPILOG = (
     examples(
         ("explain pod/train -n team-a", "why a pod of the cluster waits for its claims"),
         ("explain train -n team-a", "why a claim is not allocated, on a cluster or on this host"),
+        (
+            "explain job/train -n team-a",
+            "whether all pods of a workload or pod group start together, and which one does not",
+        ),
         ("explain -f claim.yaml", "query the agent that runs here in standalone mode"),
         ("explain -f claim.yaml --slices slices.yaml --classes classes.yaml --node n1", "without an agent"),
+        ("explain -f job.yaml --from cluster.yaml", "a workload from a file, in a cluster from files"),
     )
     + """
 Files as kubectl prints them: kubectl get resourceslices -o yaml > slices.yaml
+Workloads: deployment, replicaset, statefulset, job, jobset, podgroup, workload (of Kueue).
 exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 )
 
+DEADLINE_S = 10
+POD_KINDS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", "PodGroup", "Workload")
+"""Kinds that are explained in a whole cluster."""
 MAX_NAMED_DEVICES = 3
 """Devices with the same reason that are named."""
 NO_SLICES = (
@@ -37,10 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.add_argument(
-        "object", nargs="*", metavar="OBJECT", help="claim/NAME or pod/NAME, also as two words; a NAME is a claim's"
+        "object",
+        nargs="*",
+        metavar="OBJECT",
+        help="claim/NAME, pod/NAME, or a workload such as job/NAME, also as two words; a NAME is a claim's",
     )
     add_namespace_flags(parser, default="that of the kubeconfig's context")
-    add_filename_flags(parser, "ResourceClaims to explain, and DeviceClasses that they need")
+    add_filename_flags(parser, "ResourceClaims, a Pod or a workload to explain, with templates and DeviceClasses")
+    add_dump_flag(parser)
     files = parser.add_argument_group(
         "without an agent", "files as kubectl prints them, YAML or JSON; each may be repeated"
     )
@@ -53,23 +70,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--node", metavar="NAME", help="the node to allocate on")
     parser.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
+    add_timeout_flag(parser, DEADLINE_S, purpose="for the result of several pods")
     add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 0 if the claims fit, 1 if they do not."""
-    from dra_agent.cli.object_names import CLAIM, POD, parse_pair
+    from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS, parse_pair
     from dra_agent.errors import UsageError
 
     if bool(args.object) == bool(args.filename):
         raise UsageError(
             "files and an object of a cluster at once" if args.filename else "nothing to explain",
-            hint="give -f FILE, or claim/NAME, or pod/NAME",
+            hint="give -f FILE, or claim/NAME, or pod/NAME, or a workload such as job/NAME",
         )
     if args.filename:
         return _explain_files(args)
-    args.kind, namespace, args.name = parse_pair(args.object, kinds=(CLAIM, POD))
+    args.kind, namespace, args.name = parse_pair(args.object, kinds=(CLAIM, POD, *WORKLOADS))
     args.namespace = namespace or args.namespace
     for flag in ("slices", "classes", "allocated"):
         if getattr(args, flag):
@@ -77,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.explain_standalone import agent_without_cluster
     from dra_agent.cli.explain_standalone import run as explain_standalone
 
-    if agent_without_cluster(args):
+    if not args.dump and agent_without_cluster(args):
         return explain_standalone(args)
     from dra_agent.cli.explain_cluster import run as explain_cluster
 
@@ -87,9 +105,16 @@ def run(args: argparse.Namespace) -> int:
 def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.cli.files import filenames
     from dra_agent.cli.output import emit
+    from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
+    from dra_agent.manifests import load_manifests
 
-    inputs = read_inputs(claims=filenames(args), classes=args.classes, slices=args.slices, allocated=args.allocated)
+    users = [one for path in filenames(args) for one in load_manifests(path, strict=False)]
+    if any(one.kind in POD_KINDS for one in users):
+        return _explain_pods(args, users)
+    if args.dump:
+        raise UsageError("--from is for pods and workloads", hint="give the cluster with --slices and --classes")
+    inputs = read_inputs(users, classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
     own = {_identity(claim) for claim in inputs.claims}
     for name in sorted(own & {_identity(claim) for claim in state["allocated"] if _is_allocated(claim)}):
@@ -103,6 +128,22 @@ def _explain_files(args: argparse.Namespace) -> int:
     else:
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1
+
+
+def _explain_pods(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:
+    """Explain a pod, or several pods that start together, in the cluster."""
+    from dra_agent.cli.cluster_input import read_users
+    from dra_agent.cli.explain_cluster import print_explanation
+    from dra_agent.cli.explain_gang import gang_of_files, run
+
+    # Each of these files may have objects of every kind.
+    args.dump = [*args.dump, *args.slices, *args.classes, *args.allocated]
+    snapshot, users = read_users(args, loaded, operation="explained")
+    kinds = [kind for kind, _ in users if kind in POD_KINDS]
+    if kinds == ["Pod"]:
+        pod = next(value for kind, value in users if kind == "Pod")
+        return print_explanation(args, snapshot, pod, is_pod=True)
+    return run(args, snapshot, gang_of_files(snapshot, users, ", ".join(args.filename)))
 
 
 def _identity(claim: dict[str, Any]) -> str:

@@ -6,9 +6,12 @@ import argparse
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.printable import printable
+
+if TYPE_CHECKING:
+    from dra_agent.explain.snapshot import Snapshot
 
 MAX_SHOWN_NODES = 20
 """Nodes that are listed individually; more are counted by their reasons."""
@@ -16,24 +19,30 @@ MAX_SHOWN_NODES = 20
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 0 where it is allocated or fits, 1 where it does not."""
-    from dra_agent.cli.connection import call_cluster, namespace_of
-    from dra_agent.cli.output import emit, progress
-    from dra_agent.errors import UsageError
-    from dra_agent.explain.pending import explain_claim, explain_pod
-    from dra_agent.explain.snapshot import read
+    from dra_agent.cli.cluster_input import missing, read_snapshot
+    from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS
 
-    namespace = namespace_of(args)
-    with progress("querying the API server"):
-        snapshot = call_cluster(args, lambda api: read(api, namespace, args.name))
-    subject = snapshot.claim(args.name) if args.kind == "claim" else snapshot.pod(args.name)
+    snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind))
+    if (kind := WORKLOADS.get(args.kind)) is not None:
+        from dra_agent.cli.explain_gang import gang_of_object
+        from dra_agent.cli.explain_gang import run as run_gang
+
+        workload = snapshot.workload(kind, args.name)
+        if workload is None:
+            raise missing(args, snapshot, args.kind, args.name)
+        return run_gang(args, snapshot, gang_of_object(snapshot, kind, workload))
+    subject = snapshot.claim(args.name) if args.kind == CLAIM else snapshot.pod(args.name)
     if subject is None:
-        notes = "; ".join(note for note in snapshot.notes if f"{args.kind}s" in note)
-        readable = f" that can be read: {notes}" if notes else ""
-        raise UsageError(
-            f"there is no {args.kind} {args.name} in namespace {namespace}{readable}",
-            hint="choose the namespace with -n" if args.namespace is None else None,
-        )
-    explain_object = explain_pod if args.kind == "pod" else explain_claim
+        raise missing(args, snapshot, args.kind, args.name)
+    return print_explanation(args, snapshot, subject, is_pod=args.kind == POD)
+
+
+def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dict[str, Any], *, is_pod: bool) -> int:
+    """Print why a claim or pod waits; 0 where it is allocated or fits, 1 where it does not."""
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.explain.pending import explain_claim, explain_pod
+
+    explain_object = explain_pod if is_pod else explain_claim
     with progress("evaluating the nodes"), _uncollected():
         result = explain_object(snapshot, subject, node=args.node)
     if args.output == "table":

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dra_agent import revision
 from dra_agent.cli.capacity import add_object_argument, add_query_flags
 from dra_agent.cli.capacity import run as capacity
-from dra_agent.cli.flags import add_namespace_flags, add_watch_flag
+from dra_agent.cli.explain import DEADLINE_S
+from dra_agent.cli.flags import add_namespace_flags, add_timeout_flag, add_watch_flag
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag, guarded
 from dra_agent.cli.parser import Parser, add_group_examples, examples
@@ -25,6 +26,7 @@ _EXAMPLES = {
     "explain": (
         ("explain pod/train", "why a pod waits for its claims"),
         ("explain claim/train -n team-a --all-devices", "why a claim is not allocated, device by device"),
+        ("explain job/train", "whether all pods of a workload or pod group start together, and which one does not"),
     ),
     "capacity": (
         ("capacity pod/train", "how many more pods like this one fit, node by node"),
@@ -40,7 +42,7 @@ _EXAMPLES = {
 }
 _SUMMARIES = {
     "claims": "show the claims that hold devices, and the pods that use them",
-    "explain": "explain why a pod or claim waits, node by node",
+    "explain": "explain why a pod, claim or workload waits, node by node",
     "capacity": "count how many more copies of a pod or claim fit",
     "reclaim": "show which nodes are being reclaimed",
     "topology": "show the devices of a node by NUMA node and PCIe root",
@@ -71,10 +73,13 @@ def build_parser() -> Parser:
     parsers["claims"].add_argument("--node", metavar="NODE", help="only devices of this node")
     add_watch_flag(parsers["claims"])
     explain = parsers["explain"]
-    explain.add_argument("object", nargs="+", metavar="OBJECT", help="pod/NAME or claim/NAME, also as two words")
+    explain.add_argument(
+        "object", nargs="+", metavar="OBJECT", help="pod/NAME, claim/NAME, or a workload such as job/NAME"
+    )
     add_namespace_flags(explain, default="that of the kubeconfig's context")
     explain.add_argument("--node", metavar="NODE", help="show the devices of this node")
     explain.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
+    add_timeout_flag(explain, DEADLINE_S, purpose="for the result of several pods")
     add_object_argument(parsers["capacity"], nargs="+")
     add_namespace_flags(parsers["capacity"], default="that of the kubeconfig's context")
     add_query_flags(parsers["capacity"])
@@ -103,9 +108,9 @@ def _run(arguments: Sequence[str]) -> int:
         return print_cluster(args, namespace=None if args.all_namespaces else namespace_of(args), node=args.node)
     if args.command == "explain":
         from dra_agent.cli.explain_cluster import run as explain
-        from dra_agent.cli.object_names import CLAIM, POD, parse_pair
+        from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS, parse_pair
 
-        args.kind, namespace, args.name = parse_pair(args.object, kinds=(POD, CLAIM))
+        args.kind, namespace, args.name = parse_pair(args.object, kinds=(POD, CLAIM, *WORKLOADS))
         args.namespace = namespace or args.namespace
         return explain(args)
     if args.command == "capacity":

@@ -14,6 +14,16 @@ POD = "pod"
 TEMPLATE = "template"
 NODE = "node"
 DEVICE = "device"
+WORKLOADS = {
+    "deployment": "Deployment",
+    "replicaset": "ReplicaSet",
+    "statefulset": "StatefulSet",
+    "job": "Job",
+    "jobset": "JobSet",
+    "podgroup": "PodGroup",
+    "workload": "Workload",
+}
+"""Objects with several pods, and their kinds in the API. Elsewhere these words may be namespaces."""
 _SPELLINGS = {
     CLAIM: ("claim", "claims", "rc", "resourceclaim", "resourceclaims"),
     CLASS: ("class", "classes", "dc", "deviceclass", "deviceclasses"),
@@ -21,8 +31,16 @@ _SPELLINGS = {
     TEMPLATE: ("template", "templates", "resourceclaimtemplate", "resourceclaimtemplates"),
     NODE: ("node", "nodes", "no"),
     DEVICE: ("device", "devices", "dev"),
+    "deployment": ("deployment", "deployments", "deploy"),
+    "replicaset": ("replicaset", "replicasets", "rs"),
+    "statefulset": ("statefulset", "statefulsets", "sts"),
+    "job": ("job", "jobs"),
+    "jobset": ("jobset", "jobsets"),
+    "podgroup": ("podgroup", "podgroups"),
+    "workload": ("workload", "workloads", "wl"),
 }
 _KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings}
+_GROUPS = ("resource.k8s.io", "apps", "batch", "jobset.x-k8s.io", "scheduling.k8s.io", "kueue.x-k8s.io")
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -40,9 +58,14 @@ class ObjectName(NamedTuple):
         return self.namespace is None and _UID.fullmatch(self.name) is not None
 
 
-def kind_of(word: str) -> str | None:
-    """Return the kind that an argument names, with or without its API group; None if it is not a kind."""
-    return _KINDS.get(word.lower().removesuffix(".resource.k8s.io"))
+def kind_of(word: str, kinds: Sequence[str]) -> str | None:
+    """Return the kind that an argument names, with or without its API group; None if it is not a kind.
+
+    Objects with several pods are kinds only where one of them is possible.
+    """
+    name, _, group = word.lower().partition(".")
+    kind = _KINDS.get(name) if not group or group in _GROUPS else None
+    return kind if kind not in WORKLOADS or WORKLOADS.keys() & set(kinds) else None
 
 
 def parse(word: str, *, kinds: Sequence[str]) -> ObjectName:
@@ -52,7 +75,7 @@ def parse(word: str, *, kinds: Sequence[str]) -> ObjectName:
         UsageError: It has another form, or is of another kind.
     """
     parts = word.split("/")
-    kind = kind_of(parts[0]) if len(parts) > 1 else None
+    kind = kind_of(parts[0], kinds) if len(parts) > 1 else None
     if kind is not None:
         parts = parts[1:]
     if not all(parts) or len(parts) > 2:
@@ -64,12 +87,12 @@ def parse(word: str, *, kinds: Sequence[str]) -> ObjectName:
 
 def parse_pair(words: Sequence[str], *, kinds: Sequence[str]) -> ObjectName:
     """Read `KIND NAME` or one argument as `parse` does; raises UsageError for anything else."""
-    if len(words) == 2 and (kind := kind_of(words[0])) is not None:
+    if len(words) == 2 and (kind := kind_of(words[0], kinds)) is not None:
         if kind not in kinds:
             raise UsageError(f"is a {kind}", where=" ".join(words), hint=f"name a {' or a '.join(kinds)}")
         return parse(words[1], kinds=[kind])
     if len(words) != 1:
         raise UsageError("names more than one object", where=" ".join(words), hint=f"write {kinds[0]}/NAME")
-    if (kind := kind_of(words[0])) in kinds:
+    if (kind := kind_of(words[0], kinds)) in kinds and kind not in WORKLOADS:
         raise UsageError(f"which {kind}?", hint=f"write {words[0]}/NAME")
     return parse(words[0], kinds=kinds)

@@ -120,7 +120,9 @@ def capacity(
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
     held = [claim for claim in snapshot.claims if (claim.get("status") or {}).get("allocation")]
     cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held)
-    blocked = {name: _blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
+    blocked = (
+        {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
+    )
     open_nodes = [name for name in known if not blocked.get(name) and node in (None, name)]
     remaining = min((_remaining_consumers(claim) for claim in copy.shared), default=None)
     if remaining is not None:
@@ -152,7 +154,12 @@ def _remaining_consumers(claim: Object) -> int:
     return max(0, MAX_CONSUMERS - len((claim.get("status") or {}).get("reservedFor") or ()))
 
 
-def _blockers(pod: Object, node: Object) -> list[str]:
+def node_blockers(pod: Object, node: Object) -> list[str]:
+    """Return why a pod cannot run on a node for reasons that do not concern devices; empty if it can.
+
+    Raises:
+        PermanentError: A field has a wrong type.
+    """
     try:
         return scheduling_blockers(pod, node)
     except (AttributeError, TypeError, KeyError) as error:

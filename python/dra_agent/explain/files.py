@@ -31,22 +31,25 @@ class QueryInputs:
 
 
 def read_inputs(
+    users: Sequence[LoadedObject],
     *,
-    claims: Sequence[str],
     classes: Sequence[str] = (),
     slices: Sequence[str] = (),
     allocated: Sequence[str] = (),
 ) -> QueryInputs:
-    """Read the files; each of the last three may hold classes, slices, claims and nodes in any order.
+    """Check the objects of the user, and read the files, which may hold classes, slices, claims and nodes in any order.
 
     Raises UsageError naming file, line and field of the error.
     """
     inputs = QueryInputs()
-    for path in claims:
-        for loaded in load_manifests(path):
-            _add_users(inputs, loaded)
+    if problems := [problem for loaded in users for problem in loaded.diagnostics()]:
+        raise UsageError("\n".join(problems))
+    for loaded in users:
+        _add_users(inputs, loaded)
     if not inputs.claims:
-        raise UsageError("there is no ResourceClaim to explain", where=", ".join(claims))
+        raise UsageError(
+            "there is no ResourceClaim to explain", where=", ".join(dict.fromkeys(loaded.file for loaded in users))
+        )
     for path in (*classes, *slices, *allocated):
         for loaded in load_manifests(path, strict=False, allow_empty_list=True):
             _add_printed(inputs, loaded)

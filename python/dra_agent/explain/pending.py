@@ -94,19 +94,14 @@ def _on_nodes(
     pod: Object | None,
     only: str | None,
 ) -> dict[str, Any]:
-    if snapshot.slices is None:
-        return _with(result, False, "is pending; no more is known without ResourceSlices")
-    if not snapshot.slices:
-        return _with(result, False, "is pending: no ResourceSlices are published, by no driver on no node")
-    known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
-    if snapshot.classes is not None and (missing := sorted(classes_of(waiting) - known)):
-        return _with(result, False, f"there is no DeviceClass {missing[0]}")
+    if reason := missing_basis(snapshot, waiting):
+        return _with(result, False, reason)
     names = nodes_of(snapshot)
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
     cluster = Cluster(
-        snapshot.slices,
+        snapshot.slices or (),
         snapshot.classes or (),
         nodes=names.values(),
         claims=[claim for claim in snapshot.claims if _identity(claim) not in own],
@@ -123,13 +118,25 @@ def _on_nodes(
         explanation = cluster.explain(name, waiting)
         if not explanation["pools"] and not explanation["error"]:
             return _verdict(name, False, "no driver has published devices for it", reasons, None)
-        return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
+        return _verdict(name, explanation["fits"], why(explanation), reasons, explanation)
 
     # Nodes are independent, and the allocator releases the GIL.
     with ThreadPoolExecutor(min(MAX_CONCURRENCY, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
         result["nodes"] = list(threads.map(evaluate_node, sorted(names)))
     result["holders"] = _holders(result["nodes"], snapshot)
     return _with(result, *_conclusion(result))
+
+
+def missing_basis(snapshot: Snapshot, claims: Sequence[Object]) -> str | None:
+    """Return why pending claims cannot be evaluated on any node; None if they can."""
+    if snapshot.slices is None:
+        return "is pending; no more is known without ResourceSlices"
+    if not snapshot.slices:
+        return "is pending: no ResourceSlices are published, by no driver on no node"
+    known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
+    if snapshot.classes is not None and (missing := sorted(classes_of(claims) - known)):
+        return f"there is no DeviceClass {missing[0]}"
+    return None
 
 
 def best_candidate(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -167,7 +174,8 @@ def _conclusion(result: dict[str, Any]) -> tuple[bool, str]:
     return False, f"{where}; {why['node']}: {why['devices']}" if len(nodes) > 1 else f"{where}: {why['devices']}"
 
 
-def _why(explanation: dict[str, Any]) -> str:
+def why(explanation: dict[str, Any]) -> str:
+    """Return why claims do not fit on a node, in one line."""
     if explanation["fits"]:
         return "fits"
     notes = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]

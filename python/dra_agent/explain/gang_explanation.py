@@ -1,0 +1,205 @@
+"""Explains a gang: where members are placed, which one is the first that fits nowhere, and what would place all.
+
+docs/how-to/operate/gangs.md describes the result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.cluster import Cluster
+from dra_agent.errors import PermanentError
+from dra_agent.explain.capacity import node_blockers
+from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_limits import impossible
+from dra_agent.explain.gang_placement import Outcome, Placer, allocation_of
+from dra_agent.explain.gang_remedy import remedy
+from dra_agent.explain.gang_report import placements, summary
+from dra_agent.explain.gang_search import is_enough
+from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
+from dra_agent.explain.snapshot import Snapshot
+
+Object = dict[str, Any]
+MAX_EXPLAINED_NODES = 8
+"""Nodes with different reasons of which the best one is explained."""
+MAX_TOPOLOGIES = 32
+"""Values of a label that are evaluated."""
+MIN_COUNT_S = 1.0
+"""For the count of devices, if the deadline is over."""
+ASSUMED = (
+    "assumed: of several nodes, a pod gets the one with its best alternative, then with the fewest of these pods, then "
+    "the first by name; kube-scheduler also considers CPU, memory, images, spread and pod affinity"
+)
+
+
+@dataclass
+class _Evaluation:
+    """The gang in the cluster, before a member is placed."""
+
+    gang: Gang
+    cluster: Cluster
+    known: Mapping[str, Object]
+    usable: list[list[str]]
+    """For each kind, the nodes that its pod permits."""
+    fitting: list[list[str]]
+    """For each kind, those of them on which one member fits alone."""
+    end: float
+    blocked: list[Counter[str]] = field(default_factory=list)
+    """For each kind, why other nodes are not usable."""
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.end - time.monotonic())
+
+
+def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, deadline: float = 10.0) -> Object:
+    """Explain a gang.
+
+    Arguments:
+        snapshot: The cluster.
+        gang: The members.
+        node: The node whose devices are explained, if a member does not fit.
+        deadline: Seconds for everything together.
+
+    Raises:
+        PermanentError: An object cannot be read, or the node is unknown.
+    """
+    result: Object = {
+        "subject": gang.subject,
+        "fits": False,
+        "summary": "",
+        "members": gang.total,
+        "needed": gang.needed,
+        "running": gang.running,
+        "placed": 0,
+        "kinds": [],
+        "placements": [],
+        "failure": None,
+        "search": None,
+        "notes": [*snapshot.notes, *gang.notes, ASSUMED],
+        "events": snapshot.events,
+    }
+    problems = [*gang.problems, *(f"pod {kind.members[0].name}: {one}" for kind in gang.kinds for one in kind.problems)]
+    if problems:
+        return {**result, "summary": problems[0]}
+    if not gang.order:
+        fits = gang.running >= gang.needed
+        return {**result, "fits": fits, "summary": f"no pod waits for a node; {gang.running} have one"}
+    waiting = [claim for kind in gang.kinds for member in kind.members for claim in member.claims]
+    if not waiting:
+        return {**result, "fits": True, "summary": "uses no claim, so devices are not the reason why it does not run"}
+    if reason := missing_basis(snapshot, waiting):
+        return {**result, "summary": reason}
+    if snapshot.nodes is None:
+        result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
+    evaluation = _evaluation(snapshot, gang, time.monotonic() + deadline)
+    if node is not None and node not in evaluation.known:
+        raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
+    return _explained(result, evaluation, snapshot, node)
+
+
+def _evaluation(snapshot: Snapshot, gang: Gang, end: float) -> _Evaluation:
+    known = nodes_of(snapshot)
+    held = [claim for claim in snapshot.claims if allocation_of(claim)]
+    cluster = Cluster(snapshot.slices or (), snapshot.classes or (), nodes=known.values(), claims=held)
+    found = _Evaluation(gang, cluster, known, [], [], end)
+    blockers: dict[str, dict[str, list[str]]] = {}
+    for kind in gang.kinds:
+        spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
+        constraints = json.dumps(spec, sort_keys=True)
+        if constraints not in blockers:
+            blockers[constraints] = {
+                name: node_blockers({"spec": spec}, node) if snapshot.nodes is not None else []
+                for name, node in known.items()
+            }
+        usable = sorted(name for name, reasons in blockers[constraints].items() if not reasons)
+        found.usable.append(usable)
+        found.blocked.append(Counter("; ".join(reasons) for reasons in blockers[constraints].values() if reasons))
+        if not kind.members or not found.seconds:
+            found.fitting.append(usable)
+            continue
+        sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=found.seconds)
+        found.fitting.append(sorted([*sweep.fits, *sweep.unexamined]))
+    return found
+
+
+_PLACING = ("nodeSelector", "affinity", "tolerations")
+
+
+def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node: str | None) -> Object:
+    gang = evaluation.gang
+    failure: Object = {}
+    allowed: set[str] = set()
+
+    def explain_failure(kind: int, claims: list[Object]) -> None:
+        failure.clear()
+        usable = [name for name in evaluation.usable[kind] if name in allowed]
+        failure.update(_failure(evaluation, kind, claims, usable if node is None else [node]))
+
+    best: tuple[Outcome, Placer, Object] | None = None
+    for allowed in _topologies(evaluation):
+        nodes = [[name for name in names if name in allowed] for names in evaluation.fitting]
+        placer = Placer(evaluation.cluster, gang, nodes, evaluation.end)
+        outcome = placer.run(gang.order, on_failure=explain_failure)
+        if best is None or len(outcome.placed) > len(best[0].placed):
+            best = outcome, placer, dict(failure) if outcome.failed else {}
+        if is_enough(gang, outcome) or not evaluation.seconds:
+            break
+    if best is None:
+        return {**result, "summary": f"the nodes have no value of label {gang.topology} that permits all pods"}
+    outcome, placer, failed = best
+    result.update(placements(gang, outcome.placed))
+    for number, kind in enumerate(result["kinds"]):
+        kind |= {"usable_nodes": len(evaluation.usable[number]), "fits_alone_on": len(evaluation.fitting[number])}
+    result["fits"] = is_enough(gang, outcome)
+    result["failure"] = _failed_member(evaluation, outcome, failed) if failed else None
+    usable = len(evaluation.usable[outcome.failed[0][0]]) if outcome.failed else 0
+    result["summary"] = summary(gang, outcome, result["failure"], usable)
+    if not result["fits"] and not outcome.is_late:
+        seconds = max(MIN_COUNT_S, evaluation.seconds)
+        reason = impossible(gang, snapshot, evaluation.fitting, deadline=seconds)
+        result["search"] = remedy(gang, snapshot, placer, outcome, reason)
+    return result
+
+
+def _topologies(evaluation: _Evaluation) -> list[set[str]]:
+    """Return the nodes on which all members may be: all nodes, or those with one value of the label of the group."""
+    label = evaluation.gang.topology
+    if label is None:
+        return [set(evaluation.known)]
+    by_value: dict[str, set[str]] = {}
+    for name, node in evaluation.known.items():
+        value = ((node.get("metadata") or {}).get("labels") or {}).get(label)
+        if value is not None:
+            by_value.setdefault(str(value), set()).add(name)
+    running = {name for kind in evaluation.gang.kinds for name in kind.running}
+    return [names for _, names in sorted(by_value.items()) if names >= running][:MAX_TOPOLOGIES]
+
+
+def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: list[str]) -> Object:
+    """Explain why a member fits nowhere, while the earlier ones have their devices."""
+    cluster = evaluation.cluster
+    if not names:
+        blocked = evaluation.blocked[kind].most_common(1)
+        return {"node": None, "reason": blocked[0][0] if blocked else "there is no node", "explanation": None}
+    sweep = cluster.fits(claims, nodes=names, deadline=evaluation.seconds)
+    reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
+    by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
+    chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
+    seconds = evaluation.seconds / len(chosen)
+    entries: list[Object] = [
+        {"node": name, "obstacles": [], "explanation": cluster.explain(name, claims, deadline=seconds)}
+        for name in chosen
+    ]
+    best = best_candidate(entries) or entries[0]
+    return {"node": best["node"], "reason": why(best["explanation"]), "explanation": best["explanation"]}
+
+
+def _failed_member(evaluation: _Evaluation, outcome: Outcome, failure: Object) -> Object:
+    kind, member = outcome.failed[0]
+    return {"member": member.name, "kind": evaluation.gang.kinds[kind].name, "failed": len(outcome.failed), **failure}

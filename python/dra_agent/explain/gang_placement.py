@@ -1,0 +1,278 @@
+"""Places the members of a gang one after another, as kube-scheduler does with pods, on a `Cluster` for that only.
+
+Each member gets the devices that the allocator chooses after the earlier ones. What decides between several nodes is
+not about devices (free CPU and memory, images, spread), so it is an assumption: the node with the better alternative
+of `firstAvailable`, then the one with the fewest members, then the first by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush, heapreplace
+from typing import Any, NamedTuple
+
+from dra_agent.cluster import Cluster
+from dra_agent.explain.gang import Gang, Member
+
+Object = dict[str, Any]
+MAX_ALTERNATIVES = 8
+"""Of a request (FirstAvailableDeviceRequestMaxSize, api/resource/v1/types.go)."""
+_MISSES_BEFORE_SWEEP = 8
+"""Nodes that are tried one at a time before all that are left are examined at once."""
+_Key = tuple[int, int, str]
+
+
+class Placed(NamedTuple):
+    """A member that has a node."""
+
+    kind: int
+    member: Member
+    node: str
+    claims: list[Object]
+    """Its claims with their allocations."""
+
+
+class Outcome(NamedTuple):
+    """The result of one order."""
+
+    placed: list[Placed]
+    failed: list[tuple[int, Member]]
+    """Those that fit on no node, the first one first."""
+    is_late: bool
+    """The deadline ended it; members that are in neither list have not been evaluated."""
+
+
+class Choice(NamedTuple):
+    """How members are placed."""
+
+    packs: bool = False
+    """Prefers the node with the most members, not the one with the fewest."""
+    first_alternative: Mapping[int, int] = {}
+    """By kind: the alternatives of `firstAvailable` before this one are not used."""
+
+
+class Placer:
+    """Places members. One order is placed at a time, and nothing of it stays in the cluster."""
+
+    def __init__(self, cluster: Cluster, gang: Gang, nodes: Sequence[Sequence[str]], end: float) -> None:
+        """Use a cluster that nothing else changes.
+
+        Arguments:
+            cluster: The devices; claims that are allocated are held.
+            gang: The members.
+            nodes: For each kind of member, the nodes on which one may fit.
+            end: The deadline, of the monotonic clock.
+        """
+        self.cluster = cluster
+        self.gang = gang
+        self.nodes = nodes
+        self.end = end
+
+    @property
+    def seconds(self) -> float:
+        """The time until the deadline."""
+        return max(0.0, self.end - time.monotonic())
+
+    def run(
+        self,
+        order: Sequence[int],
+        choice: Choice | None = None,
+        *,
+        on_failure: Callable[[int, list[Object]], None] | None = None,
+    ) -> Outcome:
+        """Place members in an order of kinds.
+
+        `on_failure` is called with the kind and the claims of the first member that fits on no node, while the earlier
+        ones have their devices.
+        """
+        run = _Run(self, choice or Choice())
+        try:
+            return run.place_all(order, on_failure)
+        finally:
+            self.cluster.release(run.held)
+
+
+class Holding:
+    """The devices of members that are placed, in the cluster."""
+
+    def __init__(self, placer: Placer) -> None:
+        """Begin with the claims that the cluster holds."""
+        self._cluster = placer.cluster
+        self._placer = placer
+        self.allocated: dict[tuple[str, str], Object] = {}
+        """The claims that got an allocation."""
+
+    @property
+    def held(self) -> list[Object]:
+        """The claims that have to be released."""
+        return list(self.allocated.values())
+
+    def claims_of(self, member: Member, first_alternative: int) -> list[Object]:
+        """Return the claims of a member: with allocations where it shares them with an earlier one."""
+        return [
+            self.allocated.get(identity(claim)) or without_alternatives(claim, first_alternative)
+            for claim in member.claims
+        ]
+
+    def allocate(self, node: str, claims: list[Object]) -> list[Object] | None:
+        """Return the claims with their allocations on a node; None if they do not fit there."""
+        found = self._cluster.allocate(node, claims, deadline=self._placer.seconds)
+        if not found["allocated"]:
+            return None
+        return [
+            claim if allocation_of(claim) else {**claim, "status": {"allocation": result}}
+            for claim, result in zip(claims, found["results"], strict=True)
+        ]
+
+    def hold(self, before: Iterable[Object], after: Iterable[Object]) -> list[Object]:
+        """Hold the devices that claims got; return these claims."""
+        new = [claim for old, claim in zip(before, after, strict=True) if not allocation_of(old)]
+        self._cluster.hold(new)
+        self.allocated.update((identity(claim), claim) for claim in new)
+        return new
+
+    def release(self, claims: Iterable[Object]) -> None:
+        """Undo `hold`."""
+        for claim in claims:
+            del self.allocated[identity(claim)]
+            self._cluster.release([claim])
+
+
+class _Run(Holding):
+    def __init__(self, placer: Placer, choice: Choice) -> None:
+        super().__init__(placer)
+        self._choice = choice
+        self._members = Counter[str]()
+        for kind in placer.gang.kinds:
+            self._members.update(kind.running)
+        kinds = placer.gang.kinds
+        self._best = [_best_score(kind.members[0].claims) if kind.members else 0 for kind in kinds]
+        self._scores: list[dict[str, int]] = [{} for _ in kinds]
+        self._open = [set(nodes) for nodes in placer.nodes]
+        """The nodes on which a member of a kind may still fit."""
+        self._queues = [
+            sorted((self._key(kind, node), node) for node in nodes) for kind, nodes in enumerate(self._open)
+        ]
+        """Heaps of these nodes, the best one first; keys may be outdated, and nodes may be there several times."""
+
+    def place_all(self, order: Sequence[int], on_failure: Callable[[int, list[Object]], None] | None = None) -> Outcome:
+        outcome = Outcome([], [], is_late=False)
+        next_member = [iter(kind.members) for kind in self._placer.gang.kinds]
+        for kind in order:
+            member = next(next_member[kind])
+            claims = self.claims_of(member, self._choice.first_alternative.get(kind, 0))
+            placed = self._place(kind, member, claims)
+            if placed is not None:
+                outcome.placed.append(placed)
+            elif not self._placer.seconds:
+                return outcome._replace(is_late=True)
+            else:
+                outcome.failed.append((kind, member))
+                if len(outcome.failed) == 1 and on_failure is not None:
+                    on_failure(kind, claims)
+        return outcome
+
+    def _place(self, kind: int, member: Member, claims: list[Object]) -> Placed | None:
+        """Place a member on its best node.
+
+        What does not fit on a node does not fit there later: members only add to what is in use. So a node leaves the
+        queue of the kind when one of its members does not fit.
+        """
+        queue, misses = self._queues[kind], 0
+        while queue and self._placer.seconds:
+            known, node = queue[0]
+            if node not in self._open[kind]:
+                heappop(queue)
+                continue
+            if known != (current := self._key(kind, node)):
+                heapreplace(queue, (current, node))
+                continue
+            after = self.allocate(node, claims)
+            if after is None:
+                if not self._placer.seconds:
+                    return None
+                self._open[kind].discard(node)
+                misses += 1
+                if misses % _MISSES_BEFORE_SWEEP == 0:
+                    self._sweep(kind, claims)
+                continue
+            score = alternatives_score(after)
+            if score < self._score(kind, node):
+                # Another node may have a better alternative.
+                self._scores[kind][node] = score
+                continue
+            self.hold(claims, after)
+            self._members[node] += 1
+            if self._choice.packs:
+                # The other entries of a queue are corrected when they are at its head; this one moves towards it.
+                for other, entries in enumerate(self._queues):
+                    heappush(entries, (self._key(other, node), node))
+            return Placed(kind, member, node, after)
+        return None
+
+    def _sweep(self, kind: int, claims: list[Object]) -> None:
+        sweep = self._placer.cluster.fits(claims, nodes=self._open[kind], deadline=self._placer.seconds)
+        self._open[kind] &= {*sweep.fits, *sweep.unexamined}
+
+    def _key(self, kind: int, node: str) -> _Key:
+        members = self._members[node]
+        return -self._score(kind, node), -members if self._choice.packs else members, node
+
+    def _score(self, kind: int, node: str) -> int:
+        return self._scores[kind].get(node, self._best[kind])
+
+
+def _best_score(claims: Iterable[Object]) -> int:
+    return sum(MAX_ALTERNATIVES for claim in claims for request in requests_of(claim) if request.get("firstAvailable"))
+
+
+def identity(claim: Object) -> tuple[str, str]:
+    """Return namespace and name."""
+    return claim["metadata"].get("namespace") or "default", claim["metadata"].get("name") or ""
+
+
+def allocation_of(claim: Object) -> Object | None:
+    """Return the allocation of a claim."""
+    allocation: Object | None = (claim.get("status") or {}).get("allocation")
+    return allocation
+
+
+def results_of(claim: Object) -> list[Object]:
+    """Return the devices of an allocated claim."""
+    results: list[Object] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
+    return results
+
+
+def alternatives_score(claims: Iterable[Object]) -> int:
+    """Return how good the alternatives of allocated claims are, as kube-scheduler scores a node.
+
+    computeScore, pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go at v1.37.
+    """
+    score = 0
+    for claim in claims:
+        chosen = {result.get("request") for result in results_of(claim)}
+        for request in requests_of(claim):
+            for place, alternative in enumerate(request.get("firstAvailable") or ()):
+                if f"{request.get('name')}/{alternative.get('name')}" in chosen:
+                    score += MAX_ALTERNATIVES - place
+    return score
+
+
+def requests_of(claim: Object) -> list[Object]:
+    """Return the requests of a claim."""
+    requests: list[Object] = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or []
+    return requests
+
+
+def without_alternatives(claim: Object, first: int) -> Object:
+    """Return a claim without the alternatives before a place; the last one of each request is kept."""
+    if not first or allocation_of(claim):
+        return claim
+    requests = []
+    for request in requests_of(claim):
+        listed = request.get("firstAvailable") or []
+        kept = listed[min(first, len(listed) - 1) :] if listed else []
+        requests.append({**request, "firstAvailable": kept} if listed else request)
+    return {**claim, "spec": {**claim["spec"], "devices": {**claim["spec"]["devices"], "requests": requests}}}
