@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -191,6 +191,10 @@ mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates t
 
 test-gpu: build ## compare the agent with nvidia-smi, NVML and lspci on the GPUs of this machine; changes no setting
 	DRA_AGENT_TEST_GPU=$${DRA_AGENT_TEST_GPU:-1} $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
+
+test-earlier: build ## upgrade from an earlier commit and go back to it, with claims held (builds it once, in minutes; needs the history)
+	PYTHONPATH=tests $(PY) -m agent.earlier_program
+	DRA_AGENT_TEST_EARLIER=1 $(PY) -m pytest -n 0 -rs tests/agent/test_downgrade.py $(ARGS)
 
 cluster: build ## start a two-node cluster with the agent and simulated hardware on both nodes, and leave it running
 	@PYTHONPATH=tests $(PY) -m cluster.kube up
