@@ -73,8 +73,8 @@ fn desired_pool(
     desired: &mut Desired,
 ) -> Vec<ResourceSlice> {
     let pool_name = pool.name.clone();
-    let (mut devices, mut counters) = remove_invalid(pool, &mut desired.problems);
-    devices.sort_by(order::compare);
+    let (devices, mut counters) = remove_invalid(pool, &mut desired.problems);
+    let mut devices = order::sort(devices);
     counters.sort_by(|left, right| order::natural(&left.name, &right.name));
 
     let published = Current::of(inventory, &pool_name);
