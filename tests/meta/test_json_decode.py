@@ -13,6 +13,7 @@ OWN_DATA = {
     "explain/__init__.py": "the response of the Rust part",
     "manifests/load.py": "the response of the Rust part; else it only refuses half a character",
     "prepare/ledger.py": "the response of the Rust part",
+    "slices/current.py": "the response of the Rust part",
     "slices/desired.py": "the response of the Rust part, and slices that it made",
     "cli/output.py": "encoded in the same line",
     "prepare/setup_runner.py": "encoded in the same line",

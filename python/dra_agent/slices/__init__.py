@@ -5,6 +5,7 @@ It publishes nothing: an API server's publisher and standalone mode's store do.
 
 from __future__ import annotations
 
+from dra_agent.slices.current import CurrentSlices
 from dra_agent.slices.desired import (
     DesiredSlices,
     EncodedSlices,
@@ -18,6 +19,7 @@ from dra_agent.slices.desired import (
 )
 
 __all__ = [
+    "CurrentSlices",
     "DesiredSlices",
     "SliceRequest",
     "EncodedSlices",
