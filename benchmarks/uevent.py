@@ -32,7 +32,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import diff
-from dra_agent.slices import desired_slices
+from dra_agent.slices import CurrentSlices
 from dra_agent.topology import LiveTopology, Uevent, UeventSocket
 
 DRIVER = "dra-agent.internal"
@@ -148,8 +148,9 @@ def one_host(folder: Path, functions: int, wanted: int, rounds: int, kernel: Ker
     host = Host(sysfs=folder / "sys", dev=folder / "dev", net=folder / "net")
     topology, collector = LiveTopology(host), Collector(host, InventorySettings())
     monitor = Monitor(HealthSettings(), DRIVER)
+    current = CurrentSlices(node="node", driver=DRIVER)
     inventory = monitor.observe(collector.collect(topology.snapshot()))
-    slices = desired_slices(inventory, node="node", driver=DRIVER, naming="fixed").slices
+    current.update(inventory)
     nic = f"/devices/{next(place for place in tree.wanted if '01.0' in place[-4:])}"
     event = Uevent("change", nic, "pci")
     clock = Clock()
@@ -160,15 +161,13 @@ def one_host(folder: Path, functions: int, wanted: int, rounds: int, kernel: Ker
             clock.time("receive", kernel.receive)
         clock.time("apply", lambda: topology.apply(event))
         found = clock.time("snapshot", topology.snapshot)
-        collected = clock.time("inventory", lambda: collector.collect(found))  # noqa: B023 - called at once
-        after = clock.time("health", lambda: monitor.observe(collected))  # noqa: B023
+        touched = clock.time("touched", lambda: found.touched_by([event]))  # noqa: B023 - called at once
+        collected = clock.time("inventory", lambda: collector.collect(found, touched))  # noqa: B023
+        after = clock.time("health", lambda: monitor.observe(collected, collector.kept))  # noqa: B023
         changed = clock.time("diff", lambda: diff(inventory, after))  # noqa: B023
         assert len(changed.changed) <= 1, changed
-        desired = clock.time(
-            "slices",
-            lambda: desired_slices(after, node="node", driver=DRIVER, naming="fixed", published=slices),  # noqa: B023
-        )
-        inventory, slices = after, desired.slices
+        clock.time("slices", lambda: current.update(after))  # noqa: B023
+        inventory = after
         clock.end_round()
     collector.close()
     return clock.measures(f"{functions} functions, {len(inventory.devices)} devices")

@@ -51,12 +51,14 @@ class FakeDeviceState(DeviceState):
 
     def __init__(self) -> None:
         self.refreshes: list[tuple[int, bool]] = []
+        self.described_everything: list[bool] = []
         self.refresh_result: InventoryDiff | Exception = InventoryDiff()
         self.poll_result = InventoryDiff()
         self.polls = 0
 
-    def refresh(self, events: list[Uevent], *, rescan: bool) -> InventoryDiff:
+    def refresh(self, events: list[Uevent], *, rescan: bool, everything: bool = True) -> InventoryDiff:
         self.refreshes.append((len(events), rescan))
+        self.described_everything.append(everything)
         if isinstance(self.refresh_result, Exception):
             raise self.refresh_result
         return self.refresh_result
@@ -105,6 +107,26 @@ def test_a_burst_of_events_causes_one_refresh(monkeypatch: pytest.MonkeyPatch) -
         await eventually_async(lambda: bool(changes))
         assert hardware.refreshes == [(10, False)]
 
+    run_loop(monkeypatch, scenario)
+
+
+def test_events_do_not_postpone_the_health_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(uevents: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        uevents.send(UeventBatch((EVENT,), lost=False))
+        await eventually_async(lambda: len(hardware.refreshes) == 1)
+        uevents.send(UeventBatch((EVENT,), lost=False))
+        await eventually_async(lambda: len(hardware.refreshes) == 2)
+        assert hardware.described_everything == [False, False]
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + refresh_loop.HEALTH_INTERVAL_S)
+        uevents.send(UeventBatch((EVENT,), lost=False))
+        await eventually_async(lambda: True in hardware.described_everything)
+        uevents.send(UeventBatch((EVENT,), lost=False))
+        await eventually_async(lambda: hardware.described_everything[-1] is False)
+
+    monkeypatch.setattr(refresh_loop, "HEALTH_INTERVAL_S", 3000.0)
+    monkeypatch.setattr(refresh_loop, "RESCAN_INTERVAL_S", 30000.0)
     run_loop(monkeypatch, scenario)
 
 

@@ -48,6 +48,18 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     assert watched.observe(WELL) == WELL
 
 
+def test_a_device_that_was_not_looked_at_again_confirms_and_ends_nothing(clock: Clock) -> None:
+    watched = monitor(clock)
+    lost, other = gpu(0, "gpu-lost"), gpu(1)
+    watched.observe(inventory(lost, other))
+    clock.now += 10
+    kept = watched.observe(inventory(lost, other), {lost.name})
+    assert taints(kept) == [("gpu-lost", "NoSchedule")], "it is the same observation"
+    assert taints(watched.observe(inventory(lost, other))) == [("gpu-lost", "NoExecute")]
+    clock.now += 1000
+    assert taints(watched.observe(inventory(gpu(0), other), {lost.name})) == [("gpu-lost", "NoExecute")]
+
+
 def test_a_gpu_that_is_lost_in_a_single_scan_evicts_no_pod(clock: Clock) -> None:
     watched = monitor(clock)
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]

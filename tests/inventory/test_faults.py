@@ -149,7 +149,7 @@ def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> No
     interface = host.sysfs / "bus/pci/devices" / function.pci_address / "net" / next(iter(function.net))
 
     def causes() -> list[str]:
-        (device,) = NicBackend(host).devices([function], [])
+        device = NicBackend(host).describe(function, None, [])
         return [ailment.cause for ailment in device.ailments]
 
     (interface / "flags").write_text("0x1003\n")

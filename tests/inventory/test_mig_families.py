@@ -96,7 +96,7 @@ def test_a_selector_by_memory_selects_the_same_places_after_an_update_of_the_dri
         return [
             device.identity["mig"]
             for device in found
-            if _number(json.loads(device.to_json())["capacity"]["memory"]["value"]) >= gib << 30
+            if _number(json.loads(device.json)["capacity"]["memory"]["value"]) >= gib << 30
         ]
 
     places = selected("before", before)

@@ -158,3 +158,21 @@ def test_any_text_as_a_rule_is_refused_or_applied_and_never_crashes(text: str) -
     except UsageError:
         return
     assert {one.name for one in kept} <= {one.name for one in NICS}
+
+
+def test_a_rule_that_is_not_evaluated_any_more_is_not_reported() -> None:
+    rules = Rules(InventorySettings(exclude=(f"{ATTRIBUTES}.rdma", f"{ATTRIBUTES}.misspelled")), DRIVER)
+    problems: list[Diagnostic] = []
+    rules.apply([device("nic-a", rdma=False)], problems, [])
+    assert [problem.where for problem in problems] == ["inventory.exclude[1]"]
+    problems.clear()
+    rules.apply([device("nic-a", rdma=True)], problems, [])
+    assert problems == [], "the first rule excludes it"
+
+
+def test_a_device_that_stays_the_same_object_is_evaluated_once() -> None:
+    rules = Rules(InventorySettings(attributes=(AttributeRule(f"{ATTRIBUTES}.rdma", {"fast": True}),)), DRIVER)
+    first = rules.apply(NICS, [], [])
+    again = rules.apply(NICS, [], [])
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert first[1] is NICS[1], "no rule changes it"

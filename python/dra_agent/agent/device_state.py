@@ -24,7 +24,7 @@ from dra_agent.inventory.model import Device, Inventory, ObservedIssue
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker, diff
-from dra_agent.slices import desired_slices
+from dra_agent.slices import CurrentSlices
 from dra_agent.topology import LiveTopology, Uevent
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,7 @@ class DeviceState:
         conflict filter and a reclaim keep; a second set would be computed at every change and never read.
         """
         self.host = host
-        self._computes_slices = computes_slices
-        self._node = node
-        self._driver = driver
+        self._current = CurrentSlices(node=node, driver=driver) if computes_slices else None
         self.mode_changes = ModeChanges()
         """Receives changes of partition modes from set-ups."""
         collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
@@ -85,16 +83,24 @@ class DeviceState:
         """Return the ResourceSlices of the inventory; empty unless `computes_slices` was set."""
         return self._slices
 
-    def refresh(self, events: list[Uevent], *, rescan: bool) -> InventoryDiff:
-        """Rescan the devices of the events, or all, and collect the inventory again."""
+    def refresh(self, events: list[Uevent], *, rescan: bool, everything: bool = True) -> InventoryDiff:
+        """Read the PCI tree again where events point, or all of it, and describe the devices again.
+
+        `everything`: describe all devices again, and not only those of the events: links, memory errors and other facts
+        change without an event.
+        """
         if rescan:
-            self._topology.rescan()
+            if missed := self._topology.rescan():
+                log.info("the host changed without an event", extra=msgspec.structs.asdict(missed))
         else:
             for event in events:
                 self._topology.apply(event)
-        self._tracker.refresh(self._topology.snapshot())
+        topology = self._topology.snapshot()
+        touched = None if rescan or everything else topology.touched_by(events)
+        self._tracker.refresh(topology, touched)
         self.monitor.record_events(self._tracker.faults(), self._tracker.inventory)
-        return self._update(self.monitor.observe(self._as_reported()), scanned=True)
+        observed = self.monitor.observe(self._as_reported(), self._tracker.kept)
+        return self._update(observed, scanned=True, everything=touched is None)
 
     def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:
         """Apply changed rules and health settings to the known devices, and return the difference.
@@ -144,12 +150,12 @@ class DeviceState:
         change = self._update(self.monitor.record_events(faults, self._tracker.inventory), scanned=False)
         return (self.refresh([], rescan=False) if faults else None) or change
 
-    def _update(self, inventory: Inventory, *, scanned: bool) -> InventoryDiff:
+    def _update(self, inventory: Inventory, *, scanned: bool, everything: bool = False) -> InventoryDiff:
         change = diff(self._inventory, inventory)
         self._inventory = inventory
         if self._withheld.devices and scanned:
             self._forget_withheld()
-        self.published_health.publish(inventory, looked=scanned)
+        self.published_health.publish(inventory, looked=everything)
         if change:
             self._describe()
             log.info(
@@ -173,16 +179,14 @@ class DeviceState:
             if str(problem) not in self._logged:
                 level = logging.ERROR if problem.severity == "error" else logging.WARNING
                 log.log(level, problem.message, extra={"where": problem.where, "todo": problem.hint})
-        if self._computes_slices:
-            logged |= self._compute_slices()
+        if self._current is not None:
+            logged |= self._compute_slices(self._current)
         self._logged = logged
 
-    def _compute_slices(self) -> set[str]:
+    def _compute_slices(self, current: CurrentSlices) -> set[str]:
         """Compute the slices; returns the devices that are omitted, which are logged once."""
         try:
-            desired = desired_slices(
-                self.inventory, node=self._node, driver=self._driver, published=self._slices, naming="fixed"
-            )
+            desired = current.update(self.inventory)
         except AgentError as error:
             log.error("devices cannot be described", extra={"reason": str(error)})
             return set()

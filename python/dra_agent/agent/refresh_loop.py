@@ -22,7 +22,7 @@ DEBOUNCE_S = 0.1
 POLL_INTERVAL_S = 1.0
 """Seconds between two polls of the vendor libraries for events."""
 HEALTH_INTERVAL_S = 15.0
-"""Seconds between two health checks."""
+"""Seconds between two health checks, which describe every device again; events in between only those that they name."""
 RESCAN_INTERVAL_S = 300.0
 """Seconds between two full scans, which find changes without an event."""
 UNANNOUNCED_INTERVAL_S = 1.0
@@ -107,13 +107,15 @@ class RefreshLoop:
                         continue
                     # The device may be removed, with a kernel event pending: rescan first, and report once.
                     rescan_at = loop.time()
-            scan_at = loop.time() + health
             self._woken.clear()
             events, self._events = self._events, []
             rescan, self._lost = self._lost or loop.time() >= rescan_at, False
             if rescan:
                 rescan_at = loop.time() + rescan_every
-            scan = partial(self._hardware.refresh, events, rescan=rescan)
+            everything = rescan or not events or loop.time() >= scan_at
+            if everything:
+                scan_at = loop.time() + health
+            scan = partial(self._hardware.refresh, events, rescan=rescan, everything=everything)
             if await self._guarded("scanning the host", scan) or event_change:
                 self._changed()
 

@@ -61,8 +61,12 @@ class IssueTracker:
 
     def of(self, device: str) -> list[ActiveIssue]:
         """Return the issues that apply to a device: the most severe first, then the oldest."""
-        found = self._by_device.get(device, {}).values()
-        return sorted(found, key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name))
+        found = self._by_device.get(device)
+        if found is None:
+            return []
+        return sorted(
+            found.values(), key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name)
+        )
 
     def observe(
         self, device: str, causes: Iterable[HealthIssue], now: float, *, first: bool = False, blind: bool = False

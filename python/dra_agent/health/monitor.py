@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import msgspec
 
@@ -96,11 +96,16 @@ class Monitor:
         """Everything in numbers; may be read on any thread."""
         return self._summary
 
-    def observe(self, inventory: Inventory) -> Inventory:
-        """Record the issues that the inventory shows, and return it with the issues that apply."""
+    def observe(self, inventory: Inventory, kept: Container[str] = ()) -> Inventory:
+        """Record the issues that the inventory shows, and return it with the issues that apply.
+
+        `kept`: names of devices that were not observed again, so that nothing new is known of them.
+        """
         now = self._clock()
         changed = False
         for device in inventory.devices:
+            if device.name in kept:
+                continue
             active_issues = self._tracker.of(device.name)
             before = {active.cause.name for active in active_issues}
             # A library that does not respond, or lacks the device, gives no information on earlier issues.

@@ -5,7 +5,7 @@ The module of a back end is imported only if its hardware is present, so that ab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from dra_agent.topology.model import PciFunction as Function
 
 
 class DeviceBackend(Protocol):
-    """Describes the devices of a vendor or family.
+    """Describes the devices of a vendor or family together, because they depend on each other.
 
     It lives as long as the agent, and is called by one thread at a time.
     """
@@ -33,6 +33,28 @@ class DeviceBackend(Protocol):
 
     def close(self) -> None:
         """Close the vendor libraries."""
+        ...
+
+
+@runtime_checkable
+class FunctionBackend(Protocol):
+    """A back end that describes each function by itself, so that an event of one does not read the others."""
+
+    def shared_facts(
+        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+    ) -> Mapping[str, Hashable]:
+        """Return by address what descriptions depend on besides their function: one is made again if it differs.
+
+        `again`: read all of it, not only what kernel events may have changed.
+        """
+        ...
+
+    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+        """Describe one function, given its shared fact."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
         ...
 
 
@@ -97,10 +119,10 @@ _FAMILIES = {
 }
 
 
-def load_backend(name: str, host: Host, settings: InventorySettings) -> DeviceBackend:
+def load_backend(name: str, host: Host, settings: InventorySettings) -> DeviceBackend | FunctionBackend:
     """Import and create the back end of a family or of a GPU vendor."""
     module = import_module(_FAMILIES.get(name, f"dra_agent.inventory.{name}.backend"))
-    backend: DeviceBackend = module.make(host, settings)
+    backend: DeviceBackend | FunctionBackend = module.make(host, settings)
     return backend
 
 

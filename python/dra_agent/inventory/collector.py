@@ -6,7 +6,7 @@ A failure is a problem in the result; the other devices are still described.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
@@ -15,6 +15,7 @@ from dra_agent.inventory.backend import (
     DeviceBackend,
     EventSource,
     ExclusionSource,
+    FunctionBackend,
     ModeChangeListener,
     PartitioningBackend,
     SlowStart,
@@ -22,6 +23,7 @@ from dra_agent.inventory.backend import (
     is_usable,
     load_backend,
 )
+from dra_agent.inventory.descriptions import Descriptions
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
@@ -58,7 +60,10 @@ class Collector:
         self._shares = Shares(self._settings.share, driver)
         self._handovers = handovers
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
-        self._backends: dict[str, DeviceBackend] = {}
+        self._backends: dict[str, DeviceBackend | FunctionBackend] = {}
+        self._descriptions = Descriptions()
+        self.kept = frozenset[str]()
+        """Names of devices that the last collection did not describe again."""
 
     def configure(self, settings: InventorySettings) -> None:
         """Use other `include`, `exclude`, `attributes` and `host_uplink` from the next collection on.
@@ -69,26 +74,31 @@ class Collector:
         rules = Rules(settings, self._driver)
         self._rules, self._settings = rules, settings
 
-    def collect(self, topology: Topology) -> Inventory:
-        """Describe every device that can be claimed; never raises for a device or a library that is broken."""
+    def collect(self, topology: Topology, touched: Container[str] | None = None) -> Inventory:
+        """Describe every device that can be claimed; never raises for a device or a library that is broken.
+
+        `touched`: addresses of functions with kernel events; others are described again only if the topology has
+        another object for them. None: everything is described again.
+        """
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
         excluded: list[Exclusion] = []
         handed_over = self._passthrough.handed_over(problems)
         found: list[Device] = []
         if handed_over:
             found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
-        self._partitions.begin()
+        self._descriptions.begin(touched)
         for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)
+        self.kept = self._descriptions.end()
         found = self._passthrough.with_new_bindings(found, handed_over, problems)
         if self._handovers is not None:
             found = self._handovers.moved.apply(found, topology)
         found = self._passthrough.apply(found, topology, problems, excluded)
         devices = self._without_uplinks(found, excluded)
         # In the order of the topology, by address; partitions of one address keep their order.
-        known = {function.pci_address for function in topology.relevant}
-        devices.sort(key=lambda device: (device.pci_address not in known, address_order(device.pci_address)))
-        problems += self._partitions.problems()
+        position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
+        devices.sort(key=lambda device: _order(device.pci_address, position))
+        problems += self._partitions.problems(position)
         for backend in self._backends.values():
             if isinstance(backend, ExclusionSource):
                 excluded += backend.withheld()
@@ -134,6 +144,7 @@ class Collector:
         for backend in self._backends.values():
             backend.close()
         self._backends.clear()
+        self._descriptions = Descriptions()
 
     def _counter_sets(self) -> list[CounterSet]:
         backends = [backend for backend in self._backends.values() if isinstance(backend, PartitioningBackend)]
@@ -174,7 +185,9 @@ class Collector:
                 if isinstance(backend, ModeChangeListener):
                     backend.follow(self._mode_changes)
                 self._backends[name] = backend
-            return backend.devices(functions, problems)
+            if self._descriptions.describes_again(name, backend, functions):
+                self._partitions.begin([function.pci_address for function in functions])
+            return self._descriptions.of(name, backend, functions, problems)
         except AgentError as error:
             problems.append(Diagnostic(error.where or name, error.message, error.hint))
         except Exception as error:  # noqa: BLE001
@@ -192,6 +205,11 @@ class Collector:
                 reason = f"{device.identity['uplink']} carries the host's default route, or may (inventory.host_uplink)"
                 excluded.append(Exclusion(device.name, reason))
         return [device for device in devices if "uplink" not in device.identity]
+
+
+def _order(address: str, position: Mapping[str, int]) -> tuple[int, int, str]:
+    known = position.get(address)
+    return (len(position), *address_order(address)) if known is None else (known, 0, "")
 
 
 def collect(

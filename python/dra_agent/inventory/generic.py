@@ -5,7 +5,7 @@ A vfio-bound device has type "vfio", so that a class for type "gpu" or "nic" nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from dra_agent.host import Host
 from dra_agent.inventory.builder import DeviceBuilder
@@ -21,14 +21,19 @@ class PlainBackend:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
-        """Describe each function as one device."""
-        return [self._device(function, problems) for function in functions]
+    def shared_facts(
+        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+    ) -> Mapping[str, Hashable]:
+        """Return nothing: a description depends on its function only."""
+        del functions, problems, again
+        return {}
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+        """Describe one function."""
+        del fact
         family = next(family for family in FAMILIES if family == function.kind.value)
         draft = DeviceBuilder(self._host, function, family, problems)
         draft.set("productName", product_of(function))

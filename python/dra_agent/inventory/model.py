@@ -6,6 +6,7 @@ It holds facts only: the back ends find them, and slices, CDI and the command li
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -95,7 +96,7 @@ class Exclusion(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """One claimable device or partition of one."""
 
     name: str
@@ -144,11 +145,12 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_api(self) -> dict[str, Any]:
         """Return the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
-        builtins: dict[str, Any] = msgspec.json.decode(self.to_json())
+        builtins: dict[str, Any] = msgspec.json.decode(self.json)
         return builtins
 
-    def to_json(self) -> bytes:
-        """Return the Device as JSON."""
+    @cached_property
+    def json(self) -> bytes:
+        """The resource.k8s.io/v1 Device as JSON; kept, because rules and slices read it at every change of the host."""
         device: dict[str, Any] = {"name": self.name}
         if self.attributes:
             device["attributes"] = self.attributes
@@ -164,7 +166,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def same_published_form(self, other: Device) -> bool:
         """Return True if `to_api` of both is equal."""
-        return (
+        return self is other or (
             self.name == other.name
             and self.attributes == other.attributes
             and self.capacity == other.capacity

@@ -7,7 +7,7 @@ by its PCI address, without the attributes of the interface.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from dra_agent.host import Host
 from dra_agent.inventory.builder import DeviceBuilder
@@ -34,25 +34,28 @@ class NicBackend:
         self._host = host
         self._uplinks = Uplinks(host)
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
-        """Describe each physical or virtual function as one device; the host's uplinks are marked in `identity`."""
-        uplinks = self._uplinks.interfaces(problems)
-        devices = []
-        for function in functions:
-            draft = DeviceBuilder(self._host, function, "nic", problems)
-            draft.set("productName", product_of(function))
-            self._interface(draft)
-            self._rdma(draft)
-            draft.set("isSriovVf", function.physfn is not None)
-            if function.physfn is not None:
-                draft.add_identity(physfn=function.physfn)
-            if function.sriov is not None:
-                draft.set("sriovVfs", function.sriov.num_vfs)
-            carried = uplinks.intersection(function.net)
-            if carried:
-                draft.add_identity(uplink=min(carried))
-            devices.append(draft.build())
-        return devices
+    def shared_facts(
+        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+    ) -> Mapping[str, Hashable]:
+        """Return the interface of each function that the host's default traffic passes."""
+        uplinks = self._uplinks.interfaces(problems, again=again)
+        carried = {function.pci_address: uplinks.intersection(function.net) for function in functions if function.net}
+        return {address: min(names) for address, names in carried.items() if names}
+
+    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+        """Describe a physical or virtual function; an uplink of the host is marked in `identity`."""
+        draft = DeviceBuilder(self._host, function, "nic", problems)
+        draft.set("productName", product_of(function))
+        self._interface(draft)
+        self._rdma(draft)
+        draft.set("isSriovVf", function.physfn is not None)
+        if function.physfn is not None:
+            draft.add_identity(physfn=function.physfn)
+        if function.sriov is not None:
+            draft.set("sriovVfs", function.sriov.num_vfs)
+        if fact is not None:
+            draft.add_identity(uplink=str(fact))
+        return draft.build()
 
     def close(self) -> None:
         """Nothing is held."""

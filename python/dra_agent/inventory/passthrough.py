@@ -18,10 +18,10 @@ from dra_agent import atomic_file
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
-from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.json_decode import decode_json
 from dra_agent.topology.model import PciFunction as Function
@@ -170,6 +170,7 @@ class Passthrough:
         self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
+        self._outcomes = Outcomes(self._rules)
         self._handovers = handovers
 
     def handed_over(self, problems: list[Diagnostic]) -> dict[str, Device]:
@@ -206,26 +207,9 @@ class Passthrough:
         excluded: list[Exclusion],
     ) -> list[Device]:
         """Return the devices; those that a rule matches are offered for vfio-pci, or left out if that is impossible."""
-        for rule in self._rules:
-            rule.begin()
         if not self._rules:
             return list(devices)
-        given = []
-        for device in devices:
-            encoded = encode(device)
-            # All rules are evaluated, so that one without a value for any device is detected.
-            matching = [rule for rule in self._rules if rule.matches(self._driver, encoded)]
-            if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
-                given.append(device)
-                continue
-            reason = _reason_not_to(device, topology.by_address[device.pci_address])
-            if reason is None:
-                given.append(_passed_through(device))
-                continue
-            message, hint = reason
-            where = f"inventory.{matching[0].where}"
-            excluded.append(Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}"))
-            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} requires: {message}", hint))
+        given = self._outcomes.of(devices, lambda device: self._judge(device, topology), problems, excluded)
         # A command without root does not bind, and sees less than the agent.
         binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in given)
         if binds and (blind := hidden_processes_reason(self._host)):
@@ -233,8 +217,23 @@ class Passthrough:
                 f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
             )
             problems.append(Diagnostic("inventory.passthrough", message, TODO))
-        problems.extend(never_evaluated(self._rules))
         return given
+
+    def _judge(self, device: Device, topology: Topology) -> Outcome:
+        # All rules are evaluated, so that one without a value for any device is detected.
+        matching = [rule for rule in self._rules if rule.matches(self._driver, device)]
+        if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
+            return Outcome(device)
+        reason = _reason_not_to(device, topology.by_address[device.pci_address])
+        if reason is None:
+            return Outcome(_passed_through(device))
+        message, hint = reason
+        where = f"inventory.{matching[0].where}"
+        return Outcome(
+            None,
+            [Diagnostic(device.name, f"cannot be passed through, as {where} requires: {message}", hint)],
+            [Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}")],
+        )
 
 
 def _reason_not_to(device: Device, function: Function) -> tuple[str, str] | None:

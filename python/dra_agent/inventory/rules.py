@@ -6,15 +6,15 @@ An expression has the same variables as a claim's selector: `device.driver`, `de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, CounterSet
 from dra_agent.inventory.builder import MAX_ENTRIES
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion
+from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule, never_evaluated
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
 
 BUILT_IN = frozenset(
@@ -76,51 +76,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _DOMAIN = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-class Rule:
-    """One compiled expression, and the number of its values."""
-
-    def __init__(self, where: str, expression: str) -> None:
-        """Compile it; `where` is its place in the section. UsageError where it does not compile."""
-        self.where = where
-        self.text = expression
-        self.answers = 0
-        self.failures: list[str] = []
-        try:
-            self._compiled = _native.CelExpression.selector(expression)
-        except ValueError as error:
-            raise UsageError(
-                f"{expression!r} does not compile: {error}",
-                where=f"configuration, inventory.{where}",
-                hint="correct it",
-            ) from None
-
-    def begin(self) -> None:
-        """Reset the results of other devices."""
-        self.answers, self.failures = 0, []
-
-    def matches(self, driver: str, device: bytes) -> bool:
-        """Return True if the expression is true; a device for which it has no value does not match."""
-        try:
-            matched = self._compiled.matches(driver, device)
-        except ValueError as error:
-            self.failures.append(str(error))
-            return False
-        self.answers += 1
-        return matched
-
-
-def never_evaluated(rules: Iterable[Rule]) -> Iterator[Diagnostic]:
-    """Report the rules that had no value for any device: they are likely misspelled."""
-    for rule in rules:
-        if rule.failures and not rule.answers:
-            yield Diagnostic(
-                f"inventory.{rule.where}",
-                f"{rule.text!r} has no value for any device: {rule.failures[0]}",
-                "check the attribute's name; `dra-agent devices NAME` shows the attributes of a device",
-                severity="warning",
-            )
-
-
 class Rules:
     """The rules of one configuration, compiled. UsageError where one can never work."""
 
@@ -133,6 +88,7 @@ class Rules:
             where = f"attributes[{number}]"
             values = {name: _value(driver, where, name, value) for name, value in rule.set.items()}
             self._attributes.append((Rule(f"{where}.when", rule.when), values))
+        self._outcomes = Outcomes([*self._include, *self._exclude, *(rule for rule, _ in self._attributes)])
 
     def apply(
         self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
@@ -141,26 +97,22 @@ class Rules:
 
         So an operator's own attribute can be used in `include` and `exclude`.
         """
-        every = [*self._include, *self._exclude, *(rule for rule, _ in self._attributes)]
-        for rule in every:
-            rule.begin()
-        kept = []
-        for device in devices:
-            extended = self._with_attributes(device, problems)
-            reason = self._reason(extended)
-            if reason is None:
-                kept.append(extended)
-            else:
-                excluded.append(Exclusion(device.name, reason))
-        problems.extend(never_evaluated(every))
-        return tuple(kept)
+        return tuple(self._outcomes.of(devices, self._judge, problems, excluded))
+
+    def _judge(self, device: Device) -> Outcome:
+        problems: list[Diagnostic] = []
+        extended = self._with_attributes(device, problems)
+        reason = self._reason(extended)
+        if reason is None:
+            return Outcome(extended, problems)
+        return Outcome(None, problems, (Exclusion(device.name, reason),))
 
     def _with_attributes(self, device: Device, problems: list[Diagnostic]) -> Device:
+        matching = [(rule, values) for rule, values in self._attributes if rule.matches(self._driver, device)]
+        if not matching:
+            return device
         attributes = dict(device.attributes)
-        encoded = encode(device)
-        for rule, values in self._attributes:
-            if not rule.matches(self._driver, encoded):
-                continue
+        for rule, values in matching:
             for name, value in values.items():
                 if name not in attributes and len(attributes) + len(device.capacity) >= MAX_ENTRIES:
                     message = f"{name} of {rule.where} is left out: a device has at most {MAX_ENTRIES} attributes"
@@ -170,19 +122,13 @@ class Rules:
         return msgspec.structs.replace(device, attributes=attributes)
 
     def _reason(self, device: Device) -> str | None:
-        encoded = encode(device)
         for rule in self._exclude:
-            if rule.matches(self._driver, encoded):
+            if rule.matches(self._driver, device):
                 return f"inventory.{rule.where}: {rule.text}"
         # All rules are evaluated, so that one without a value for any device is detected.
-        if self._include and not any([rule.matches(self._driver, encoded) for rule in self._include]):  # noqa: C419
+        if self._include and not any([rule.matches(self._driver, device) for rule in self._include]):  # noqa: C419
             return "no rule of inventory.include matches"
         return None
-
-
-def encode(device: Device) -> bytes:
-    """Return the variables of a device for expressions."""
-    return device.to_json()
 
 
 def _value(driver: str, where: str, name: str, value: bool | int | str | VersionValue) -> Attribute:
@@ -211,10 +157,10 @@ class PartitionRules:
         self._driver = driver
         self._rules = [(Rule(f"partition[{number}].when", rule.when), rule) for number, rule in enumerate(rules)]
 
-    def begin(self) -> None:
-        """Reset the rules' results."""
+    def begin(self, addresses: Sequence[str]) -> None:
+        """Drop the results of the GPUs at these addresses, which are about to be described again."""
         for compiled, _ in self._rules:
-            compiled.begin()
+            compiled.forget(device_name("gpu", address) for address in addresses)
 
     def has_mode(self, mode: str) -> bool:
         """Return True if any rule offers partitions of this mode."""
@@ -225,14 +171,16 @@ class PartitionRules:
         of_mode = [(compiled, rule) for compiled, rule in self._rules if rule.mode == mode]
         if not of_mode:
             return None
-        encoded = encode(whole)
         # All rules are evaluated, so that one without a value for any device is detected.
-        matching = [rule for compiled, rule in of_mode if compiled.matches(self._driver, encoded)]
+        matching = [rule for compiled, rule in of_mode if compiled.matches(self._driver, whole)]
         return matching[0] if matching else None
 
-    def problems(self) -> list[Diagnostic]:
-        """Report the rules without a value for any device since `begin`."""
-        return list(never_evaluated(compiled for compiled, _ in self._rules))
+    def problems(self, addresses: Iterable[str]) -> list[Diagnostic]:
+        """Report the rules without a value for any of the GPUs at these addresses."""
+        if not self._rules:
+            return []
+        names = {device_name("gpu", address) for address in addresses}
+        return list(never_evaluated((compiled for compiled, _ in self._rules), names))
 
 
 def used_counter_sets(devices: Iterable[Device], sets: Iterable[CounterSet]) -> tuple[CounterSet, ...]:

@@ -15,9 +15,9 @@ from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
 from dra_agent.inventory.builder import MAX_ENTRIES
+from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule
 from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import Enforcement, ShareRule
 
 MEMORY = "memory"
@@ -48,19 +48,19 @@ class Shares:
     def __init__(self, rules: Sequence[ShareRule], driver: str) -> None:
         self._driver = driver
         self._offers = [_offer(number, rule) for number, rule in enumerate(rules)]
+        self._outcomes = Outcomes([offer.rule for offer in self._offers])
 
     def apply(self, devices: Iterable[Device], problems: list[Diagnostic]) -> tuple[Device, ...]:
         """Return the devices; a device that a rule matches is returned as its shares."""
-        rules = [offer.rule for offer in self._offers]
-        for rule in rules:
-            rule.begin()
-        shared = tuple(self._shared(device, problems) for device in devices) if rules else tuple(devices)
-        problems.extend(never_evaluated(rules))
-        return shared
+        return tuple(self._outcomes.of(devices, self._judge, problems, []))
+
+    def _judge(self, device: Device) -> Outcome:
+        problems: list[Diagnostic] = []
+        shared = self._shared(device, problems)
+        return Outcome(shared, problems)
 
     def _shared(self, device: Device, problems: list[Diagnostic]) -> Device:
-        encoded = encode(device)
-        offer = next((offer for offer in self._offers if offer.rule.matches(self._driver, encoded)), None)
+        offer = next((offer for offer in self._offers if offer.rule.matches(self._driver, device)), None)
         if offer is None:
             return device
         reason = _reason_not_to(device, offer)

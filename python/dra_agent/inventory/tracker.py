@@ -6,6 +6,7 @@ The agent decides when to scan again (a uevent, a timer, a health event).
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from dataclasses import dataclass
 
 from dra_agent.inventory.collector import Collector
@@ -43,10 +44,18 @@ class InventoryTracker:
         """The last inventory; never blocks."""
         return self._inventory
 
-    def refresh(self, topology: Topology) -> None:
-        """Take the inventory again; waits for vendor libraries up to their deadlines, so never call it on a loop."""
+    @property
+    def kept(self) -> frozenset[str]:
+        """Names of devices that the last `refresh` did not describe again."""
+        return self._collector.kept
+
+    def refresh(self, topology: Topology, touched: Container[str] | None = None) -> None:
+        """Take the inventory again, of all devices or after events of the functions at these addresses.
+
+        It waits for vendor libraries up to their deadlines, so never call it on a loop.
+        """
         with self._lock:
-            self._inventory = self._collector.collect(topology)
+            self._inventory = self._collector.collect(topology, touched)
 
     def configure(self, settings: InventorySettings) -> None:
         """Use other rules from the next `refresh` on; raises UsageError if one can never work."""

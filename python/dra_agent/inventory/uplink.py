@@ -21,6 +21,9 @@ _REJECT = 0x200
 _SIOCGIFHWADDR = 0x8927
 """netdevice(7): the hardware address of an interface, by its name."""
 
+_State = tuple[list[str], str | None, str | None]
+"""Names of interfaces, and the routes of both families."""
+
 
 class Uplinks:
     """Finds the interfaces, and queries rtnetlink again only after a change of interfaces or routes."""
@@ -28,15 +31,28 @@ class Uplinks:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc") and host.net is None
-        self._cached_state: tuple[list[str], str | None, str | None] | None = None
+        self._cached_state: _State | None = None
         self._facts = net_links.LinkFacts()
+        self._last: tuple[_State, frozenset[str], tuple[Diagnostic, ...]] | None = None
+        """The last result, and the names and routes that it belongs to."""
 
-    def interfaces(self, problems: list[Diagnostic]) -> frozenset[str]:
-        """Return the names of all interfaces that the host's default traffic passes."""
-        net = SysfsDir(self._host.sysfs / "class/net", problems)
-        routes = SysfsDir(self._host.net or self._host.proc / "net", problems)
-        ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
-        names = net.names()
+    def interfaces(self, problems: list[Diagnostic], *, again: bool = True) -> frozenset[str]:
+        """Return the names of all interfaces that the host's default traffic passes.
+
+        `again`: read also what carries each interface, if names and routes are those of the last call.
+        """
+        found: list[Diagnostic] = []
+        net = SysfsDir(self._host.sysfs / "class/net", found)
+        routes = SysfsDir(self._host.net or self._host.proc / "net", found)
+        state = net.names(), routes.text("route"), routes.text("ipv6_route")
+        if again or self._last is None or self._last[0] != state:
+            self._last = state, self._read(net, state, found), tuple(found)
+        _, uplinks, reported = self._last
+        problems += reported
+        return uplinks
+
+    def _read(self, net: SysfsDir, state: _State, problems: list[Diagnostic]) -> frozenset[str]:
+        names, ipv4, ipv6 = state
         # A configured path without files is an error, not a host without a default route.
         if self._host.net is not None and ipv4 is None and ipv6 is None:
             problems.append(
@@ -62,13 +78,13 @@ class Uplinks:
             )
             return frozenset(names)
         if self._is_real:
-            self._refresh((names, ipv4, ipv6), problems)
+            self._refresh(state, problems)
         lower = {name: _lower(net, name) for name in names}
         for link in self._facts.links:
             lower.setdefault(link.name, []).extend(link.lower)
         return lower_devices({*_ipv4(ipv4), *_ipv6(ipv6), *self._facts.default_routes}, lower)
 
-    def _refresh(self, state: tuple[list[str], str | None, str | None], problems: list[Diagnostic]) -> None:
+    def _refresh(self, state: _State, problems: list[Diagnostic]) -> None:
         if state == self._cached_state:
             return
         try:

@@ -167,7 +167,7 @@ def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
                 "pci_address": device.pci_address,
                 "rank": device.order,
             },
-            "device": msgspec.Raw(device.to_json()),
+            "device": msgspec.Raw(device.json),
         }
         for device in inventory.family(family)
     ]

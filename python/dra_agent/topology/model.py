@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
 import msgspec
+
+from dra_agent.topology.uevent import Uevent
 
 
 class DeviceKind(StrEnum):
@@ -139,6 +142,20 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
     def relevant(self) -> tuple[PciFunction, ...]:
         """The devices of every kind but OTHER."""
         return tuple(device for device in self.devices if device.kind is not DeviceKind.OTHER)
+
+    def touched_by(self, events: Iterable[Uevent]) -> frozenset[str] | None:
+        """Return the relevant devices that events are about, and those below them; None if one is about no function.
+
+        Such an event, of a module or a platform device, may concern any device.
+        """
+        addresses = {event.pci_address for event in events}
+        if None in addresses:
+            return None
+        return frozenset(
+            device.pci_address
+            for device in self.relevant
+            if device.pci_address in addresses or not addresses.isdisjoint(device.parents)
+        )
 
     def distance(self, one: str, other: str) -> Distance | None:
         """Return the distance of two devices; None if one is unknown or not relevant, or both are the same.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from types import TracebackType
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,11 @@ class Uevent:
     """The device's path below the sysfs root: "/devices/pci0000:3a/0000:3a:00.0"."""
     subsystem: str
     """pci, net, infiniband, drm, ..."""
+
+    @property
+    def pci_address(self) -> str | None:
+        """The PCI function that the device is, or is a part of; None for devices of no function."""
+        return next((part for part in reversed(self.devpath.split("/")) if _PCI_ADDRESS.fullmatch(part)), None)
 
     def encode(self) -> bytes:
         """The kernel's wire form of this event."""
