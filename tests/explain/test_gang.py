@@ -292,6 +292,52 @@ def test_a_group_with_a_topology_is_on_nodes_with_one_value(explain: Run) -> Non
     assert code == 1 and answer["summary"] == "the nodes have no value of label none that permits all pods"
 
 
+def test_another_order_is_found_in_each_topology(explain: Run) -> None:
+    cluster = [node("n1"), node("n2"), slices("n1", "AA"), slices("n2", "AB")]
+    special = {"name": "only-b", "resourceClaimTemplateName": "only-b"}
+    pods = [member("p0"), member("p1", special)]
+    cluster.append(template("only-b", make_request(expression=model("B"))))
+    cluster[3]["spec"]["devices"].reverse()
+    rack = {"topology": [{"key": "rack"}]}
+    code, answer = explain([*cluster, group(2, schedulingConstraints=rack), *pods], "podgroup/ring")
+    assert code == 1 and nodes_of(answer) == {"p0": {"n1": 1}, "p1": {}}
+    assert answer["search"]["found"] and answer["search"]["differs"] == ["order"]
+    assert {one["node"] for one in answer["search"]["placements"]} == {"n2"}
+
+
+KEY = "any.deviceclass.resource.k8s.io/devices"
+
+
+def quota(hard: int, used: int) -> Json:
+    metadata = {"name": "gpus", "namespace": "default"}
+    status = {"hard": {KEY: str(hard)}, "used": {KEY: str(used)}}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "status": status}
+
+
+def test_a_quota_that_lacks_devices_for_all_pods_is_named(explain: Run) -> None:
+    cluster = [slices("n1", "AAAA")]
+    code, answer = explain([*cluster, quota(4, 2)], job("train", 3, "one"))
+    assert code == 1
+    assert answer["summary"] == f"quota gpus allows 4 of {KEY}, 2 are used, and the pods need 3"
+    assert explain([*cluster, quota(5, 2)], job("train", 3, "one"))[0] == 0
+    pods = [member(f"p{number}") for number in range(3)]
+    code, answer = explain([*cluster, quota(4, 2), group(2), *pods], "podgroup/ring")
+    assert code == 0 and any("quota gpus allows 4" in note for note in answer["notes"]), "two pods are enough"
+
+
+def test_a_workload_whose_pods_do_not_run_now_has_a_note(explain: Run) -> None:
+    body = job("train", 1, "one")
+    body["spec"]["suspend"] = True
+    _, answer = explain([slices("n1", "A")], body)
+    assert "it is suspended: its pods are created when it is resumed" in answer["notes"]
+    jobs = job_set(first=(1, "one"), second=(1, "one"))
+    jobs["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "first", "status": "Complete"}]
+    _, answer = explain([slices("n1", "A")], jobs)
+    assert (
+        "replicated Job second starts when others are complete; it is placed as if all run together" in answer["notes"]
+    )
+
+
 def test_a_job_that_names_a_pod_group_needs_what_the_group_needs(explain: Run) -> None:
     body = job("train", 3, "one", schedulingGroup={"podGroupName": "ring"})
     assert explain([slices("n1", "AA")], body, group(2))[0] == 0

@@ -87,7 +87,11 @@ JOB_SET: Json = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
     "kind": "JobSet",
     "metadata": METADATA,
-    "spec": {"replicatedJobs": [{"name": "a", "replicas": 1, "template": {"spec": JOB["spec"]}}]},
+    "spec": {
+        "replicatedJobs": [
+            {"name": "a", "replicas": 1, "dependsOn": [{"status": "Complete"}], "template": {"spec": JOB["spec"]}}
+        ]
+    },
 }
 WORKLOAD: Json = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",

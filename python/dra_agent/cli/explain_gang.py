@@ -10,7 +10,7 @@ from dra_agent.errors import UsageError
 from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.snapshot import Snapshot, group_name
-from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, pod_sets
+from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, notes_of, pod_sets
 from dra_agent.printable import printable
 
 Object = dict[str, Any]
@@ -18,7 +18,6 @@ MAX_SHOWN_COUNTS = 4
 """Nodes or alternatives of a kind of members that are named."""
 MAX_SHOWN_RUNS = 6
 """Parts of an order that are named."""
-_KUEUE = "Kueue's quota, flavors and topology are not evaluated"
 
 
 def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
@@ -33,10 +32,9 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
         return gang
     sets = pod_sets(kind, value)
     gang = gang_of_workload(snapshot, subject, name, sets, pods=snapshot.pods or ())
-    if kind == WORKLOAD:
-        gang.notes.append(_KUEUE)
-        if not all(one.labels for one in sets):
-            gang.notes.append("which pods it has already is not known; it is evaluated as if it had none")
+    gang.notes += notes_of(kind, value)
+    if not all(one.labels for one in sets):
+        gang.notes.append("which pods it has already is not known; it is evaluated as if it had none")
     return gang
 
 
@@ -57,8 +55,7 @@ def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where
         kind, value = workloads[0]
         name = value["metadata"]["name"]
         gang = gang_of_workload(snapshot, f"{kind} {snapshot.namespace}/{name}", name, pod_sets(kind, value))
-        if kind == WORKLOAD:
-            gang.notes.append(_KUEUE)
+        gang.notes += notes_of(kind, value)
         return gang
     if groups:
         return gang_of_object(snapshot, POD_GROUP, groups[0])

@@ -14,7 +14,7 @@ from typing import Any
 
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS
-from dra_agent.explain.pod_claims import PodClaim, pod_claims
+from dra_agent.explain.pod_claims import PodClaim, pod_claims, quota_blockers
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
 
@@ -62,6 +62,9 @@ class Gang:
     topology: str | None = None
     """The label of nodes that has one value for all members."""
     problems: list[str] = field(default_factory=list)
+    """Why it cannot start."""
+    lacks_quota: list[str] = field(default_factory=list)
+    """Why the claims of all members cannot exist at once."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -175,6 +178,8 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         kind.running[str(_node_of(pod))] += 1
     _name_apart(found)
     gang = Gang(subject, found, order, len(pods) + len(running))
+    new = {_key(need.claim): need.claim for one in pods for need in one.needs if need.claim and not need.exists}
+    gang.lacks_quota = quota_blockers(snapshot, list(new.values()), "the pods need")
     shared = {_key(need.claim): need for one in pods for need in one.needs if need.claim and _is_shared(need, users)}
     if shared:
         names = ", ".join(key.partition("/")[2] for key in sorted(shared))

@@ -18,7 +18,7 @@ from dra_agent.explain.capacity import node_blockers
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_placement import Outcome, Placer, allocation_of
-from dra_agent.explain.gang_remedy import remedy
+from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
@@ -27,8 +27,6 @@ from dra_agent.explain.snapshot import Snapshot
 Object = dict[str, Any]
 MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
-MAX_TOPOLOGIES = 32
-"""Values of a label that are evaluated."""
 MIN_COUNT_S = 1.0
 """For the count of devices, if the deadline is over."""
 ASSUMED = (
@@ -85,6 +83,7 @@ def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, dea
         "events": snapshot.events,
     }
     problems = [*gang.problems, *(f"pod {kind.members[0].name}: {one}" for kind in gang.kinds for one in kind.problems)]
+    (problems if gang.needed == gang.total else result["notes"]).extend(gang.lacks_quota)
     if problems:
         return {**result, "summary": problems[0]}
     if not gang.order:
@@ -141,18 +140,19 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
         usable = [name for name in evaluation.usable[kind] if name in allowed]
         failure.update(_failure(evaluation, kind, claims, usable if node is None else [node]))
 
-    best: tuple[Outcome, Placer, Object] | None = None
+    attempts: list[tuple[Outcome, Placer, Object]] = []
     for allowed in _topologies(evaluation):
         nodes = [[name for name in names if name in allowed] for names in evaluation.fitting]
         placer = Placer(evaluation.cluster, gang, nodes, evaluation.end)
         outcome = placer.run(gang.order, on_failure=explain_failure)
-        if best is None or len(outcome.placed) > len(best[0].placed):
-            best = outcome, placer, dict(failure) if outcome.failed else {}
+        attempts.append((outcome, placer, dict(failure) if outcome.failed else {}))
         if is_enough(gang, outcome) or not evaluation.seconds:
             break
-    if best is None:
+    if not attempts:
         return {**result, "summary": f"the nodes have no value of label {gang.topology} that permits all pods"}
-    outcome, placer, failed = best
+    # As kube-scheduler does: of several values of the label, the one with the most pods.
+    attempts.sort(key=lambda attempt: -len(attempt[0].placed))
+    outcome, _, failed = attempts[0]
     result.update(placements(gang, outcome.placed))
     for number, kind in enumerate(result["kinds"]):
         kind |= {"usable_nodes": len(evaluation.usable[number]), "fits_alone_on": len(evaluation.fitting[number])}
@@ -163,7 +163,7 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
     if not result["fits"] and not outcome.is_late:
         seconds = max(MIN_COUNT_S, evaluation.seconds)
         reason = impossible(gang, snapshot, evaluation.fitting, deadline=seconds)
-        result["search"] = remedy(gang, snapshot, placer, outcome, reason)
+        result["search"] = remedy(gang, snapshot, [placer for _, placer, _ in attempts], outcome, reason)
     return result
 
 

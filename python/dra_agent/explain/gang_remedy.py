@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -13,17 +13,24 @@ from dra_agent.explain.gang_search import Found, search
 from dra_agent.explain.snapshot import Snapshot
 
 Object = dict[str, Any]
+MAX_TOPOLOGIES = 32
+"""Values of a label that are evaluated."""
 UPSTREAM = "kubernetes/kubernetes#138765"
 """kube-scheduler does not reconsider the devices of earlier pods of a gang."""
 
 
-def remedy(gang: Gang, snapshot: Snapshot, placer: Placer, outcome: Outcome, impossible: str | None) -> Object:
-    """Search for what would place enough members after `outcome` did not, unless it is known to be `impossible`."""
-    found = Found() if impossible else search(placer, gang, gang.order)
+def remedy(
+    gang: Gang, snapshot: Snapshot, placers: Sequence[Placer], outcome: Outcome, impossible: str | None
+) -> Object:
+    """Search for what would place enough members after `outcome` did not, unless it is known to be `impossible`.
+
+    One of `placers` is sufficient; each has the nodes with one value of the label that a group requires.
+    """
+    found = Found() if impossible else _search(gang, placers)
     result: Object = {
         "found": found.outcome is not None,
         "tried": found.tried,
-        "complete": found.is_complete and gang.topology is None,
+        "complete": found.is_complete,
         "impossible": impossible,
         "differs": [],
         "order": [],
@@ -48,6 +55,18 @@ def remedy(gang: Gang, snapshot: Snapshot, placer: Placer, outcome: Outcome, imp
     if _is_upstream_limit(snapshot, gang, [*outcome.placed, *found.outcome.placed]):
         result["upstream"] = UPSTREAM
     return {**result, "summary": f"another {' and '.join(result['differs'])} would place {needed}"}
+
+
+def _search(gang: Gang, placers: Sequence[Placer]) -> Found:
+    tried, is_complete = 0, True
+    for placer in placers:
+        found = search(placer, gang, gang.order)
+        tried += found.tried
+        is_complete &= found.is_complete
+        if found.outcome is not None:
+            break
+    found.tried, found.is_complete = tried, is_complete and len(placers) < MAX_TOPOLOGIES
+    return found
 
 
 def _differences(gang: Gang, found: Found) -> list[str]:

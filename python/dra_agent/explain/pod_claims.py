@@ -5,7 +5,8 @@ A claim that does not exist yet is generated as Kubernetes would, and obstacles 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,16 +95,23 @@ def admission_blockers(snapshot: Snapshot, claim: Object) -> list[str]:
     labelled = labels.get(ADMIN_LABEL) == "true" or snapshot.namespace_object is None
     if any(one.get("adminAccess") for one in requests) and not labelled:
         found.append(f"it requests admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
-    requested = {"count/resourceclaims.resource.k8s.io": 1}
-    for name, count in devices_by_class(claim).items():
-        requested[f"{name}.deviceclass.resource.k8s.io/devices"] = count
+    return found + quota_blockers(snapshot, [claim], "it needs")
+
+
+def quota_blockers(snapshot: Snapshot, claims: Sequence[Object], subject: str) -> list[str]:
+    """Return which quotas do not permit further claims, all together; `subject` begins the end of each message."""
+    found = []
+    requested = Counter({"count/resourceclaims.resource.k8s.io": len(claims)})
+    for claim in claims if snapshot.quotas else ():
+        for name, count in devices_by_class(claim).items():
+            requested[f"{name}.deviceclass.resource.k8s.io/devices"] += count
     for quota in snapshot.quotas:
         status = quota.get("status") or {}
         for key, count in requested.items():
             hard, used = _number((status.get("hard") or {}).get(key)), _number((status.get("used") or {}).get(key)) or 0
             if hard is not None and used + count > hard:
                 name = quota["metadata"]["name"]
-                found.append(f"quota {name} allows {hard} of {key}, {used} are used, and it needs {count}")
+                found.append(f"quota {name} allows {hard} of {key}, {used} are used, and {subject} {count}")
     return found
 
 

@@ -61,7 +61,7 @@ _SHAPES: dict[str, Object] = {
     "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
     "Pod": _POD,
     "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
-    "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD}]}},
+    "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]}},
     "Workload": {
         "metadata": {**_METADATA, "ownerReferences": [{}]},
         "spec": {"podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},

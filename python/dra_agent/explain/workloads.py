@@ -63,6 +63,21 @@ def pod_sets(kind: str, value: Object) -> list[PodSet]:
     return [PodSet("", *_template_of(subject, kind, value), labels)]
 
 
+def notes_of(kind: str, value: Object) -> list[str]:
+    """Return what is not evaluated of a workload."""
+    found = []
+    spec = value.get("spec") or {}
+    if spec.get("suspend") is True:
+        found.append("it is suspended: its pods are created when it is resumed")
+    for entry in (spec.get("replicatedJobs") or ()) if kind == JOB_SET else ():
+        if any(one.get("status") == "Complete" for one in entry.get("dependsOn") or ()):
+            of = f"replicated Job {entry.get('name')}"
+            found.append(f"{of} starts when others are complete; it is placed as if all run together")
+    if kind == WORKLOAD:
+        found.append("Kueue's quota, flavors and topology are not evaluated")
+    return found
+
+
 def _template_of(subject: str, kind: str, value: Object) -> tuple[Object, int]:
     """Return the pod template, and the number of pods that run together."""
     spec = value.get("spec") or {}
