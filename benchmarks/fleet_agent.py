@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 from fleet_inventory import DRIVER
 
@@ -19,7 +19,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.kubernetes_mode import KubernetesMode
 from dra_agent.agent.leadership import Leadership
-from dra_agent.agent.liveness import LivenessMonitor
+from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
 from dra_agent.agent.rolling_update import InstanceRegistry
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
@@ -33,7 +33,6 @@ from dra_agent.reclaim.service import ReclaimService
 msgspec_warmup.build_decoders()  # as the agent does at its start: threads of several agents decode the same types
 
 BOOT = "fleet"
-_T = TypeVar("_T")
 
 
 class SimulatedDevices:
@@ -85,12 +84,14 @@ class FleetAgent:
         )
         self._instances = InstanceRegistry(state, uid)
         self.leadership = Leadership(self._instances)
-        self._closers: list[Callable[[], None]] = [self._instances.close]
+        liveness = LivenessMonitor()
+        thread = MonitoredThread("hardware", liveness)
+        self._closers: list[Callable[[], None]] = [self._instances.close, thread.shutdown]
         self.mode = KubernetesMode(
             self._config,
-            _in_thread,
+            thread,
             None,
-            liveness=LivenessMonitor(),
+            liveness=liveness,
             leadership=self.leadership,
             on_status_change=lambda: None,
         )
@@ -128,8 +129,3 @@ class FleetAgent:
         await self.mode.close()
         while self._closers:
             self._closers.pop()()
-
-
-async def _in_thread(operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
-    async with asyncio.timeout(limit_s):
-        return await asyncio.to_thread(call)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from dra_agent.agent import refresh_loop
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.liveness import MonitoredThread
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.topology import Uevent, UeventBatch
 from eventually import eventually_async
 
+_T = TypeVar("_T")
 EVENT = Uevent("add", "/devices/pci0000:00/0000:00:04.0", "pci")
 
 
@@ -71,8 +73,14 @@ class FakeDeviceState(DeviceState):
 Scenario = Callable[[FakeUeventSocket, FakeDeviceState, list[int]], Any]
 
 
-async def work(_: str, call: Callable[[], InventoryDiff]) -> InventoryDiff:
-    return call()
+class InlineThread(MonitoredThread):
+    """Calls at once, on the event loop."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def run(self, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
+        return call()
 
 
 def run_loop(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, *, follows_kernel: bool = True) -> None:
@@ -81,7 +89,9 @@ def run_loop(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, *, follows_ker
     monkeypatch.setattr(refresh_loop, "DEBOUNCE_S", 0.02)
 
     async def run() -> None:
-        loop_ = RefreshLoop(hardware, changed=lambda: changes.append(1), work=work, follows_kernel=follows_kernel)
+        loop_ = RefreshLoop(
+            hardware, thread=InlineThread(), changed=lambda: changes.append(1), follows_kernel=follows_kernel
+        )
         await loop_.start()
         try:
             await scenario(uevents, hardware, changes)
@@ -208,7 +218,7 @@ def test_the_agent_starts_without_a_uevent_socket(monkeypatch: pytest.MonkeyPatc
 
     async def run() -> None:
         monkeypatch.setattr(refresh_loop, "UeventSocket", refuse)
-        loop_ = RefreshLoop(FakeDeviceState(), changed=lambda: None, work=work, follows_kernel=True)
+        loop_ = RefreshLoop(FakeDeviceState(), thread=InlineThread(), changed=lambda: None, follows_kernel=True)
         await loop_.start()
         await loop_.stop()
 

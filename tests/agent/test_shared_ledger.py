@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.agent.rolling_update import InstanceRegistry
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from eventually import eventually_async
@@ -20,6 +21,18 @@ def ledgers(tmp_path: Path) -> Iterator[tuple[JournalLedger, JournalLedger]]:
         JournalLedger(tmp_path, "b", shared_as="theirs") as other,
     ):
         yield own, other
+
+
+class Instances(InstanceRegistry):
+    """The other agents are those of the test."""
+
+    def __init__(self, others: list[str]) -> None:
+        self._others = others
+        self.polled = 0
+
+    def others(self) -> list[str]:
+        self.polled += 1
+        return self._others
 
 
 def record(ledger: JournalLedger, uid: str) -> None:
@@ -36,7 +49,7 @@ def test_claims_of_another_agent_become_known(ledgers: tuple[JournalLedger, Jour
     own, other = ledgers
 
     async def scenario() -> None:
-        reader = SharedLedger(own, lambda: ["theirs"], interval_s=0.01)
+        reader = SharedLedger(own, Instances(["theirs"]), interval_s=0.01)
         reader.start()
         try:
             record(other, "claim")
@@ -56,7 +69,7 @@ def test_a_blocked_or_unreadable_ledger_is_logged_once(
     own, other = ledgers
 
     async def scenario() -> None:
-        reader = SharedLedger(own, lambda: ["theirs"], interval_s=0.01, timeout_s=0.05)
+        reader = SharedLedger(own, Instances(["theirs"]), interval_s=0.01, timeout_s=0.05)
         reader.start()
         try:
             with other.lease():
@@ -74,19 +87,14 @@ def test_a_blocked_or_unreadable_ledger_is_logged_once(
 
 def test_an_agent_without_others_takes_no_lease(ledgers: tuple[JournalLedger, JournalLedger]) -> None:
     own, other = ledgers
-    polled = 0
-
-    def others() -> list[str]:
-        nonlocal polled
-        polled += 1
-        return []
+    instances = Instances([])
 
     async def scenario() -> None:
-        reader = SharedLedger(own, others, interval_s=0.01)
+        reader = SharedLedger(own, instances, interval_s=0.01)
         reader.start()
         try:
             record(other, "claim")
-            await eventually_async(lambda: polled > 3)
+            await eventually_async(lambda: instances.polled > 3)
             assert uids(own) == []
         finally:
             reader.stop()

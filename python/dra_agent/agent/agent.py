@@ -10,10 +10,10 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor
+from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
@@ -24,9 +24,17 @@ from dra_agent.agent.device_state import DeviceState, boot_id
 from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.leadership import Leadership
-from dra_agent.agent.liveness import BEAT_INTERVAL_S, READY, STOPPING, WATCHDOG, LivenessMonitor, Notifier
+from dra_agent.agent.liveness import (
+    BEAT_INTERVAL_S,
+    READY,
+    STOPPING,
+    WATCHDOG,
+    LivenessMonitor,
+    MonitoredThread,
+    Notifier,
+)
 from dra_agent.agent.malloc import limit_arenas
-from dra_agent.agent.mode import Mode, RunInThread
+from dra_agent.agent.mode import Mode
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.agent.reload import Reload
 from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_leftovers
@@ -62,7 +70,6 @@ CDI_REPLACED_GRACE_S = 30.0
 """Seconds after the host replaced the CDI directory until /healthz fails: a restart mounts the new one."""
 MAX_WORKER_THREADS = 32
 """Threads of the event loop's executor: small reads and writes, and hooks of containers that start."""
-_T = TypeVar("_T")
 
 
 class Agent:
@@ -93,7 +100,7 @@ class Agent:
         self._not_ready = "starting"
         self._abandoned: list[str] = []
         self._born = time.monotonic()
-        self._worker: Executor | None = None
+        self._thread: MonitoredThread | None = None
         """The thread of the hardware, once devices are served."""
 
     async def run(self) -> None:
@@ -159,17 +166,13 @@ class Agent:
             self._leadership = Leadership(instances)
         # Never waited for: a library that hangs must not keep the agent from stopping.
         asyncio.get_running_loop().set_default_executor(DaemonExecutor(MAX_WORKER_THREADS, "worker"))
-        worker = DaemonExecutor(1, "hardware")
-        stack.callback(worker.shutdown)
-
-        async def work(operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
-            return await self._work(worker, operation, limit_s, call)
-
+        thread = MonitoredThread("hardware", self._liveness)
+        stack.callback(thread.shutdown)
         record = self._serve(stack)
-        mode = self._choose(stack, work, record)
+        mode = self._choose(stack, thread, record)
         msgspec_warmup.build_decoders()
         await mode.open()
-        host = await self._work(worker, "building the simulated host", 60.0, lambda: agent_host(config))
+        host = await thread.run("building the simulated host", 60.0, lambda: agent_host(config))
         # Before the scan of devices, which may take long: a notice does not wait for it.
         reclaiming = self._reclaiming = ReclaimRuntime(
             config.reclaim,
@@ -185,16 +188,15 @@ class Agent:
         mode.attach_reclaim(reclaiming.reclaim)
         stack.push_async_callback(reclaiming.stop)
         await reclaiming.start()
-        await self._work(worker, "removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
-        ledger = self._ledger = await self._work(
-            worker,
+        await thread.run("removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
+        ledger = self._ledger = await thread.run(
             "opening the ledger",
             60.0,
             lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
         )
         stack.callback(ledger.close)
         if instances is not None:
-            shared_ledger = SharedLedger(ledger, instances.others)
+            shared_ledger = SharedLedger(ledger, instances)
             stack.callback(shared_ledger.stop)
             shared_ledger.start()
         if rebooted := len(ledger.report.earlier_boot):
@@ -205,8 +207,7 @@ class Agent:
             log.error("the ledger was damaged", extra={"problem": problem})
         if ledger.report.not_writable:
             log.error("nothing can be recorded in the ledger", extra={"reason": ledger.report.not_writable})
-        hardware = self._hardware = await self._work(
-            worker,
+        hardware = self._hardware = await thread.run(
             "reading the host",
             120.0,
             lambda: DeviceState(
@@ -222,29 +223,29 @@ class Agent:
         stack.push_async_callback(self._close, "the hardware", hardware.close)
         setups = self._setups(hardware, reclaiming.notices)
         preparer = self._preparer(ledger, hardware, record, setups, ownership)
-        for problem in await self._work(
-            worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
+        for problem in await thread.run(
+            "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
         msgspec_warmup.build_decoders()  # for the types that were imported since
-        await self._supervise_daemons(stack, worker, hardware, setups)
+        await self._supervise_daemons(stack, thread, hardware, mode, setups)
         await self._serve_hooks(stack, setups)
         await mode.serve(preparer, hardware, ledger)
         refresh_loop = RefreshLoop(
             hardware,
+            thread=thread,
             changed=mode.devices_changed,
-            work=lambda operation, call: self._work(worker, operation, 120.0, call),
             follows_kernel=str(host.sysfs) == "/sys",
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
         await self._sample(stack, hardware, ledger, record)
-        self._worker = worker
+        self._thread = thread
         if self._unapplied is not None:
             await self._apply(self._unapplied)
         self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
         # Claims of earlier agents are repaired after the kubelet is served: a hung repair does not block new claims.
-        housekeeping = Housekeeping(ledger, preparer, self._work, is_newest=self._is_newest)
+        housekeeping = Housekeeping(ledger, preparer, self._liveness, is_newest=self._is_newest)
         stack.callback(housekeeping.stop)
         housekeeping.start()
 
@@ -379,7 +380,7 @@ class Agent:
 
     async def _apply(self, config: Config) -> None:
         """Apply the reloadable keys; claims that are being prepared keep their devices."""
-        if self._hardware is None or self._worker is None or self._reclaiming is None:
+        if self._hardware is None or self._thread is None or self._reclaiming is None:
             self._unapplied = config
             return
         hardware, reclaiming = self._hardware, self._reclaiming
@@ -389,8 +390,7 @@ class Agent:
             # sd_notify(3): the service is shown as reloading until READY=1.
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            change = await self._work(
-                self._worker,
+            change = await self._thread.run(
                 "applying the configuration",
                 120.0,
                 lambda: hardware.configure(config.inventory, config.health),
@@ -402,20 +402,18 @@ class Agent:
             self._mode.devices_changed()
 
     async def _supervise_daemons(
-        self, stack: AsyncExitStack, worker: Executor, hardware: DeviceState, setups: tuple[DeviceSetup, ...]
+        self,
+        stack: AsyncExitStack,
+        thread: MonitoredThread,
+        hardware: DeviceState,
+        mode: Mode,
+        setups: tuple[DeviceSetup, ...],
     ) -> None:
         from dra_agent.agent.mps_supervisor import MpsSupervisor
         from dra_agent.agent.setup_registry import daemon_checks
 
-        async def report(failing: dict[str, str]) -> None:
-            change = await self._work(
-                worker, "recording failures of shares", 60.0, lambda: hardware.set_setup_failures(failing)
-            )
-            if change and self._mode is not None:
-                self._mode.devices_changed()
-
         for check in daemon_checks(setups):
-            supervisor = MpsSupervisor(self._config, check, report, is_newest=self._is_newest)
+            supervisor = MpsSupervisor(self._config, check, thread, hardware, mode, is_newest=self._is_newest)
             stack.push_async_callback(supervisor.stop)
             await supervisor.start()
 
@@ -463,20 +461,18 @@ class Agent:
             observe_phase=observe_phase,
         )
 
-    def _choose(self, stack: AsyncExitStack, work: RunInThread, record: Metrics | None) -> Mode:
+    def _choose(self, stack: AsyncExitStack, thread: MonitoredThread, record: Metrics | None) -> Mode:
         mode: Mode
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(
-                self._config, self._liveness, record, reclaim_settings=lambda: self._reload.effective.reclaim
-            )
+            mode = StandaloneMode(self._config, self._liveness, record, self._reload)
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
             mode = KubernetesMode(
                 self._config,
-                work,
+                thread,
                 record,
                 liveness=self._liveness,
                 leadership=self._leadership,
@@ -567,10 +563,3 @@ class Agent:
         if self._mode is not None:
             failures += self._mode.failures
         return failures + self._liveness.failures()
-
-    async def _work(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
-        def watched() -> _T:
-            with self._liveness.working(operation, limit_s):
-                return call()
-
-        return await asyncio.get_running_loop().run_in_executor(worker, watched)

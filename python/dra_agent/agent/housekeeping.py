@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from typing import Protocol, TypeVar
+from collections.abc import Callable
 
+from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
 from dra_agent.agent.malloc import trim
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
@@ -27,14 +26,6 @@ ROUND_TIMEOUT_S = 3600.0
 """Maximum seconds of a round of repairs: each of up to a hundred claims can cost its own timeout."""
 MAX_HUNG_REPAIRS = 256
 """Maximum repairs that may hang at the same time; each keeps its locks, so no round retries it."""
-_T = TypeVar("_T")
-
-
-class Work(Protocol):
-    """Runs a call on an executor, where the agent watches over it."""
-
-    def __call__(self, worker: Executor, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; after `limit_s` seconds it is reported as hung."""
 
 
 class Housekeeping:
@@ -44,7 +35,7 @@ class Housekeeping:
         self,
         ledger: JournalLedger,
         preparer: Preparer,
-        work: Work,
+        liveness: LivenessMonitor,
         *,
         is_newest: Callable[[], bool],
         interval_s: float = INTERVAL_S,
@@ -52,10 +43,9 @@ class Housekeeping:
         """`is_newest`: of several agents only the newest repairs; two versions may write one spec differently."""
         self._ledger = ledger
         self._preparer = preparer
-        self._work = work
         self._is_newest = is_newest
         self._interval_s = interval_s
-        self._executor = DaemonExecutor(1, "housekeeping")
+        self._thread = MonitoredThread("housekeeping", liveness)
         self._repairs = DaemonExecutor(MAX_HUNG_REPAIRS, "repair")
         self._task: asyncio.Task[None] | None = None
 
@@ -67,7 +57,7 @@ class Housekeeping:
         """Stop without waiting for calls that hang."""
         if self._task is not None:
             self._task.cancel()
-        self._executor.shutdown()
+        self._thread.shutdown()
         self._repairs.shutdown()
 
     async def _run(self) -> None:
@@ -81,7 +71,7 @@ class Housekeeping:
 
     async def _guarded(self, operation: str, call: Callable[[], object]) -> None:
         try:
-            await self._work(self._executor, operation, ROUND_TIMEOUT_S, call)
+            await self._thread.run(operation, ROUND_TIMEOUT_S, call)
         except AgentError as error:
             log.warning(
                 "background work failed; it is retried in the next round",

@@ -11,8 +11,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.leadership import Leadership
-from dra_agent.agent.liveness import LivenessMonitor
-from dra_agent.agent.mode import RunInThread
+from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
 from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient, connect
@@ -50,7 +49,7 @@ class KubernetesMode:
     def __init__(
         self,
         config: Config,
-        work: RunInThread,
+        thread: MonitoredThread,
         metrics: Metrics | None,
         *,
         liveness: LivenessMonitor,
@@ -62,7 +61,7 @@ class KubernetesMode:
         Raises UsageError where no socket fits below the kubelet's directory.
         """
         self._config = config
-        self._work = work
+        self._thread = thread
         self._leadership = leadership
         self._on_status_change = on_status_change
         self._metrics = metrics
@@ -91,7 +90,7 @@ class KubernetesMode:
         """Register with the kubelet first, while the devices are still being scanned."""
         await self._plugin.open()
         self._api.set_result(
-            await self._work("reading credentials", CONNECT_TIMEOUT_S, lambda: connect(self._config.kubeconfig))
+            await self._thread.run("reading credentials", CONNECT_TIMEOUT_S, lambda: connect(self._config.kubeconfig))
         )
 
     def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:

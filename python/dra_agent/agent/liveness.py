@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -12,6 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
+
+from dra_agent.daemon_threads import DaemonExecutor
+
+_T = TypeVar("_T")
 
 BEAT_INTERVAL_S = 1.0
 """Seconds between two beats of the loop."""
@@ -83,6 +89,27 @@ class _Check:
         if self._since is None:
             self._since = now
         return reason if now - self._since >= self._grace_s else ""
+
+
+class MonitoredThread:
+    """One thread for calls that may hang; `LivenessMonitor` reports a call that exceeds its limit."""
+
+    def __init__(self, name: str, liveness: LivenessMonitor) -> None:
+        self._executor = DaemonExecutor(1, name)
+        self._liveness = liveness
+
+    async def run(self, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:
+        """Run `call` after earlier ones; after `limit_s` seconds it is reported as hung. Raises what it raises."""
+
+        def monitored() -> _T:
+            with self._liveness.working(operation, limit_s):
+                return call()
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, monitored)
+
+    def shutdown(self) -> None:
+        """Drop calls that have not started; a call that hangs is not waited for."""
+        self._executor.shutdown()
 
 
 READY = "READY=1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.prepare import ClaimPreparer
@@ -11,15 +11,6 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
-
-_T = TypeVar("_T")
-
-
-class RunInThread(Protocol):
-    """Runs blocking calls on the hardware thread, which the agent monitors."""
-
-    def __call__(self, operation: str, limit_s: float, call: Callable[[], _T]) -> Awaitable[_T]:
-        """Run `call`; after `limit_s` seconds it is reported as hung."""
 
 
 class Mode(Protocol):

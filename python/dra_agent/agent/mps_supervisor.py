@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from dra_agent.agent.config import Config
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.liveness import MonitoredThread
+from dra_agent.agent.mode import Mode
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 5.0
 """Seconds between two checks of the daemons."""
-
-Report = Callable[[dict[str, str]], Awaitable[None]]
-"""Receives the failures, by device."""
+RECORD_TIMEOUT_S = 60.0
+"""Seconds after which the record of their failures is reported as hung."""
 
 
 class MpsSupervisor:
@@ -24,17 +26,21 @@ class MpsSupervisor:
         self,
         config: Config,
         check: Callable[[], dict[str, str]],
-        report: Report,
+        thread: MonitoredThread,
+        hardware: DeviceState,
+        mode: Mode,
         *,
         is_newest: Callable[[], bool],
         interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        """`check` restarts daemons that ended, and returns failures by device.
+        """`check` restarts daemons that ended, and returns failures by device, which are set in `hardware` on `thread`.
 
         `is_newest`: of several agents on one node only the newest supervises the daemons.
         """
         self._check = check
-        self._report = report
+        self._thread = thread
+        self._hardware = hardware
+        self._mode = mode
         self._is_newest = is_newest
         self._interval_s = interval_s
         self._needed = bool(config.inventory.share) or any(
@@ -58,7 +64,13 @@ class MpsSupervisor:
         while True:
             try:
                 if self._is_newest():
-                    await self._report(await asyncio.to_thread(self._check))
+                    await self._record(await asyncio.to_thread(self._check))
             except Exception:  # a failed check must not end the supervision
                 log.exception("MPS daemons not checked this time")
             await asyncio.sleep(self._interval_s)
+
+    async def _record(self, failures: dict[str, str]) -> None:
+        if await self._thread.run(
+            "recording failures of shares", RECORD_TIMEOUT_S, lambda: self._hardware.set_setup_failures(failures)
+        ):
+            self._mode.devices_changed()

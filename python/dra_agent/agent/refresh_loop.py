@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.liveness import MonitoredThread
 from dra_agent.errors import AgentError
 from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.topology import Uevent, UeventSocket
@@ -21,6 +22,8 @@ DEBOUNCE_S = 0.1
 """Seconds to wait after an event: adding or removing a device causes a burst of them."""
 POLL_INTERVAL_S = 1.0
 """Seconds between two polls of the vendor libraries for events."""
+SCAN_TIMEOUT_S = 120.0
+"""Seconds after which a scan is reported as hung."""
 HEALTH_INTERVAL_S = 15.0
 """Seconds between two health checks, which describe every device again; events in between only those that they name."""
 RESCAN_INTERVAL_S = 300.0
@@ -33,17 +36,17 @@ _UNRELATED_SUBSYSTEMS = frozenset({"net", "queues", "bdi", "block", "workqueue"}
 decide whether a NIC is an uplink, but together with routes, which change without a uevent: the health check finds both.
 """
 
-Work = Callable[[str, Callable[[], InventoryDiff]], Awaitable[InventoryDiff]]
-
 
 class RefreshLoop:
     """Refreshes the hardware from `start` to `stop`."""
 
-    def __init__(self, hardware: DeviceState, *, changed: Callable[[], None], work: Work, follows_kernel: bool) -> None:
-        """`changed` is called on the loop after devices changed; `work` runs a call on the hardware's thread."""
+    def __init__(
+        self, hardware: DeviceState, *, thread: MonitoredThread, changed: Callable[[], None], follows_kernel: bool
+    ) -> None:
+        """`thread` runs the scans; `changed` is called on the loop after devices changed."""
         self._hardware = hardware
         self._changed = changed
-        self._work = work
+        self._thread = thread
         self._follows_kernel = follows_kernel
         self._socket: UeventSocket | None = None
         self._events: list[Uevent] = []
@@ -121,7 +124,7 @@ class RefreshLoop:
 
     async def _guarded(self, operation: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
         try:
-            return await self._work(operation, call)
+            return await self._thread.run(operation, SCAN_TIMEOUT_S, call)
         except AgentError as error:
             log.error("the host cannot be scanned", extra={"reason": str(error)})
         except Exception:  # the known devices must remain available

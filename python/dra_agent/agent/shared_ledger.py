@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 
+from dra_agent.agent.rolling_update import InstanceRegistry
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
@@ -30,14 +30,14 @@ class SharedLedger:
     def __init__(
         self,
         ledger: JournalLedger,
-        others: Callable[[], Sequence[str]],
+        instances: InstanceRegistry,
         *,
         interval_s: float = INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`others` lists the other agents that live on the state directory; RetryableError where it cannot."""
+        """`instances` lists the other agents that live on the state directory."""
         self._ledger = ledger
-        self._others = others
+        self._instances = instances
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._executor = DaemonExecutor(1, "shared ledger")
@@ -58,7 +58,7 @@ class SharedLedger:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                if self._others():
+                if self._instances.others():
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
             except RetryableError as error:
                 if not failed:

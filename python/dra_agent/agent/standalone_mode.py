@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.config_file import validation_messages
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
+from dra_agent.agent.reload import Reload
 from dra_agent.conflicts import delete
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
@@ -36,14 +37,13 @@ class StandaloneMode:
         config: Config,
         liveness: LivenessMonitor,
         metrics: Metrics | None,
-        *,
-        reclaim_settings: Callable[[], ReclaimSettings],
+        reload: Reload,
     ) -> None:
-        """`reclaim_settings` returns those in effect, which a reload of the configuration changes."""
+        """`reload` has the configuration in effect."""
         self._config = config
         self._liveness = liveness
         self._metrics = metrics
-        self._reclaim_settings = reclaim_settings
+        self._reload = reload
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
         self._drain: StandaloneDrain | None = None
@@ -78,7 +78,7 @@ class StandaloneMode:
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None
-        self._drain = StandaloneDrain(self._reclaim_settings, self._reclaim, self._service)
+        self._drain = StandaloneDrain(lambda: self._reload.effective.reclaim, self._reclaim, self._service)
         await self._drain.prepare()
         await self._service.start()
         self._drain.start()
