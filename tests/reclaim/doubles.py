@@ -12,6 +12,8 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.kinds import Kind
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.reclaim.claim_pods import PodClient
+from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.state import ReclaimState
 
 
 class MemoryLedger(JournalLedger):
@@ -31,6 +33,13 @@ class MemoryLedger(JournalLedger):
     def remove(self, *entries: LedgerEntry) -> None:
         self.held = [entry for entry in self.held if entry not in entries]
         self._notify()
+
+
+class FixedReclaim(ReclaimService):
+    """A reclaim whose state does not change."""
+
+    def __init__(self, state: ReclaimState) -> None:
+        self.state = state
 
 
 def entry(uid: str, name: str = "c") -> LedgerEntry:

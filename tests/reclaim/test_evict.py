@@ -33,7 +33,7 @@ from dra_agent.reclaim.state import ReclaimState, apply
 from dra_agent.reclaim.status import ClaimReleaseStatus
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
-from reclaim.doubles import ClaimsApi, FakePods, MemoryLedger
+from reclaim.doubles import ClaimsApi, FakePods, FixedReclaim, MemoryLedger
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DRIVER = "dra-agent.internal"
@@ -237,7 +237,7 @@ def run_evictor(
         tracker.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
         tracker.claims["c"] = claim()
         actions = PodActions(pods, counts)
-        evictor = Evictor(actions, tracker, lambda: state, mode=mode, node="n", driver=DRIVER, now=lambda: now)
+        evictor = Evictor(actions, tracker, FixedReclaim(state), mode=mode, node="n", driver=DRIVER, now=lambda: now)
         task = asyncio.create_task(evictor.run())
         try:
             async with asyncio.timeout(60):
@@ -485,7 +485,7 @@ def test_an_agent_without_leadership_evicts_nothing() -> None:
         tracker.claims["c"] = claim()
         actions = PodActions(pods, Counter())
         evictor = Evictor(
-            actions, tracker, lambda: state, mode="auto", node="n", driver=DRIVER, is_leader=lambda: active
+            actions, tracker, FixedReclaim(state), mode="auto", node="n", driver=DRIVER, is_leader=lambda: active
         )
         task = asyncio.create_task(evictor.run())
         await asyncio.sleep(0.2)

@@ -17,7 +17,7 @@ from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFound
 from dra_agent.reclaim.claim_pods import PodClient
 from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, decide
 from dra_agent.reclaim.release_tracker import ReleaseTracker
-from dra_agent.reclaim.state import ReclaimState
+from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.status import ClaimReleaseStatus
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Evictor:
         self,
         actions: PodActions,
         claims: ReleaseTracker,
-        state: Callable[[], ReclaimState],
+        reclaim: ReclaimService,
         *,
         mode: Mode,
         node: str,
@@ -97,10 +97,10 @@ class Evictor:
         is_leader: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """`state` returns the current state. Without `is_leader` nothing is done."""
+        """`reclaim` has the current state. Without `is_leader` nothing is done."""
         self._actions = actions
         self._claims = claims
-        self._state = state
+        self._reclaim = reclaim
         self._mode = mode
         self._node = node
         self._driver = driver
@@ -123,7 +123,7 @@ class Evictor:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     def _context(self) -> EvictionContext | None:
-        state = self._state()
+        state = self._reclaim.state
         if state.noticed is None:
             return None
         return EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)

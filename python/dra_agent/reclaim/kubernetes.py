@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from dra_agent.reclaim.node_status import NodeStatusWriter
     from dra_agent.reclaim.pod_eviction import PodEviction
 
-CONDITION_DELAY_S = 0.5
-"""Maximum seconds for which the condition of the Node waits for the taints."""
-
 
 class NodeDrain:
     """The drain of one node, from `start` to `stop`. Lives on the event loop."""
@@ -79,6 +76,8 @@ class NodeDrain:
 
     async def start(self, publisher: Publisher) -> None:
         """Act on changes from now on, and continue what an earlier run started."""
+        from dra_agent.reclaim.node_status import NodeStatusWriter
+
         if self._settings.evict != "taint":
             from dra_agent.reclaim.pod_eviction import PodEviction
 
@@ -93,9 +92,15 @@ class NodeDrain:
             )
             self._pods.start()
         taints = TaintRollout(publisher, self._driver)
-        claims = ReleaseTracker(
-            self._ledger, self._api, node=self._node, driver=self._driver, on_named_claim=self._named_claim
+        node_status = self._node_status = NodeStatusWriter(
+            self._api,
+            taints,
+            node=self._node,
+            driver=self._driver,
+            cordon=self._settings.cordon,
+            is_leader=self._is_leader,
         )
+        claims = ReleaseTracker(self._ledger, self._api, node=self._node, driver=self._driver, node_status=node_status)
         reporter = self._reporter = DrainReporter(
             taints, self._reclaim, self._events, node=self._node, is_leader=self._is_leader
         )
@@ -107,7 +112,8 @@ class NodeDrain:
         refused_early, self._refused_early = self._refused_early or [], None
         for names in refused_early:
             controller.refused(*names)
-        self._write_node_status(taints)
+        self._reclaim.on_change(node_status.changed)
+        node_status.start(self._reclaim.state)
 
     @property
     def is_unprepared(self) -> bool:
@@ -132,21 +138,3 @@ class NodeDrain:
             self._refused_early.append(names)
         elif self._controller is not None:
             self._controller.refused(*names)
-
-    def _write_node_status(self, taints: TaintRollout) -> None:
-        from dra_agent.reclaim.node_status import NodeStatusWriter
-
-        status = self._node_status = NodeStatusWriter(
-            self._api,
-            node=self._node,
-            driver=self._driver,
-            cordon=self._settings.cordon,
-            is_leader=self._is_leader,
-            before_condition=lambda: taints.wait(CONDITION_DELAY_S),
-        )
-        self._reclaim.on_change(status.changed)
-        status.start(self._reclaim.state)
-
-    def _named_claim(self) -> None:
-        if self._node_status is not None:
-            self._node_status.named_claim()

@@ -18,10 +18,13 @@ from dra_agent.kube_client.errors import ForbiddenError
 from dra_agent.kube_client.kinds import NODES
 from dra_agent.reclaim.announcements import condition_of, has_notice_condition
 from dra_agent.reclaim.state import ReclaimState
+from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
+CONDITION_DELAY_S = 0.5
+"""Maximum seconds for which the condition of the Node waits for the taints."""
 LEADER_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks whether this agent has become the leader."""
 _Value = TypeVar("_Value")
@@ -108,14 +111,14 @@ class NodeStatusWriter:
     def __init__(
         self,
         api: ApiClient,
+        taints: TaintRollout,
         *,
         node: str,
         driver: str,
         cordon: Literal["auto"] | bool,
         is_leader: Callable[[], bool],
-        before_condition: Callable[[], Awaitable[None]],
     ) -> None:
-        """`before_condition` is awaited before the condition of a notice is written.
+        """The condition of a notice waits for `taints`.
 
         `is_leader`: whether this agent writes, of several in a rolling update.
         """
@@ -124,7 +127,7 @@ class NodeStatusWriter:
         self._mode = cordon
         self._manager = f"{driver}-reclaim"
         self._api = api
-        self._before_condition = before_condition
+        self._taints = taints
         self._state: ReclaimState | None = None
         self._cleanup: asyncio.Task[None] | None = None
         self._cordon = NodeFieldWriter(
@@ -214,7 +217,7 @@ class NodeStatusWriter:
 
     async def _apply_condition(self, condition: dict[str, Any]) -> None:
         if condition["status"] == "True":
-            await self._before_condition()
+            await self._taints.wait(CONDITION_DELAY_S)
         body = {"metadata": {"name": self._node}, "status": {"conditions": [condition]}}
         await self._api.apply(NODES, self._node, body, field_manager=self._manager, subresource="status")
 

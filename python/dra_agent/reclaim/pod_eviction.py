@@ -141,7 +141,7 @@ class PodEviction:
         evictor = Evictor(
             self._actions,
             claims,
-            lambda: self._reclaim.state,
+            self._reclaim,
             mode=self._mode,
             node=self._node,
             driver=self._driver,

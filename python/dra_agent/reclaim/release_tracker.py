@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
@@ -19,6 +19,9 @@ from dra_agent.kube_client.errors import NotFoundError
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.status import ClaimReleaseStatus
+
+if TYPE_CHECKING:
+    from dra_agent.reclaim.node_status import NodeStatusWriter
 
 POLL_INTERVAL_S = 0.25
 """Seconds between two reads of a claim that was unprepared a moment ago."""
@@ -41,18 +44,18 @@ class ReleaseTracker:
         *,
         node: str,
         driver: str,
-        on_named_claim: Callable[[], None] = lambda: None,
+        node_status: NodeStatusWriter | None = None,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         """`node` is the prefix of this node's pools of `driver` ("node/gpu").
 
-        `on_named_claim` is called for each read claim that was not created for one pod.
+        `node_status` is notified of each read claim that was not created for one pod.
         """
         self._ledger = ledger
         self._api = api
         self._node = node
         self._driver = driver
-        self._on_named_claim = on_named_claim
+        self._node_status = node_status
         self._now = now
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
         self._wake = asyncio.Event()
@@ -156,8 +159,8 @@ class ReleaseTracker:
         self.claims.pop(record.uid, None)
         if claim is not None and claim.get("metadata", {}).get("uid") == record.uid:
             self.claims[record.uid] = claim
-            if not is_created_for_pod(claim):
-                self._on_named_claim()
+            if self._node_status is not None and not is_created_for_pod(claim):
+                self._node_status.named_claim()
         record.pods = _pods(claim)
         record.pods_gone = None if record.pods else record.pods_gone or self._now()
         if record.is_unprepared and not _allocated_here(claim, record.uid, self._driver, self._node):
