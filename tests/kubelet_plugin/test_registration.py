@@ -208,7 +208,7 @@ def test_a_failed_bind_leaves_no_other_socket(node: Node, run: Run, monkeypatch:
 
 
 @dataclass
-class RecordingObserver:
+class RecordingMetrics:
     registrations: list[tuple[bool, str]] = field(default_factory=list)
     phases: list[tuple[str, float]] = field(default_factory=list)
 
@@ -221,13 +221,13 @@ class RecordingObserver:
 
 def test_registrations_and_fetches_are_observed(node: Node, run: Run) -> None:
     node.claims.add("c", "u")
-    observer = RecordingObserver()
+    metrics = RecordingMetrics()
     states: list[RegistrationStatus] = []
 
     async def scenario() -> None:
         start = time.perf_counter()
         async with (
-            node.plugin(observer=observer, registered=states.append) as plugin,
+            node.plugin(metrics=metrics, registered=states.append) as plugin,
             node.kubelet(refuse="name is taken") as kubelet,
         ):
             await kubelet.reconcile()
@@ -235,12 +235,12 @@ def test_registrations_and_fetches_are_observed(node: Node, run: Run) -> None:
             driver = await kubelet.driver()
             assert (await driver.call("prepare", [("default", "c", "u")])).claims["u"].devices
             assert str(plugin.state) == "registered with the kubelet"
-        ((phase, seconds),) = observer.phases
+        ((phase, seconds),) = metrics.phases
         assert phase == "fetch" and 0 <= seconds <= time.perf_counter() - start
 
     run(scenario())
-    assert observer.registrations == [(False, "name is taken"), (True, "")]
-    assert [(state.done, state.error) for state in states] == observer.registrations
+    assert metrics.registrations == [(False, "name is taken"), (True, "")]
+    assert [(state.done, state.error) for state in states] == metrics.registrations
 
 
 def test_a_plugin_without_a_health_source_prepares_claims(node: Node, run: Run) -> None:

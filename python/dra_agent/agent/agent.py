@@ -54,6 +54,9 @@ from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import DeviceSetup
 from dra_agent.reclaim.runtime import ReclaimRuntime
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signal import SignalSource
+from dra_agent.reclaim.signals.detection import select_sources
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
@@ -92,7 +95,7 @@ class Agent:
         self._ledger: JournalLedger | None = None
         self._specs: SpecDirectory | None = None
         self._mode: Mode | None = None
-        self._reclaiming: ReclaimRuntime | None = None
+        self._reclaim: ReclaimRuntime | None = None
         self._is_newest: Callable[[], bool] = lambda: True
         """True for the newest running agent, which does the local work."""
         self._leadership = Leadership(None)
@@ -168,26 +171,25 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(DaemonExecutor(MAX_WORKER_THREADS, "worker"))
         thread = MonitoredThread("hardware", self._liveness)
         stack.callback(thread.shutdown)
-        record = self._serve(stack)
-        mode = self._choose(stack, thread, record)
+        metrics = self._serve(stack)
+        mode = self._choose(stack, thread, metrics)
         msgspec_warmup.build_decoders()
         await mode.open()
         host = await thread.run("building the simulated host", 60.0, lambda: agent_host(config))
         # Before the scan of devices, which may take long: a notice does not wait for it.
-        reclaiming = self._reclaiming = ReclaimRuntime(
+        reclaim = self._reclaim = ReclaimRuntime(
             config.reclaim,
+            _signal_sources(config.reclaim, host, mode),
             config.state_dir,
-            host,
             boot_id(host.proc),
             notice_dir=config.notice_dir,
             keeps_notice=config.standalone,
-            mode_sources=mode.signal_sources,
             is_newest=self._is_newest,
             about=lambda: describe(self._reload.effective, self._reload.status),
         )
-        mode.attach_reclaim(reclaiming.reclaim)
-        stack.push_async_callback(reclaiming.stop)
-        await reclaiming.start()
+        mode.attach_reclaim(reclaim.service)
+        stack.push_async_callback(reclaim.stop)
+        await reclaim.start()
         await thread.run("removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
         ledger = self._ledger = await thread.run(
             "opening the ledger",
@@ -221,8 +223,8 @@ class Agent:
             ),
         )
         stack.push_async_callback(self._close, "the hardware", hardware.close)
-        setups = self._setups(hardware, reclaiming.notices)
-        preparer = self._preparer(ledger, hardware, record, setups, ownership)
+        setups = self._setups(hardware, reclaim.notices)
+        preparer = self._preparer(ledger, hardware, metrics, setups, ownership)
         for problem in await thread.run(
             "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
         ):
@@ -239,7 +241,7 @@ class Agent:
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
-        await self._sample(stack, hardware, ledger, record)
+        await self._sample(stack, hardware, ledger, metrics)
         self._thread = thread
         if self._unapplied is not None:
             await self._apply(self._unapplied)
@@ -250,7 +252,7 @@ class Agent:
         housekeeping.start()
 
     def _serve(self, stack: AsyncExitStack) -> Metrics | None:
-        """Serve /metrics, /healthz and /readyz if an address is configured; returns the observer of requests."""
+        """Serve /metrics, /healthz and /readyz if an address is configured; returns the metrics of requests."""
         if self._config.health_address:
             from dra_agent.metrics.http_server import HttpServer
 
@@ -277,14 +279,14 @@ class Agent:
         tracker = AllocatableTracker()
 
         def read() -> MetricsSnapshot:
-            hardware, reclaiming = self._hardware, self._reclaiming
+            hardware, reclaim = self._hardware, self._reclaim
             return collect(
                 self._config.state_dir,
                 self._config.node,
                 inventory=Inventory() if hardware is None else hardware.inventory,
                 health=Summary() if hardware is None else hardware.monitor.summary,
                 ledger=self._ledger,
-                reclaim=None if reclaiming is None else reclaiming.reclaim,
+                reclaim=None if reclaim is None else reclaim.service,
                 tracker=tracker,
                 driver=self._config.driver_name,
             )
@@ -304,7 +306,7 @@ class Agent:
         return metrics
 
     async def _sample(
-        self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, record: Metrics | None
+        self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, metrics: Metrics | None
     ) -> None:
         """Start telemetry if it is configured; else nothing of it is imported."""
         config = self._config
@@ -322,11 +324,11 @@ class Agent:
             entries=ledger.entries,
             is_newest=self._is_newest,
         )
-        if record is not None:
+        if metrics is not None:
             from dra_agent.metrics.telemetry import TelemetryMetrics
 
             labels = config.telemetry.claim_labels
-            record.add(
+            metrics.add(
                 TelemetryMetrics(
                     sampler.snapshot,
                     lambda: hardware.inventory,
@@ -380,12 +382,12 @@ class Agent:
 
     async def _apply(self, config: Config) -> None:
         """Apply the reloadable keys; claims that are being prepared keep their devices."""
-        if self._hardware is None or self._thread is None or self._reclaiming is None:
+        if self._hardware is None or self._thread is None or self._mode is None or self._reclaim is None:
             self._unapplied = config
             return
-        hardware, reclaiming = self._hardware, self._reclaiming
+        hardware, reclaim = self._hardware, self._reclaim
         # Before anything is applied, because an invalid configuration of a source is refused.
-        sources = reclaiming.sources(config.reclaim)
+        sources = _signal_sources(config.reclaim, hardware.host, self._mode)
         if not self._not_ready:
             # sd_notify(3): the service is shown as reloading until READY=1.
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -395,10 +397,10 @@ class Agent:
                 120.0,
                 lambda: hardware.configure(config.inventory, config.health),
             )
-            await reclaiming.configure(config.reclaim, sources)
+            await reclaim.configure(config.reclaim, sources)
         finally:
             self._notify_status(READY)
-        if change and self._mode is not None:
+        if change:
             self._mode.devices_changed()
 
     async def _supervise_daemons(
@@ -430,7 +432,7 @@ class Agent:
         self,
         ledger: JournalLedger,
         hardware: DeviceState,
-        record: Metrics | None,
+        metrics: Metrics | None,
         setups: tuple[DeviceSetup, ...],
         ownership: Ownership,
     ) -> Preparer:
@@ -446,7 +448,7 @@ class Agent:
             log.error("claims cannot be prepared", extra={"reason": why})
         self._liveness.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
-        observe_phase = (lambda phase, seconds: None) if record is None else record.observe_phase
+        observe_phase = (lambda phase, seconds: None) if metrics is None else metrics.observe_phase
         return Preparer(
             config.driver_name,
             ledger,
@@ -461,19 +463,19 @@ class Agent:
             observe_phase=observe_phase,
         )
 
-    def _choose(self, stack: AsyncExitStack, thread: MonitoredThread, record: Metrics | None) -> Mode:
+    def _choose(self, stack: AsyncExitStack, thread: MonitoredThread, metrics: Metrics | None) -> Mode:
         mode: Mode
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config, self._liveness, record, self._reload)
+            mode = StandaloneMode(self._config, self._liveness, metrics, self._reload)
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
             mode = KubernetesMode(
                 self._config,
                 thread,
-                record,
+                metrics,
                 liveness=self._liveness,
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
@@ -541,9 +543,9 @@ class Agent:
 
     def _has_claims_to_release(self) -> bool:
         """Return True while claims must be released through this agent before the node is reclaimed."""
-        if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.draining:
+        if self._at_once or self._mode is None or self._reclaim is None or not self._mode.draining:
             return False
-        remaining_s = self._reclaiming.reclaim.seconds_left
+        remaining_s = self._reclaim.service.seconds_left
         if remaining_s is not None and remaining_s <= 0:
             return False
         if not self._lingering:
@@ -563,3 +565,8 @@ class Agent:
         if self._mode is not None:
             failures += self._mode.failures
         return failures + self._liveness.failures()
+
+
+def _signal_sources(settings: ReclaimSettings, host: Host, mode: Mode) -> list[SignalSource]:
+    """Return new sources of reclaim signals; raises UsageError for a source with an invalid configuration."""
+    return [*select_sources(settings, host), *mode.signal_sources(settings)]

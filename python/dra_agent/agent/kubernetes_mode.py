@@ -82,7 +82,7 @@ class KubernetesMode:
             config.driver_name,
             _Claims(self._api),
             health=True,
-            observer=metrics,
+            metrics=metrics,
             registered=self._registered,
         )
 

@@ -49,7 +49,7 @@ class KubeletPlugin:
         claims: ClaimSource,
         *,
         health: bool = False,
-        observer: PluginMetrics | None = None,
+        metrics: PluginMetrics | None = None,
         registered: Callable[[RegistrationStatus], None] = lambda state: None,
     ) -> None:
         """`health`: whether `serve` will get a health source; it is advertised to the kubelet before.
@@ -58,10 +58,10 @@ class KubeletPlugin:
         """
         self._paths = paths
         self._driver = driver
-        self._observer = observer
+        self._metrics = metrics
         self._on_registered = registered
         self._executor = ClaimExecutor(MAX_THREADS)
-        self._service = DraService(claims, self._executor, observer)
+        self._service = DraService(claims, self._executor, metrics)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
@@ -177,8 +177,8 @@ class KubeletPlugin:
             retiring.add_done_callback(self._retiring.discard)
 
     def _on_status(self, state: RegistrationStatus) -> None:
-        if self._observer is not None:
-            self._observer.registration(state.done, state.error)
+        if self._metrics is not None:
+            self._metrics.registration(state.done, state.error)
         self._on_registered(state)
 
 

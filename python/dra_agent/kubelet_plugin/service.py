@@ -109,10 +109,10 @@ class _Operation:
 class DraService:
     """Serves NodePrepareResources and NodeUnprepareResources."""
 
-    def __init__(self, claims: ClaimSource, executor: ClaimExecutor, observer: PluginMetrics | None = None) -> None:
+    def __init__(self, claims: ClaimSource, executor: ClaimExecutor, metrics: PluginMetrics | None = None) -> None:
         self._claims = claims
         self._executor = executor
-        self._observer = observer
+        self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._preparing: asyncio.Future[ClaimPreparer] = self._loop.create_future()
         self._watchdog = CallWatchdog()
@@ -228,8 +228,8 @@ class DraService:
     ) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
         fetched = await fetch(self._claims, claim, _fetch_deadline(deadline_s), tried=tried)
-        if self._observer is not None:
-            self._observer.observe_phase("fetch", time.perf_counter() - began)
+        if self._metrics is not None:
+            self._metrics.observe_phase("fetch", time.perf_counter() - began)
         preparing = await self._ready(deadline_s)
         deadline = Deadline(deadline_s)
         return await self._executor.run(
@@ -239,8 +239,8 @@ class DraService:
     def _prepare_on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
         fetched = fetch_on_thread(self._claims, claim, _fetch_deadline(deadline_s))
-        if self._observer is not None:
-            self._observer.observe_phase("fetch", time.perf_counter() - began)
+        if self._metrics is not None:
+            self._metrics.observe_phase("fetch", time.perf_counter() - began)
         turn.joinable(_key(fetched))
         return self._preparing.result().prepare(fetched, Deadline(deadline_s))
 

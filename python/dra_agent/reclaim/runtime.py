@@ -10,13 +10,11 @@ from typing import Any
 
 from dra_agent.device_setup.notice.directory import NoticeDirectory
 from dra_agent.errors import AgentError
-from dra_agent.host import Host
 from dra_agent.reclaim.control import SOCKET, ReclaimControlServer
 from dra_agent.reclaim.notice_files import NoticeFiles, notice_of
 from dra_agent.reclaim.service import OPERATOR, ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import Signal, SignalSource
-from dra_agent.reclaim.signals.detection import select_sources
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import StateFile
 
@@ -32,38 +30,35 @@ class ReclaimRuntime:
     def __init__(
         self,
         settings: ReclaimSettings,
+        sources: Sequence[SignalSource],
         state_dir: Path,
-        host: Host,
         boot: str,
         *,
         notice_dir: Path,
         keeps_notice: bool,
-        mode_sources: Callable[[ReclaimSettings], Sequence[SignalSource]],
         is_newest: Callable[[], bool],
         about: Callable[[], Any],
     ) -> None:
-        """Select the sources of the host; raises UsageError for a source with an invalid configuration.
+        """`sources` are those of `settings`.
 
         `notice_dir` has the notice files of claims; with `keeps_notice` they outlive the release of a claim during a
-        notice. `mode_sources` returns the sources outside the host. `is_newest`: whether this agent saves the
-        state, of several in a rolling update. `about` describes the agent.
+        notice. `is_newest`: whether this agent saves the state, of several in a rolling update. `about` describes the
+        agent.
         """
-        self._host = host
-        self._mode_sources = mode_sources
         self._settings = settings
-        self.reclaim = ReclaimService(state_dir, boot, self.sources(settings), is_newest=is_newest)
+        self.service = ReclaimService(state_dir, boot, sources, is_newest=is_newest)
         self.notices = NoticeDirectory(
             notice_dir,
-            current=lambda: notice_of(self.reclaim.state),
+            current=lambda: notice_of(self.service.state),
             may_replace=is_newest,
             keeps_notice=keeps_notice,
         )
         """The directories of notice files, with the current notice."""
         self._notice_files = NoticeFiles(self.notices)
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
-        self.reclaim.on_change(self._notice_files.changed)
-        self.reclaim.notice_failures = lambda: self._notice_files.failures
-        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.reclaim, about=about)
+        self.service.on_change(self._notice_files.changed)
+        self.service.notice_failures = lambda: self._notice_files.failures
+        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
         self._is_newest = is_newest
         self._file = StateFile(state_dir)
         self._following: asyncio.Task[None] | None = None
@@ -75,19 +70,15 @@ class ReclaimRuntime:
         except AgentError as error:
             # Signals of clouds are still received, and claims served.
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
-        await self.reclaim.start()
+        await self.service.start()
         self._notice_files.start()
         self._following = asyncio.create_task(self._follow_operator_requests(), name="reclaim of the newest agent")
 
-    def sources(self, settings: ReclaimSettings) -> list[SignalSource]:
-        """Return new sources for other settings; raises UsageError for a source with an invalid configuration."""
-        return [*select_sources(settings, self._host), *self._mode_sources(settings)]
-
     async def configure(self, settings: ReclaimSettings, sources: Sequence[SignalSource]) -> None:
-        """Listen to `sources`, which `sources(settings)` has returned, if the settings have changed."""
+        """Listen to `sources`, which are those of `settings`, if the settings have changed."""
         if settings != self._settings:
             self._settings = settings
-            await self.reclaim.replace_sources(sources)
+            await self.service.replace_sources(sources)
 
     async def stop(self) -> None:
         """Stop listening; the state stays on disk."""
@@ -95,7 +86,7 @@ class ReclaimRuntime:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         await self._trigger.stop()
-        await self.reclaim.stop()
+        await self.service.stop()
         await self._notice_files.stop()
 
     async def _follow_operator_requests(self) -> None:
@@ -107,7 +98,7 @@ class ReclaimRuntime:
                 if (stamp := self._stamp()) == last_stamp or self._is_newest():
                     continue
                 last_stamp = stamp
-                saved = await asyncio.to_thread(self._file.load, self.reclaim.state.boot)
+                saved = await asyncio.to_thread(self._file.load, self.service.state.boot)
                 await self._apply_operator_requests(saved)
             except AgentError as error:
                 log.warning("operator requests of a newer agent cannot be read", extra={"reason": str(error)})
@@ -115,14 +106,14 @@ class ReclaimRuntime:
                 log.exception("operator requests of a newer agent are not followed")
 
     async def _apply_operator_requests(self, saved: ReclaimState) -> None:
-        own = self.reclaim.state
+        own = self.service.state
         if set(saved.dismissed) - set(own.dismissed):
-            await self.reclaim.cancel(everything=True)
+            await self.service.cancel(everything=True)
         requested, current = _of_operator(saved), _of_operator(own)
         if requested is not None and requested != current:
-            await self.reclaim.begin(requested.kind, deadline=requested.deadline, description=requested.description)
+            await self.service.begin(requested.kind, deadline=requested.deadline, description=requested.description)
         elif requested is None and current is not None:
-            await self.reclaim.cancel(everything=False)
+            await self.service.cancel(everything=False)
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
