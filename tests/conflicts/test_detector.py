@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,21 @@ NODE = {"metadata": {"name": "node-1"}, "status": {"capacity": {}}}
 PLUGIN = {"metadata": {"name": "node-1"}, "status": {"capacity": {"nvidia.com/gpu": "8"}}}
 PLUGIN_CONFLICT = DeviceConflicts({"gpu-0": "device plugin nvidia.com/gpu"})
 Scenario = Callable[[ConflictDetector, list[DeviceConflicts], list[Device]], Awaitable[None]]
+
+
+@dataclass
+class FakeHost:
+    """A ConflictHost whose devices and other agents are those of the test."""
+
+    devices: list[Device]
+    reported: list[DeviceConflicts]
+    agents: dict[str, str]
+
+    def other_agents(self) -> dict[str, str]:
+        return self.agents
+
+    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
+        self.reported.append(verdict)
 
 
 class RunDetector(Protocol):
@@ -61,11 +77,9 @@ def run_detector(fake_api: FakeApi, tmp_path: Path) -> RunDetector:
             watch = NodeWatch(api, "node-1", backoff=Backoff(first=0.01, longest=0.1))
             detector = ConflictDetector(
                 watch,
+                FakeHost(devices, reported, agents or {}),
                 node="node-1",
                 driver="ours",
-                devices=lambda: devices,
-                changed=reported.append,
-                agents=lambda: agents or {},
                 return_delay_s=return_delay_s,
             )
             slices = SliceReflector(

@@ -18,7 +18,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageEr
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims, ListClasses, State
 from dra_agent.standalone.service import StandaloneService
 from eventually import DEADLINE_S, eventually
-from standalone.service_thread import ServiceThread
+from standalone.service_thread import HealthyDevices, ServiceThread
 
 
 @pytest.fixture
@@ -143,7 +143,13 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path, preparer: Any
 
     async def start() -> None:
         service = StandaloneService(
-            long, node="n", driver="d", slices=list, preparer=preparer, allocate=devices.allocate, validate=lambda _: []
+            long,
+            node="n",
+            driver="d",
+            devices=HealthyDevices(),
+            preparer=preparer,
+            allocate=devices.allocate,
+            validate=lambda _: [],
         )
         try:
             await service.start()

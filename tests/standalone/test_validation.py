@@ -14,6 +14,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.protocol import Apply, Client, ListClaims
 from dra_agent.standalone.service import StandaloneService
+from standalone.service_thread import HealthyDevices
 
 LIMIT_S = 60.0
 
@@ -32,7 +33,7 @@ def test_requests_are_answered_while_an_object_is_validated(
             tmp_path,
             node="n",
             driver="d",
-            slices=list,
+            devices=HealthyDevices(),
             preparer=preparer,
             allocate=devices.allocate,
             validate=validate,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.host_ownership import other_agents
 from dra_agent.conflicts import DeviceConflicts, ForeignSlices, SavedConflicts, exclude, load_conflicts, save_conflicts
 from dra_agent.conflicts.detector import ConflictDetector
-from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status.events import SECOND_MANAGER, EventSink, ObjectReference
 
@@ -42,18 +42,25 @@ class ConflictFilter:
         self._save_lock = threading.Lock()
         self._detector = ConflictDetector(
             node_watch,
+            self,
             node=config.node,
             driver=config.driver_name,
-            devices=lambda: hardware.inventory.devices,
-            changed=self._found,
             verdict=load_conflicts(config.state_dir).verdict,
-            agents=lambda: {agent.driver: agent.state_dir for agent in other_agents(config)},
         )
 
     @property
     def slices(self) -> ForeignSlices:
         """The slices of other drivers, which a watch must keep current."""
         return self._detector.slices
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices of this host. See ConflictHost."""
+        return self._hardware.inventory.devices
+
+    def other_agents(self) -> dict[str, str]:
+        """Return the state directories of other agents, by driver. See ConflictHost."""
+        return {agent.driver: agent.state_dir for agent in other_agents(self._config)}
 
     async def start(self) -> None:
         """Detect other drivers before anything is published, and continue to check. The watches must run."""
@@ -77,7 +84,8 @@ class ConflictFilter:
     def _publishes(self) -> bool:
         return self._config.second_manager == "publish"
 
-    def _found(self, verdict: DeviceConflicts) -> None:
+    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
+        """Save and report a new verdict. See ConflictHost."""
         self._save()
         node = ObjectReference.node(self._config.node)
         for manager, names in verdict.by_manager().items():

@@ -13,7 +13,6 @@ from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.reload import Reload
 from dra_agent.conflicts import delete
-from dra_agent.health.published_health import unusable_reason
 from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
@@ -67,11 +66,10 @@ class StandaloneMode:
             config.state_dir,
             node=config.node,
             driver=config.driver_name,
-            slices=hardware.slices,
+            devices=hardware,
             preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
             allocate=ClusterAllocator(),
             validate=validation_messages,
-            unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
         # An incomplete prepare of a claim that the store has lost is rolled back by the first repair.
         entries = [msgspec.to_builtins(entry) for entry in ledger.entries() if entry.state != "started"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from dra_agent.conflicts.other_drivers import ForeignSlices
 from dra_agent.conflicts.verdict import DeviceConflicts, find_conflicts, observe
@@ -25,31 +26,40 @@ FIRST_CHECK_TIMEOUT_S = 10.0
 """Seconds to wait for the first check before devices are published without it."""
 
 
+class ConflictHost(Protocol):
+    """What is compared with other drivers. A protocol because the agent, which has it, is a layer above."""
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices of this agent."""
+
+    def other_agents(self) -> Mapping[str, str]:
+        """Return the state directories of other agents of the host, by driver."""
+
+    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
+        """Act on a new verdict; called on the loop."""
+
+
 class ConflictDetector:
     """Keeps a verdict current from `start` to `stop`. All methods belong on the event loop."""
 
     def __init__(
         self,
         node_watch: NodeWatch,
+        host: ConflictHost,
         *,
         node: str,
         driver: str,
-        devices: Callable[[], Iterable[Device]],
-        changed: Callable[[DeviceConflicts], None],
         verdict: DeviceConflicts | None = None,
-        agents: Callable[[], Mapping[str, str]] = dict,
         return_delay_s: float = RETURN_DELAY_S,
     ) -> None:
-        """`devices` returns this agent's devices; `changed` is called on the loop with each new verdict.
+        """`verdict` is that of an earlier run: it is valid until the first check.
 
-        `verdict` is that of an earlier run: it is valid until the first check. `agents` returns the state directories
-        of other agents of the host, by driver. `slices` receives the slices of other drivers.
+        `slices` receives the slices of other drivers.
         """
         self._node_watch = node_watch
         self._node: NodeState | None = None
-        self._devices = devices
-        self._changed = changed
-        self._agents = agents
+        self._host = host
         self._return_delay_s = return_delay_s
         self._return_at: dict[str, float] = {}
         """When a device returns that no other driver advertises any more, in the loop's time."""
@@ -85,8 +95,10 @@ class ConflictDetector:
         """Check the devices again, if the other drivers are known."""
         if self._node is None or not self._node.is_listed or not self.slices.is_listed:
             return
-        devices = list(self._devices())
-        observation = observe(node=self._node.node or {}, foreign=self.slices.devices(), agents=self._agents())
+        devices = list(self._host.devices)
+        observation = observe(
+            node=self._node.node or {}, foreign=self.slices.devices(), agents=self._host.other_agents()
+        )
         verdict = find_conflicts(devices, observation)
         if self._checked.is_set():
             verdict = self._without_early_returns(verdict, {device.name for device in devices})
@@ -94,7 +106,7 @@ class ConflictDetector:
         if verdict != self.verdict:
             self.verdict = verdict
             self._log_verdict()
-            self._changed(verdict)
+            self._host.conflicts_changed(verdict)
 
     async def _follow_node(self) -> None:
         async for state in self._node_watch.states():

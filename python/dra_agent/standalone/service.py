@@ -14,12 +14,14 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import PermanentError, UsageError
+from dra_agent.health.published_health import unusable_reason
+from dra_agent.inventory.model import Device
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Allocate, ApplyResult, ClaimView, Object
 from dra_agent.standalone.claim_workers import ClaimWorkers
@@ -58,6 +60,16 @@ MAX_OBJECTS_PER_APPLY = 25_000
 _T = TypeVar("_T")
 
 
+class NodeDevices(Protocol):
+    """The devices of this node. A protocol because the agent, which has them, is a layer above."""
+
+    def slices(self) -> list[Object]:
+        """Return the current ResourceSlices."""
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Return a device; None if it is not on this host now."""
+
+
 class StandaloneService:
     """The API server's, the scheduler's and the kubelet's place on a host without Kubernetes."""
 
@@ -67,29 +79,24 @@ class StandaloneService:
         *,
         node: str,
         driver: str,
-        slices: Callable[[], list[Object]],
+        devices: NodeDevices,
         preparer: ClaimPreparer,
         allocate: Allocate,
         validate: Callable[[Object], list[str]],
-        unusable: Callable[[str, str], str] = lambda pool, device: "",
     ) -> None:
-        """`slices` returns the current ResourceSlices; `validate` the errors of an object.
-
-        `unusable`: why a device (pool, name) of a prepared claim cannot be used; "" where it can.
-        """
-        self._unusable = unusable
+        """`validate` returns the errors of an object."""
+        self._devices = devices
         self.socket = state_dir / SOCKET
         self.store = Store(state_dir)
         self._node = node
         self._driver = driver
-        self._slices = slices
         self._validator = Validator(validate)
         self._wake = asyncio.Event()
         self._workers = ClaimWorkers(self._wake.set)
         self.queue = ClaimQueue(
             self.store,
             node=node,
-            slices=slices,
+            slices=devices.slices,
             allocate=allocate,
             preparer=preparer,
             clock=time.monotonic,
@@ -271,7 +278,7 @@ class StandaloneService:
         reasons = [
             f"{device.device}: {reason}"
             for device in view.devices
-            if (reason := self._unusable(device.pool, device.device))
+            if (reason := unusable_reason(self._devices.lookup(device.pool, device.device)))
         ]
         return msgspec.structs.replace(view, phase="Unhealthy", message="; ".join(reasons)) if reasons else view
 
@@ -314,7 +321,7 @@ class StandaloneService:
             "node": self._node,
             "driver": self._driver,
             "classes": self.queue.classes(),
-            "slices": self._slices(),
+            "slices": self._devices.slices(),
             "allocated": self.queue.allocated(),
         }
 
