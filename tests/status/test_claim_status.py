@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient
 from dra_agent.status import ClaimStatusWriter, Condition, PreparedClaim
 from dra_agent.status.device_status import DeviceKey
@@ -226,20 +227,6 @@ def test_a_health_change_during_a_write_is_written_too(
     run_with_client(scenario)
 
 
-def test_a_condition_callback_overrides_the_inventory(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
-    fake_api.put("resourceclaims", claim("a", result("gpu-0")))
-
-    async def scenario(api: ApiClient) -> None:
-        def judge(pool: str, name: str, device: Any) -> Condition:
-            return Condition("Unknown", "VendorLibraryHangs", f"{pool}/{name}")
-
-        async with status_writer(api, host, held("a", "gpu-0"), condition_of=judge):
-            await eventually_async(lambda: entries(fake_api, "a"))
-
-    run_with_client(scenario)
-    assert entries(fake_api, "a")[0]["conditions"][0]["reason"] == "VendorLibraryHangs"
-
-
 @pytest.mark.parametrize("case", ["gone", "replaced", "deallocated", "given another device"])
 def test_a_claim_that_is_no_longer_held_is_not_written(
     fake_api: FakeApi, run_with_client: Any, host: Host, case: str
@@ -369,17 +356,21 @@ def test_an_api_server_that_drops_the_field_is_reported(
     assert len(writes(fake_api)) == 1
 
 
-def test_an_error_with_one_claim_does_not_stop_the_writer(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
+def test_an_error_with_one_claim_does_not_stop_the_writer(
+    fake_api: FakeApi, run_with_client: Any, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
 
-    def judge(pool: str, name: str, device: Any) -> Condition:
-        if name == "gpu-0":
-            raise KeyError(name)
+    def judge(device: Device | None) -> Condition:
+        if device is not None and device.name == "gpu-0":
+            raise KeyError(device.name)
         return Condition("True", "Healthy")
 
+    monkeypatch.setattr("dra_agent.status.claim_status.device_condition", judge)
+
     async def scenario(api: ApiClient) -> None:
-        async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1"), condition_of=judge):
+        async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1")):
             await eventually_async(lambda: entries(fake_api, "b"))
 
     run_with_client(scenario)

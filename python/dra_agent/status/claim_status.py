@@ -16,7 +16,6 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, Backoff, NotFoundError
 from dra_agent.status.device_status import (
-    ConditionFunction,
     DeviceKey,
     Object,
     PreparedClaim,
@@ -48,7 +47,6 @@ class ClaimStatusWriter:
         driver: str,
         lookup: Callable[[str, str], Device | None],
         *,
-        condition_of: ConditionFunction = device_condition,
         addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
         families: frozenset[str] | None = None,
         debounce_s: float = DEBOUNCE_S,
@@ -61,7 +59,6 @@ class ClaimStatusWriter:
         self._api = api
         self._driver = driver
         self._lookup = lookup
-        self._condition_of = condition_of
         self._addresses = addresses
         self._families = families
         self._debounce_s = debounce_s
@@ -149,7 +146,7 @@ class ClaimStatusWriter:
             return  # still pending
         conditions = {_key(one): _condition(one) for one in entries}
         keys = self._claims[uid].devices
-        now = {key: self._condition_of(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
+        now = {key: device_condition(self._lookup(key.pool, key.device)) for key in keys}
         if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
             self._enqueue(uid)
 
@@ -247,7 +244,7 @@ class ClaimStatusWriter:
             ips: Sequence[str] = ()
             if len(network) == 2:  # interface and hardware address
                 ips = await asyncio.to_thread(self._addresses, network["interfaceName"], network["hardwareAddress"])
-            entries.append(entry(self._driver, key, device, self._condition_of(key.pool, key.device, device), ips, now))
+            entries.append(entry(self._driver, key, device, device_condition(device), ips, now))
         return entries
 
 

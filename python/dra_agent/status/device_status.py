@@ -42,12 +42,8 @@ class Condition(NamedTuple):
     message: str = ""
 
 
-ConditionFunction = Callable[[str, str, Device | None], Condition]
-"""Returns the condition of a device (pool, name, and its inventory entry)."""
-
-
-def device_condition(pool: str, name: str, device: Device | None) -> Condition:
-    """Evaluate a device by the inventory only."""
+def device_condition(device: Device | None) -> Condition:
+    """Return the condition of a device; `device` is None if it is not on this host."""
     if device is None:
         return Condition("False", "DeviceGone", "the device is not on this host")
     match device.health:
@@ -149,14 +145,11 @@ class DeviceEventEmitter:
         events: EventSink,
         inventory: Callable[[], Inventory],
         holders: Callable[[], Sequence[PreparedClaim]],
-        *,
-        condition_of: ConditionFunction = device_condition,
     ) -> None:
         self._node = node
         self._events = events
         self._inventory = inventory
         self._holders = holders
-        self._condition_of = condition_of
         self._unhealthy: dict[Name, Condition] = {}
         self._lost: set[tuple[str, Name]] = set()
 
@@ -164,7 +157,7 @@ class DeviceEventEmitter:
         """Check all devices. Also called at the start, where issues are reported but no recoveries."""
         inventory, holders = self._inventory(), self._holders()
         stored = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
-        conditions = {name: self._condition_of(*name, device) for name, device in stored.items()}
+        conditions = {name: device_condition(device) for name, device in stored.items()}
         unhealthy = {name: condition for name, condition in conditions.items() if condition.status == "False"}
         for name, condition in unhealthy.items():
             before = self._unhealthy.get(name)
