@@ -29,7 +29,7 @@ def preparer() -> Preparer:
 @pytest.fixture
 def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[ServiceThread]:
     (tmp_path / "state").mkdir()
-    running = ServiceThread(tmp_path / "state", preparer, devices.allocate)
+    running = ServiceThread(tmp_path / "state", preparer, devices)
     yield running
     running.stop()
 

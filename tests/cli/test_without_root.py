@@ -47,7 +47,7 @@ def test_a_command_finds_the_users_agent_that_starts_while_it_waits(
 
     def start() -> None:
         (tmp_path / "dra-agent").mkdir()
-        started.append(ServiceThread(tmp_path / "dra-agent", preparer, devices.allocate))
+        started.append(ServiceThread(tmp_path / "dra-agent", preparer, devices))
 
     errors = Announcement(start)
     monkeypatch.setattr(sys, "stderr", errors)

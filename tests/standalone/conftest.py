@@ -15,6 +15,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
 from dra_agent.standalone import protocol as client_module
 from dra_agent.standalone import service as service_module
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
@@ -53,7 +54,7 @@ class Preparer:
         self.prepared.pop(uid, None)
 
 
-class Devices:
+class Devices(ClusterAllocator):
     """An allocator of whole devices; the test may change `names` at any time."""
 
     def __init__(self, *names: str) -> None:
@@ -115,7 +116,7 @@ def clock() -> Clock:
 @pytest.fixture
 def queue(tmp_path: Path, preparer: Preparer, devices: Devices, clock: Clock) -> Iterator[ClaimQueue]:
     store = Store(tmp_path)
-    queue = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+    queue = ClaimQueue(store, node="n", slices=list, allocator=devices, preparer=preparer, clock=clock)
     queue.apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}])
     yield queue
     store.close()

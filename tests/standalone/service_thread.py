@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dra_agent.inventory.model import Device
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.service import StandaloneService
 from eventually import DEADLINE_S
 
@@ -26,7 +26,7 @@ class HealthyDevices:
 class ServiceThread:
     """A service on an event loop in its own thread."""
 
-    def __init__(self, directory: Path, preparer: Any, allocate: Callable[..., Any]) -> None:
+    def __init__(self, directory: Path, preparer: Any, allocator: ClusterAllocator) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -38,7 +38,7 @@ class ServiceThread:
                 driver="d",
                 devices=HealthyDevices(),
                 preparer=preparer,
-                allocate=allocate,
+                allocator=allocator,
                 validate=lambda value: ["spec: is missing"] if "spec" not in value else [],
             )
             await service.start()

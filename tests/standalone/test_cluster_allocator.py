@@ -30,7 +30,7 @@ def test_slices_and_classes_are_read_once_for_many_claims(tmp_path: Path, prepar
     allocator = ClusterAllocator()
     store = Store(tmp_path)
     queue = ClaimQueue(
-        store, node="n1", slices=lambda: slices, allocate=allocator, preparer=preparer, clock=time.monotonic
+        store, node="n1", slices=lambda: slices, allocator=allocator, preparer=preparer, clock=time.monotonic
     )
     queue.apply([CLASS, waiting("holder", 4), *(waiting(f"c{number:03}", 5 + number) for number in range(WAITING))])
     queue.apply([waiting("small", 1)])
@@ -61,7 +61,7 @@ def test_random_changes_give_the_results_of_allocate() -> None:
         claim = make_claim(request(deviceClassName=name, **fields), name=f"c{number}")
         query: Json = {"node": "n1", "classes": classes, "slices": slices, "claims": [claim]}
         empty = rng.random() < 0.2
-        result = allocator(**query, allocated=[] if empty else held)
+        result = allocator.allocate(**query, allocated=[] if empty else held)
         expected = allocate(**query, allocated=[] if empty else held)
         for one in (result, expected):
             for allocation in one["results"]:
@@ -80,5 +80,5 @@ def test_a_slice_that_cannot_be_read_is_an_error_until_it_is_replaced() -> None:
     query: Json = {"node": "n1", "classes": [CLASS], "claims": [waiting("c", 1)], "allocated": []}
     broken = {"metadata": {"name": "s"}, "spec": {"devices": "many"}}
     for _ in range(2):
-        assert "ResourceSlice s: spec.devices" in allocator(**query, slices=[broken])["error"]
-    assert allocator(**query, slices=[slice_of(device("a"))])["allocated"]
+        assert "ResourceSlice s: spec.devices" in allocator.allocate(**query, slices=[broken])["error"]
+    assert allocator.allocate(**query, slices=[slice_of(device("a"))])["allocated"]

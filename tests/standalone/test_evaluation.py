@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
 
@@ -19,11 +20,12 @@ import msgspec
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
 
-def allocate(**question):
-    os._exit(134)
+class Allocator:
+    def allocate(self, **question):
+        os._exit(134)
 
 queue = ClaimQueue(
-    Store(Path(sys.argv[1])), node="n", slices=list, allocate=allocate, preparer=None, clock=time.monotonic
+    Store(Path(sys.argv[1])), node="n", slices=list, allocator=Allocator(), preparer=None, clock=time.monotonic
 )
 queue.apply(msgspec.json.decode(sys.stdin.buffer.read()))
 queue.reconcile()
@@ -44,13 +46,14 @@ def test_a_claim_that_ended_the_process_waits_for_another_apply(
     crash(tmp_path, [gpu, claim("deadly"), claim("twin"), claim("other", 2)])
     evaluated: list[str] = []
 
-    def allocate(**question: Any) -> dict[str, Any]:
-        evaluated.append(question["claims"][0]["metadata"]["name"])
-        answer: dict[str, Any] = devices.allocate(**question)
-        return answer
+    class RecordingAllocator(ClusterAllocator):
+        def allocate(self, **question: Any) -> dict[str, Any]:
+            evaluated.append(question["claims"][0]["metadata"]["name"])
+            answer: dict[str, Any] = devices.allocate(**question)
+            return answer
 
     store = Store(tmp_path)
-    queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
+    queue = ClaimQueue(store, node="n", slices=list, allocator=RecordingAllocator(), preparer=preparer, clock=clock)
     queue.reconcile()
     assert evaluated == ["other"]
     views = {view.name: view for view in queue.views()}
@@ -72,7 +75,7 @@ def test_a_process_that_ends_between_evaluations_parks_no_claim(
     gpu = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
     for _ in range(2):
         store = Store(tmp_path)
-        queue = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+        queue = ClaimQueue(store, node="n", slices=list, allocator=devices, preparer=preparer, clock=clock)
         queue.apply([gpu, claim("waits", 3)])
         queue.reconcile()
         assert [view.phase for view in queue.views()] == ["Pending"]

@@ -16,6 +16,7 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.standalone import intake
 from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import service as service_module
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.protocol import MAX_LINE_BYTES, Apply, Client, Delete, Get, ListClaims
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.service import StandaloneService
@@ -26,7 +27,7 @@ from standalone.service_thread import ServiceThread
 CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
 
 
-class CountingAllocator:
+class CountingAllocator(ClusterAllocator):
     """An allocator that records each call, and that a test may block."""
 
     def __init__(self, allocate: Callable[..., Any]) -> None:
@@ -34,21 +35,21 @@ class CountingAllocator:
         self.calls: list[str] = []
         self.before: Callable[[], None] = lambda: None
 
-    def __call__(self, **question: Any) -> Any:
+    def allocate(self, **question: Any) -> Any:
         self.calls.append(question["claims"][0]["metadata"]["name"])
         self.before()
         return self._allocate(**question)
 
 
 @pytest.fixture
-def allocate(devices: Any) -> CountingAllocator:
+def allocator(devices: Any) -> CountingAllocator:
     return CountingAllocator(devices.allocate)
 
 
 @pytest.fixture
-def counted(tmp_path: Path, preparer: Any, allocate: CountingAllocator, clock: Any) -> Iterator[ClaimQueue]:
+def counted(tmp_path: Path, preparer: Any, allocator: CountingAllocator, clock: Any) -> Iterator[ClaimQueue]:
     store = Store(tmp_path)
-    queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
+    queue = ClaimQueue(store, node="n", slices=list, allocator=allocator, preparer=preparer, clock=clock)
     queue.apply([CLASS])
     yield queue
     store.close()
@@ -58,43 +59,45 @@ def phases(queue: ClaimQueue) -> dict[str, str]:
     return {view.name: view.phase for view in queue.views()}
 
 
-def test_equal_claims_are_tried_once(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
+def test_equal_claims_are_tried_once(counted: ClaimQueue, allocator: CountingAllocator, claim: Any) -> None:
     counted.apply([claim(f"c{number:04}") for number in range(2000)])
     counted.reconcile()
-    assert len(allocate.calls) <= 4, "two that fit, one that does not fit, and the same on an empty host"
+    assert len(allocator.calls) <= 4, "two that fit, one that does not fit, and the same on an empty host"
     assert [view.phase for view in counted.views()[:3]] == ["Prepared", "Prepared", "Pending"]
     assert counted.views()[1999].message == "waits for devices that other claims hold"
 
 
-def test_nothing_is_retried_while_nothing_changes(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
+def test_nothing_is_retried_while_nothing_changes(
+    counted: ClaimQueue, allocator: CountingAllocator, claim: Any
+) -> None:
     counted.apply([claim(f"c{count}", count) for count in range(1, 40)])
     counted.reconcile()
-    calls = len(allocate.calls)
+    calls = len(allocator.calls)
     counted.reconcile()
     counted.apply([claim("more", 50)])
     counted.reconcile()
-    assert set(allocate.calls[calls:]) == {"more"}
+    assert set(allocator.calls[calls:]) == {"more"}
 
 
 def test_a_release_retries_claims_that_wait_for_devices(
-    counted: ClaimQueue, allocate: CountingAllocator, claim: Any
+    counted: ClaimQueue, allocator: CountingAllocator, claim: Any
 ) -> None:
     counted.apply([claim("holder", 2), claim("huge", 3), claim("small")])
     counted.reconcile()
-    del allocate.calls[:]
+    del allocator.calls[:]
     counted.delete("default", "holder")
     counted.reconcile()
-    assert allocate.calls == ["small"]
+    assert allocator.calls == ["small"]
     assert phases(counted) == {"huge": "Pending", "small": "Prepared"}
 
 
-def test_a_new_class_retries_claims_that_name_it(counted: ClaimQueue, allocate: CountingAllocator, claim: Any) -> None:
+def test_a_new_class_retries_claims_that_name_it(counted: ClaimQueue, allocator: CountingAllocator, claim: Any) -> None:
     counted.apply([claim("one", class_name="one"), claim("two", class_name="two"), claim("huge", 3)])
     counted.reconcile()
-    del allocate.calls[:]
+    del allocator.calls[:]
     counted.apply([{"kind": "DeviceClass", "metadata": {"name": "two"}, "spec": {}}])
     counted.reconcile()
-    assert allocate.calls == ["two"]
+    assert allocator.calls == ["two"]
     assert phases(counted)["two"] == "Prepared"
 
 
@@ -108,12 +111,12 @@ def test_a_new_device_retries_all_claims(counted: ClaimQueue, devices: Any, clai
 
 
 def test_a_reconcile_ends_at_its_time_budget(
-    counted: ClaimQueue, allocate: CountingAllocator, clock: Any, claim: Any
+    counted: ClaimQueue, allocator: CountingAllocator, clock: Any, claim: Any
 ) -> None:
     def takes_a_second() -> None:
         clock.now += 1
 
-    allocate.before = takes_a_second
+    allocator.before = takes_a_second
     counted.apply([claim(f"c{count}", count) for count in range(3, 9)])
     assert counted.reconcile(budget_s=3.0) == 0.0
     untried = [view for view in counted.views() if "not tried yet" in view.message]
@@ -126,12 +129,12 @@ def test_a_reconcile_ends_at_its_time_budget(
 
 
 def test_an_error_names_its_claim(
-    counted: ClaimQueue, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
+    counted: ClaimQueue, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*, claims: list[Any], **_: Any) -> Any:
         return {"allocated": False, "results": [], "error": f"claim default/{claims[0]['metadata']['name']}, request r"}
 
-    monkeypatch.setattr(allocate, "_allocate", refuse)
+    monkeypatch.setattr(allocator, "_allocate", refuse)
     counted.apply([claim("first"), claim("second")])
     counted.reconcile()
     messages = [view.message for view in counted.views()]
@@ -165,8 +168,8 @@ def test_more_claims_than_the_limit_are_refused(
 
 
 @contextmanager
-def running(directory: Path, preparer: Any, allocate: Callable[..., Any]) -> Iterator[StandaloneService]:
-    agent = ServiceThread(directory, preparer, allocate)
+def running(directory: Path, preparer: Any, allocator: ClusterAllocator) -> Iterator[StandaloneService]:
+    agent = ServiceThread(directory, preparer, allocator)
     try:
         yield agent.service
     finally:
@@ -174,7 +177,7 @@ def running(directory: Path, preparer: Any, allocate: Callable[..., Any]) -> Ite
 
 
 def test_requests_are_answered_while_a_claim_is_evaluated(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
     tried, may_continue = threading.Event(), threading.Event()
@@ -183,9 +186,9 @@ def test_requests_are_answered_while_a_claim_is_evaluated(
         tried.set()
         assert may_continue.wait(DEADLINE_S)
 
-    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         client.call(Apply([CLASS]))
-        allocate.before = hang
+        allocator.before = hang
         try:
             (first,) = client.call(Apply([claim("first")]))
             assert tried.wait(DEADLINE_S)
@@ -200,7 +203,7 @@ def test_requests_are_answered_while_a_claim_is_evaluated(
 
 
 def test_an_agent_stops_during_an_allocation(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.1)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
@@ -210,7 +213,7 @@ def test_an_agent_stops_during_an_allocation(
         tried.set()
         assert may_continue.wait(DEADLINE_S)
 
-    agent = ServiceThread(tmp_path, preparer, allocate)
+    agent = ServiceThread(tmp_path, preparer, allocator)
     shut_down = service_module._shut_down
 
     async def shut_down_idle_pools(pool: ThreadPoolExecutor) -> None:
@@ -224,14 +227,14 @@ def test_an_agent_stops_during_an_allocation(
     try:
         with Client(agent.service.socket) as client:
             client.call(Apply([CLASS]))
-            allocate.before = hang
+            allocator.before = hang
             client.call(Apply([claim("first")]))
         assert tried.wait(DEADLINE_S)
         agent.stop()
         assert agent.service.hung_calls == ["allocating claims"]
         # The allocation is still running: its end does not count as a clean shutdown of the next agent.
         with (
-            running(tmp_path, preparer, CountingAllocator(allocate._allocate)) as service,
+            running(tmp_path, preparer, CountingAllocator(allocator._allocate)) as service,
             Client(service.socket) as client,
         ):
             assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
@@ -240,39 +243,39 @@ def test_an_agent_stops_during_an_allocation(
 
 
 def test_20000_claims_are_accepted_and_restored_after_a_restart(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any
 ) -> None:
     many = [claim(f"c{number:05}", 3 + number) for number in range(20_000)]
-    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         client.call(Apply([CLASS]))
         assert len(client.call(Apply(many))) == 20_000
         assert client.call(Get("default", "c19999"))["phase"] == "Pending"
-    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         assert client.call(Get("default", "c00000"))["phase"] == "Pending"
         assert client.call(Delete("ResourceClaim", "c19999")) is True
 
 
 def test_a_request_with_too_many_objects_is_refused(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_OBJECTS_PER_APPLY", 2)
-    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match="3 objects in one request, 2 at most; apply them in several"):
             client.call(Apply([CLASS, claim("a"), claim("b")]))
         assert client.call(ListClaims()) == []
 
 
 def test_a_request_that_is_too_long_is_refused_by_the_client(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any
 ) -> None:
-    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match=f"bytes, {MAX_LINE_BYTES} at most; apply its objects in several"):
             client.call(Apply([claim("a" * MAX_LINE_BYTES)]))
         assert client.call(ListClaims()) == []
 
 
 def test_a_hanging_prepare_does_not_delay_requests(
-    tmp_path: Path, preparer: Any, allocate: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
     may_continue = threading.Event()
@@ -283,7 +286,7 @@ def test_a_hanging_prepare_does_not_delay_requests(
         return prepare(value, deadline)
 
     monkeypatch.setattr(preparer, "prepare", hang)
-    with running(tmp_path, preparer, allocate) as service, ThreadPoolExecutor(1) as pool:
+    with running(tmp_path, preparer, allocator) as service, ThreadPoolExecutor(1) as pool:
         try:
             with Client(service.socket) as client:
                 client.call(Apply([CLASS]))

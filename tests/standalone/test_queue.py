@@ -229,7 +229,7 @@ def test_suspended_claims_survive_a_restart(
     queue.reconcile()
     suspend(queue, release=True)
     store = Store(tmp_path)
-    restarted = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+    restarted = ClaimQueue(store, node="n", slices=list, allocator=devices, preparer=preparer, clock=clock)
     restarted.reconcile()
     assert [(view.name, view.phase) for view in restarted.views()] == [("one", "Prepared")]
     store.close()

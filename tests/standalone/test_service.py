@@ -23,7 +23,7 @@ from standalone.service_thread import HealthyDevices, ServiceThread
 
 @pytest.fixture
 def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[ServiceThread]:
-    running = ServiceThread(tmp_path, preparer, devices.allocate)
+    running = ServiceThread(tmp_path, preparer, devices)
     with Client(running.path) as client:
         client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]))
     yield running
@@ -68,13 +68,13 @@ def test_claims_and_socket_of_a_killed_agent_are_taken_over(
     stale_socket = socket.socket(socket.AF_UNIX)
     stale_socket.bind(str(tmp_path / "agent.sock"))
     stale_socket.close()
-    first = ServiceThread(tmp_path, preparer, devices.allocate)
+    first = ServiceThread(tmp_path, preparer, devices)
     with Client(first.path) as client:
         client.call(
             Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b", 2)])
         )
     first.stop()
-    second = ServiceThread(tmp_path, preparer, devices.allocate)
+    second = ServiceThread(tmp_path, preparer, devices)
     with Client(second.path) as client:
         assert [(view["name"], view["phase"]) for view in client.call(ListClaims())] == [
             ("a", "Prepared"),
@@ -148,7 +148,7 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path, preparer: Any
             driver="d",
             devices=HealthyDevices(),
             preparer=preparer,
-            allocate=devices.allocate,
+            allocator=devices,
             validate=lambda _: [],
         )
         try:
@@ -266,12 +266,12 @@ def test_an_agent_starts_with_a_hanging_device(
     tmp_path: Path, claim: Any, preparer: Any, devices: Any, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.standalone.service.START_TIMEOUT_S", 0.1)
-    first = ServiceThread(tmp_path, preparer, devices.allocate)
+    first = ServiceThread(tmp_path, preparer, devices)
     with Client(first.path) as client:
         client.call(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))
     first.stop()
     preparer.hangs = True
-    second = ServiceThread(tmp_path, preparer, devices.allocate)
+    second = ServiceThread(tmp_path, preparer, devices)
     with Client(second.path) as client:
         assert client.call(Get("default", "b", DEADLINE_S))["phase"] == "Prepared"
         assert client.call(Get("default", "a"))["phase"] == "Allocated"

@@ -35,7 +35,7 @@ def test_requests_are_answered_while_an_object_is_validated(
             driver="d",
             devices=HealthyDevices(),
             preparer=preparer,
-            allocate=devices.allocate,
+            allocator=devices,
             validate=validate,
         )
         await service.start()

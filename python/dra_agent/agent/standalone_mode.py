@@ -68,7 +68,7 @@ class StandaloneMode:
             driver=config.driver_name,
             devices=hardware,
             preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
-            allocate=ClusterAllocator(),
+            allocator=ClusterAllocator(),
             validate=validation_messages,
         )
         # An incomplete prepare of a claim that the store has lost is rolled back by the first repair.

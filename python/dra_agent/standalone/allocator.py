@@ -14,7 +14,7 @@ from dra_agent.standalone.claim import Object
 
 
 class ClusterAllocator:
-    """See dra_agent.standalone.claim.Allocate. Not safe for threads: the queue calls it from one."""
+    """Not safe for threads: the queue calls it from one."""
 
     def __init__(self) -> None:
         self._slices: list[Object] = []
@@ -22,10 +22,13 @@ class ClusterAllocator:
         self._held: dict[str, Object] = {}
         self._cluster: Cluster | None = None
 
-    def __call__(
+    def allocate(
         self, *, node: str, classes: list[Object], slices: list[Object], claims: list[Object], allocated: list[Object]
     ) -> Object:
-        """Return the result of `dra_agent.allocator.allocate`; an object that cannot be read is an error."""
+        """Return {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}.
+
+        An object that cannot be read is an error, as in `dra_agent.allocator.allocate`.
+        """
         try:
             cluster = self._current(classes, slices)
             if allocated:

@@ -6,21 +6,12 @@ The objects themselves are the API's own; nothing here is stored.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 Object = dict[str, Any]
 """An object of the API as JSON values."""
-
-
-class Allocate(Protocol):
-    """The allocator: `dra_agent.allocator.allocate`."""
-
-    def __call__(
-        self, *, node: str, classes: list[Object], slices: list[Object], claims: list[Object], allocated: list[Object]
-    ) -> Object:
-        """Return {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}."""
 
 
 Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]

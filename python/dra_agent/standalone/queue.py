@@ -15,11 +15,11 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, NoSuchObjectError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import KeyedBackoff
+from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.claim import (
     FAILED,
     PREPARED,
     UNDER_WAY,
-    Allocate,
     ApplyResult,
     ClaimView,
     HeldDevice,
@@ -57,7 +57,7 @@ class ClaimQueue:
         *,
         node: str,
         slices: Callable[[], list[Object]],
-        allocate: Allocate,
+        allocator: ClusterAllocator,
         preparer: ClaimPreparer,
         clock: Callable[[], float],
         run: Run = run_inline,
@@ -65,7 +65,7 @@ class ClaimQueue:
         self._store = store
         self._node = node
         self._slices = slices
-        self._allocate = allocate
+        self._allocator = allocator
         self._preparer = preparer
         self._clock = clock
         self._lock = threading.RLock()
@@ -282,7 +282,9 @@ class ClaimQueue:
     def _evaluate_claim(self, claim: Object, allocated: list[Object]) -> Object:
         classes, slices = self.classes(), self._slices()
         with self._evaluation.of(claim["metadata"]["uid"]):
-            return self._allocate(node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated)
+            return self._allocator.allocate(
+                node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated
+            )
 
     def _prepare(self, uid: str, claim: Object) -> None:
         if uid not in self._prepared and self._work.is_free(uid) and self._retries.due(uid):

@@ -23,7 +23,8 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import ClaimPreparer
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Allocate, ApplyResult, ClaimView, Object
+from dra_agent.standalone.allocator import ClusterAllocator
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, ApplyResult, ClaimView, Object
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.intake import Validator
@@ -81,7 +82,7 @@ class StandaloneService:
         driver: str,
         devices: NodeDevices,
         preparer: ClaimPreparer,
-        allocate: Allocate,
+        allocator: ClusterAllocator,
         validate: Callable[[Object], list[str]],
     ) -> None:
         """`validate` returns the errors of an object."""
@@ -97,7 +98,7 @@ class StandaloneService:
             self.store,
             node=node,
             slices=devices.slices,
-            allocate=allocate,
+            allocator=allocator,
             preparer=preparer,
             clock=time.monotonic,
             run=self._workers.run,
