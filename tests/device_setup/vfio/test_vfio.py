@@ -15,6 +15,7 @@ from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Ben
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
+from dra_agent.device_setup.vfio.setup import NvidiaLibrary
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
@@ -210,8 +211,8 @@ def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
     assert bench.driver(NIC) == "mlx5_core"
 
 
-class KnownLibrary:
-    """A library that tells who computes, and what it was asked."""
+class KnownLibrary(NvidiaLibrary):
+    """A library with the processes of the test, which records its calls."""
 
     def __init__(self) -> None:
         self.story: list[str] = []
@@ -228,7 +229,7 @@ class KnownLibrary:
         self.story.append("took again")
 
 
-def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
+def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
     library = KnownLibrary()
 
     class Telling:
@@ -255,7 +256,6 @@ def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
 
 
 def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Bench) -> None:
-    from dra_agent.device_setup.vfio.setup import NvidiaLibrary
     from dra_agent.inventory.nvidia.nvml_client import WorkerExitedError, acquire
 
     library = NvidiaLibrary(bench.host.nvml_library, DEADLINE_S)

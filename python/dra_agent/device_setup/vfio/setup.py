@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -80,18 +80,6 @@ def _exist(host: Host, paths: tuple[str, ...]) -> bool:
     return all(host.dev_path(path).exists() for path in paths)
 
 
-class Library(Protocol):
-    """The agent's own library of one vendor."""
-
-    def users(self, address: str) -> list[int]:
-        """Return the processes that compute on a GPU, also of other pods; RetryableError if the library hangs."""
-        ...
-
-    def released(self) -> AbstractContextManager[None]:
-        """Release every GPU within the context."""
-        ...
-
-
 class NvidiaLibrary:
     """NVML, as the agent's process shares it."""
 
@@ -100,7 +88,10 @@ class NvidiaLibrary:
         self._timeout = timeout
 
     def users(self, address: str) -> list[int]:
-        """Query the driver; without a response for a GPU, no process is known."""
+        """Return the processes that compute on a GPU, also of other pods; none if the driver does not report them.
+
+        Raises RetryableError if the library hangs.
+        """
         domain, _, rest = address.partition(":")
         nvml = acquire(self._path, self._timeout)
         try:
@@ -115,7 +106,7 @@ class NvidiaLibrary:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Close the library, regardless of other users."""
+        """Close the library within the context, regardless of other users."""
         nvml = acquire(self._path, self._timeout)
         try:
             with nvml.away():
@@ -139,10 +130,10 @@ class VfioSetup:
         kernel: SysfsWriter,
         state_dir: Path,
         *,
-        library: Library | None = None,
+        library: NvidiaLibrary | None = None,
         deadline: float = TIMEOUT_S,
     ) -> None:
-        """`library`: that of NVIDIA, which has every GPU open; the driver waits until a GPU is closed.
+        """`library` has every NVIDIA GPU open; the driver waits until a GPU is closed.
 
         `deadline` in seconds is for each access to the kernel.
         """
