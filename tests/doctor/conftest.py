@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent import simulate
-from dra_agent.doctor import CheckContext, CommandResult, Finding, Severity, run_checks
+from dra_agent.doctor import CheckContext, CommandResult, CommandRunner, Finding, Severity, run_checks
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.topology import scan
@@ -16,7 +16,7 @@ from dra_agent.topology import scan
 VERSIONS = {"podman": "podman version 4.9.3", "runc": "runc version 1.1.12\nspec: 1.0.2"}
 
 
-class Programs:
+class Programs(CommandRunner):
     """The programs of a host: what they print, or how they fail."""
 
     def __init__(self, **outputs: str | CommandResult) -> None:

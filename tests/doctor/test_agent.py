@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from doctor.conftest import Findings, Programs
-from dra_agent.doctor import CheckContext, CommandResult, Severity, SystemCommandRunner, run_checks
+from dra_agent.doctor import CheckContext, CommandResult, CommandRunner, Severity, run_checks
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import DEADLINE_S
 
@@ -242,11 +242,11 @@ def test_runtimes_with_cdi_enabled_pass(
 def test_programs_have_a_deadline_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as short:
         short.setattr("dra_agent.doctor.context.TIMEOUT_S", 0.2)
-        assert SystemCommandRunner().run(["sleep", "600"]).code is None
+        assert CommandRunner().run(["sleep", "600"]).code is None
     # Not about time: a busy machine may take longer to start a program.
     monkeypatch.setattr("dra_agent.doctor.context.TIMEOUT_S", DEADLINE_S)
-    assert SystemCommandRunner().run(["/nowhere/at/all"]).code is None
-    assert SystemCommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
+    assert CommandRunner().run(["/nowhere/at/all"]).code is None
+    assert CommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
 
 
 def test_findings_name_their_check(healthy_host: CheckContext) -> None:

@@ -15,7 +15,7 @@ from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.registry import load_file
 from dra_agent.cli.main import main
-from dra_agent.doctor import CheckContext, CommandResult, Finding, run_checks
+from dra_agent.doctor import CheckContext, CommandResult, CommandRunner, Finding, run_checks
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import FAMILIES, Device, Family, Inventory
@@ -28,7 +28,7 @@ from dra_agent.topology import Topology, scan
 DRIVER, NODE = "dra-agent.internal", "node-a"
 
 
-class NoCommands:
+class NoCommands(CommandRunner):
     """A host without container runtimes and vendors' tools."""
 
     def find(self, name: str) -> str | None:

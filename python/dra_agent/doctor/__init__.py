@@ -9,7 +9,6 @@ from dra_agent.doctor.context import (
     EndpointFiles,
     LedgerSummary,
     OtherAgent,
-    SystemCommandRunner,
 )
 from dra_agent.doctor.finding import Finding, Severity
 from dra_agent.doctor.runner import CHECKS, is_healthy, run_checks
@@ -24,7 +23,6 @@ __all__ = [
     "CommandResult",
     "EndpointFiles",
     "Severity",
-    "SystemCommandRunner",
     "run_checks",
     "is_healthy",
 ]

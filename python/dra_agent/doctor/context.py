@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.errors import AgentError
@@ -31,27 +30,15 @@ class CommandResult:
     """Standard output, or the error."""
 
 
-class CommandRunner(Protocol):
-    """The programs of a host."""
-
-    def find(self, name: str) -> str | None:
-        """Return the path of a program; None if it is not installed."""
-        ...
-
-    def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a program to its end, or to the deadline."""
-        ...
-
-
-class SystemCommandRunner:
+class CommandRunner:
     """The programs of this machine."""
 
     def find(self, name: str) -> str | None:
-        """Find the program; also in the directories of root's programs, which may be missing in PATH."""
+        """Return the path of a program, also outside of PATH in directories of root; None if it is not installed."""
         return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
 
     def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run it without input; its error output counts where it prints nothing else."""
+        """Run a program without input, for `TIMEOUT_S` at most; its error output counts if it prints nothing else."""
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
@@ -119,7 +106,7 @@ class CheckContext:
     store_name: str = "objects.db"
     locks: Path = Path("/proc/locks")
     kubelet_dir: Path = Path("/var/lib/kubelet")
-    commands: CommandRunner = field(default_factory=SystemCommandRunner)
+    commands: CommandRunner = field(default_factory=CommandRunner)
     other_agents: tuple[OtherAgent, ...] = ()
     user: int = field(default_factory=os.geteuid)
     simulated: bool = False
