@@ -26,6 +26,7 @@ from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts,
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ObjectList
 from dra_agent.kube_client.node_watch import NodeWatch
+from dra_agent.status import EventRecorder
 from eventually import DEADLINE_S, eventually
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import FakeKubelet
@@ -231,7 +232,7 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
             config,
             node_watch,
             cast(DeviceState, hardware),
-            SimpleNamespace(record=ignore),
+            cast(EventRecorder, SimpleNamespace(record=ignore)),
             changed=lambda: changes.append(True),
         )
         filter_.slices.listed([])

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from dra_agent.inventory.model import Inventory
-from dra_agent.status import DeviceEventEmitter, ObjectReference, PreparedClaim, Reason
+from dra_agent.status import DeviceEventEmitter, EventRecorder, ObjectReference, PreparedClaim, Reason
 from dra_agent.status.device_status import DeviceKey
 from status.conftest import POOL, Host
 
 HELD = PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"),))
 
 
-class FakeRecorder:
+class FakeRecorder(EventRecorder):
     def __init__(self) -> None:
         self.events: list[tuple[str, str, str]] = []
 

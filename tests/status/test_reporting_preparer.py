@@ -11,18 +11,42 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, LedgerEntry
-from dra_agent.status import ObjectReference, PreparedClaim, Reason, ReportingPreparer
+from dra_agent.status import ClaimStatusWriter, EventRecorder, ObjectReference, PreparedClaim, Reason, ReportingPreparer
 from dra_agent.status.device_status import DeviceKey
 from dra_agent.status.reporting_preparer import prepared_claims
 from status.conftest import POOL, claim, result
 
 
-class FakeCollaborators:
-    """A preparer with a fixed outcome that also records every report."""
+class FakeStatus(ClaimStatusWriter):
+    """Records every report of a claim."""
+
+    def __init__(self, reports: list[Any]) -> None:
+        self.reports = reports
+
+    def prepared(self, claim: PreparedClaim) -> None:
+        self.reports.append(claim)
+
+    def released(self, uid: str) -> None:
+        self.reports.append(f"released {uid}")
+
+
+class FakeEvents(EventRecorder):
+    """Records every Event."""
+
+    def __init__(self, reports: list[Any]) -> None:
+        self.reports = reports
+
+    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
+        self.reports.append((reason.name, f"{subject.namespace}/{subject.name}", note))
+
+
+class FakePreparer:
+    """A preparer with a fixed outcome, and all reports about it."""
 
     def __init__(self, outcome: Sequence[ClaimDevice] | AgentError) -> None:
         self.outcome = outcome
         self.reports: list[Any] = []
+        self.status, self.events = FakeStatus(self.reports), FakeEvents(self.reports)
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         if isinstance(self.outcome, AgentError):
@@ -34,19 +58,10 @@ class FakeCollaborators:
             raise self.outcome
         return True
 
-    def prepared(self, claim: PreparedClaim) -> None:
-        self.reports.append(claim)
-
-    def released(self, uid: str) -> None:
-        self.reports.append(f"released {uid}")
-
-    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        self.reports.append((reason.name, f"{subject.namespace}/{subject.name}", note))
-
 
 def test_a_prepared_claim_is_reported() -> None:
-    fake = FakeCollaborators([ClaimDevice(POOL, "gpu-0", ("gpu",), "share-1", cdi_device_ids=("id",))])
-    preparer = ReportingPreparer(fake, fake, fake)
+    fake = FakePreparer([ClaimDevice(POOL, "gpu-0", ("gpu",), "share-1", cdi_device_ids=("id",))])
+    preparer = ReportingPreparer(fake, fake.status, fake.events)
     assert preparer.prepare(claim("a", result("gpu-0")), Deadline.of(60)) == fake.outcome
     preparer.unprepare("uid-a", Deadline.of(60))
     assert fake.reports == [
@@ -65,8 +80,8 @@ def test_a_prepared_claim_is_reported() -> None:
     ids=["permanent", "held", "retryable"],
 )
 def test_an_error_is_passed_on_and_a_permanent_one_is_reported(error: AgentError, reports: list[Any]) -> None:
-    fake = FakeCollaborators(error)
-    preparer = ReportingPreparer(fake, fake, fake)
+    fake = FakePreparer(error)
+    preparer = ReportingPreparer(fake, fake.status, fake.events)
     with pytest.raises(type(error)) as raised:
         preparer.prepare(claim("a", result("gpu-0")), Deadline.of(60))
     assert raised.value is error and fake.reports == reports
@@ -77,15 +92,15 @@ def test_an_error_is_passed_on_and_a_permanent_one_is_reported(error: AgentError
 
 @pytest.mark.parametrize("malformed", [{}, {"metadata": None}, {"metadata": {"name": 7, "namespace": "n", "uid": "u"}}])
 def test_a_malformed_claim_causes_no_event(malformed: dict[str, Any]) -> None:
-    fake = FakeCollaborators(PermanentError("not a ResourceClaim"))
+    fake = FakePreparer(PermanentError("not a ResourceClaim"))
     with pytest.raises(PermanentError, match="not a ResourceClaim"):
-        ReportingPreparer(fake, fake, fake).prepare(malformed, Deadline.of(60))
+        ReportingPreparer(fake, fake.status, fake.events).prepare(malformed, Deadline.of(60))
     assert fake.reports == []
 
 
 def test_a_claim_without_devices_of_this_driver_is_not_reported() -> None:
-    fake = FakeCollaborators([])
-    ReportingPreparer(fake, fake, fake).prepare(claim("a"), Deadline.of(60))
+    fake = FakePreparer([])
+    ReportingPreparer(fake, fake.status, fake.events).prepare(claim("a"), Deadline.of(60))
     assert fake.reports == []
 
 

@@ -16,7 +16,7 @@ from dra_agent.conflicts import DeviceConflicts, ForeignSlices, SavedConflicts, 
 from dra_agent.conflicts.detector import ConflictDetector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client.node_watch import NodeWatch
-from dra_agent.status.events import SECOND_MANAGER, EventSink, ObjectReference
+from dra_agent.status.events import SECOND_MANAGER, EventRecorder, ObjectReference
 
 MAX_NAMES = 16
 """Devices that an Event names; it has room for about a thousand characters."""
@@ -30,7 +30,7 @@ class ConflictFilter:
         config: Config,
         node_watch: NodeWatch,
         hardware: DeviceState,
-        events: EventSink,
+        events: EventRecorder,
         *,
         changed: Callable[[], None],
     ) -> None:

@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.inventory.network_data import network_data
-from dra_agent.status.events import DEVICE_HEALTHY, DEVICE_LOST, DEVICE_UNHEALTHY, EventSink, ObjectReference, Reason
+from dra_agent.status.events import (
+    DEVICE_HEALTHY,
+    DEVICE_LOST,
+    DEVICE_UNHEALTHY,
+    EventRecorder,
+    ObjectReference,
+    Reason,
+)
 
 Object = dict[str, Any]
 READY = "Ready"
@@ -142,7 +149,7 @@ class DeviceEventEmitter:
     def __init__(
         self,
         node: str,
-        events: EventSink,
+        events: EventRecorder,
         inventory: Callable[[], Inventory],
         holders: Callable[[], Sequence[PreparedClaim]],
     ) -> None:

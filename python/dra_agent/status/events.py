@@ -1,7 +1,7 @@
 """Kubernetes Events (events.k8s.io/v1) on claims and the Node.
 
 Recording never waits and never fails. Repetitions are counted in the existing Event; Events that come too fast, or
-cannot be written is dropped and logged. Reasons are listed in docs/reference/events.md.
+cannot be written are dropped and logged. Reasons are listed in docs/reference/events.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError, RetryableError
@@ -112,13 +112,6 @@ class _Series:
     written: bool = False
     wrote: float = 0.0
     """When, in the loop's time."""
-
-
-class EventSink(Protocol):
-    """Receives Events; see EventRecorder."""
-
-    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        """Record an event."""
 
 
 class EventRecorder:

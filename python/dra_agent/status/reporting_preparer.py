@@ -6,33 +6,22 @@ It adds nothing to the way of a request but two calls that never wait.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import DeviceHeldError, LedgerEntry
+from dra_agent.status.claim_status import ClaimStatusWriter
 from dra_agent.status.device_status import DeviceKey, PreparedClaim
-from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, EventSink, ObjectReference
-
-
-class StatusSink(Protocol):
-    """Receives prepared claims; see ClaimStatusWriter."""
-
-    def prepared(self, claim: PreparedClaim) -> None:
-        """Record a claim."""
-        ...
-
-    def released(self, uid: str) -> None:
-        """Remove a claim."""
-        ...
+from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, EventRecorder, ObjectReference
 
 
 class ReportingPreparer:
     """Decorator of a preparer that reports results."""
 
-    def __init__(self, preparer: ClaimPreparer, status: StatusSink | None, events: EventSink | None) -> None:
+    def __init__(self, preparer: ClaimPreparer, status: ClaimStatusWriter | None, events: EventRecorder | None) -> None:
         self._preparer = preparer
         self._status = status
         self._events = events
