@@ -14,7 +14,7 @@ import pytest
 
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
-from dra_agent.kubelet_plugin.interfaces import HealthSource
+from dra_agent.health.published_health import DeviceHealthStore
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.sockets import socket_paths
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
@@ -111,7 +111,7 @@ class Node:
 
     @asynccontextmanager
     async def plugin(
-        self, *, serve: bool = True, pod_uid: str = "", health: HealthSource | None = None, **more: Any
+        self, *, serve: bool = True, pod_uid: str = "", health: DeviceHealthStore | None = None, **more: Any
     ) -> AsyncIterator[KubeletPlugin]:
         more["health"] = health is not None
         plugin = KubeletPlugin(socket_paths(self.kubelet_dir, DRIVER, pod_uid), DRIVER, self.claims, **more)

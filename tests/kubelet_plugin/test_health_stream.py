@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import grpc
 import pytest
 
+from dra_agent.health.published_health import DeviceHealth, DeviceHealthStore, KubeletHealth
 from dra_agent.kubelet_plugin import health_stream, plugin
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
@@ -19,18 +20,13 @@ from kubelet_plugin.conftest import Node, Run
 from kubelet_plugin.fake_kubelet import Driver
 
 
-@dataclass
-class DeviceHealth:
-    device: str
-    health: Literal["healthy", "unhealthy", "unknown"]
-    message: str = ""
-    pool: str = "n/gpu"
-    seen: float = 1700000000.9
+def device_health(device: str, health: KubeletHealth, message: str = "") -> DeviceHealth:
+    return DeviceHealth("n/gpu", device, health, 1700000000.9, message)
 
 
 @dataclass
-class FakeHealth:
-    current: list[DeviceHealth] = field(default_factory=lambda: [DeviceHealth("gpu-0", "healthy")])
+class FakeHealth(DeviceHealthStore):
+    current: list[DeviceHealth] = field(default_factory=lambda: [device_health("gpu-0", "healthy")])
     subscribers: list[Callable[[], None]] = field(default_factory=list)
 
     def rows(self) -> list[DeviceHealth]:
@@ -78,7 +74,7 @@ def test_every_device_is_sent_at_once_and_after_a_change(
             (sent,) = first.devices
             assert (sent.device.pool_name, sent.device.device_name) == ("n/gpu", "gpu-0")
             assert (sent.health, sent.last_updated_time, sent.health_check_timeout_seconds) == (1, 1700000000, 30)
-            health.change(DeviceHealth("gpu-0", "unhealthy", "XID 79"), DeviceHealth("gpu-1", "unknown"))
+            health.change(device_health("gpu-0", "unhealthy", "XID 79"), device_health("gpu-1", "unknown"))
             second = await asyncio.wait_for(stream.read(), 60)
             assert [(device.health, device.message) for device in second.devices] == [(2, "XID 79"), (0, "")]
             stream.cancel()
@@ -119,7 +115,7 @@ def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, 
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
-            await asyncio.to_thread(health.change, DeviceHealth("gpu-0", "unhealthy"))
+            await asyncio.to_thread(health.change, device_health("gpu-0", "unhealthy"))
             for stream in streams:
                 assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 2
                 stream.cancel()
@@ -159,7 +155,7 @@ def test_canceled_watches_are_removed(node: Node, run: Run, health: FakeHealth) 
 
 
 def test_text_that_is_not_unicode_has_replacement_characters(node: Node, run: Run, health: FakeHealth) -> None:
-    health.current = [DeviceHealth("gpu-0", "unhealthy", "driver said \udcff")]
+    health.current = [device_health("gpu-0", "unhealthy", "driver said \udcff")]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
@@ -187,7 +183,7 @@ def test_a_connection_has_a_limited_number_of_streams(node: Node, run: Run, heal
 
 
 def test_long_messages_are_truncated_at_a_character(node: Node, run: Run, health: FakeHealth) -> None:
-    health.current = [DeviceHealth("gpu-0", "unhealthy", "ä" * 1000)]
+    health.current = [device_health("gpu-0", "unhealthy", "ä" * 1000)]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
@@ -199,14 +195,14 @@ def test_long_messages_are_truncated_at_a_character(node: Node, run: Run, health
 
 
 def test_a_failing_source_ends_its_stream_only(node: Node, run: Run, health: FakeHealth) -> None:
-    health.current = [DeviceHealth("gpu-0", cast(Any, "on fire"))]
+    health.current = [device_health("gpu-0", cast(Any, "on fire"))]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
             with pytest.raises(grpc.aio.AioRpcError):
                 await asyncio.wait_for(watch(driver).read(), 60)
             assert (await driver.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
-            health.change(DeviceHealth("gpu-0", "healthy"))
+            health.change(device_health("gpu-0", "healthy"))
             stream = watch(driver)
             assert (await asyncio.wait_for(stream.read(), 60)).devices
             stream.cancel()

@@ -155,7 +155,7 @@ class DeviceState:
         self._inventory = inventory
         if self._withheld.devices and scanned:
             self._forget_withheld()
-        self.published_health.publish(inventory, looked=everything)
+        self.published_health.publish(inventory, observed=everything)
         if change:
             self._describe()
             log.info(

@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 STALE_AFTER_S = 60.0
 """Seconds after which an observation is stale: the refresh loop hangs."""
 
-Subscriber = Literal["healthy", "unhealthy", "unknown"]
-_KUBELET_HEALTH: dict[str, Subscriber] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
+KubeletHealth = Literal["healthy", "unhealthy", "unknown"]
+_KUBELET_HEALTH: dict[str, KubeletHealth] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
 
 
 class DeviceHealth(msgspec.Struct, frozen=True):
-    """How one device does."""
+    """The health of one device."""
 
     pool: str
     device: str
-    health: Subscriber
+    health: KubeletHealth
     seen: float
     """Unix time by the wall clock: the kubelet shows it."""
     message: str
@@ -41,17 +41,17 @@ class DeviceHealthStore:
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
         self._inventory = Inventory()
-        self._seen = clock()
+        self._observed_at = clock()
 
-    def publish(self, inventory: Inventory, *, looked: bool = True) -> None:
+    def publish(self, inventory: Inventory, *, observed: bool = True) -> None:
         """Publish an evaluated inventory; observers are called on a change.
 
-        `looked`: the devices were observed just now; otherwise only events are new.
+        `observed`: the devices were observed just now; otherwise only events are new.
         """
         before = _published(self._inventory)
         self._inventory = inventory
-        if looked:
-            self._seen = self._clock()
+        if observed:
+            self._observed_at = self._clock()
         if _published(inventory) == before:
             return
         with self._lock:
@@ -59,13 +59,13 @@ class DeviceHealthStore:
         for changed in watchers:
             changed()
 
-    def _wall(self, seen: float) -> float:
-        return seen + STEADY.offset.total_seconds()
+    def _wall(self, time: float) -> float:
+        return time + STEADY.offset.total_seconds()
 
     def rows(self) -> Sequence[DeviceHealth]:
         """Return the last state of all devices; never blocks. It is unknown after a minute without an observation."""
-        inventory, looked = self._inventory, self._seen
-        age, seen = self._clock() - looked, self._wall(looked)
+        inventory, observed_at = self._inventory, self._observed_at
+        age, seen = self._clock() - observed_at, self._wall(observed_at)
         if age > STALE_AFTER_S:
             message = f"not checked for {age:.0f} s"
             return [

@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
+from dra_agent.health.published_health import DeviceHealth, DeviceHealthStore
 from dra_agent.kubelet_plugin.handlers import Stream, service, stream
-from dra_agent.kubelet_plugin.interfaces import DeviceHealth, HealthSource
 from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
 
 log = logging.getLogger(__name__)
@@ -31,17 +31,17 @@ _VERSIONS: tuple[ModuleType, ...] = (health_v1_pb2, health_v1alpha1_pb2)
 
 
 class HealthService:
-    """Serves NodeWatchResources to any number of watchers, until it is closed; they wait for `use`."""
+    """Serves NodeWatchResources to any number of watchers, until it is closed; they wait for `set_source`."""
 
     def __init__(self, *, again: float = RESEND_AFTER_S) -> None:
         self._again = again
-        self._source: HealthSource | None = None
+        self._source: DeviceHealthStore | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._closing = False
         self._wake: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
 
-    def set_source(self, source: HealthSource) -> None:
+    def set_source(self, source: DeviceHealthStore) -> None:
         """Start to report the health of this source."""
         self._source = source
         self._unsubscribe = source.subscribe(self._changed)

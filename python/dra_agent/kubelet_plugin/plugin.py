@@ -13,9 +13,10 @@ import grpc
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
+from dra_agent.health.published_health import DeviceHealthStore
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.health_stream import HealthService
-from dra_agent.kubelet_plugin.interfaces import ClaimSource, HealthSource, PluginMetrics
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.registration import Registration, RegistrationStatus
 from dra_agent.kubelet_plugin.service import DraService
 from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
@@ -102,7 +103,7 @@ class KubeletPlugin:
         await self._try_to_listen()
         self._keeper = asyncio.create_task(self._keep(), name="sockets")
 
-    def serve(self, preparing: ClaimPreparer, health: HealthSource | None = None) -> None:
+    def serve(self, preparing: ClaimPreparer, health: DeviceHealthStore | None = None) -> None:
         """Start to prepare claims, and to report device health."""
         self._service.set_preparer(preparing)
         if self._health is not None and health is not None:
