@@ -14,7 +14,7 @@ from dra_agent.reclaim.signal import SignalSource
 
 
 class Mode(Protocol):
-    """A mode of operation. All methods are called on the event loop."""
+    """A mode of operation: KubernetesMode or StandaloneMode. All methods are called on the event loop."""
 
     async def open(self) -> None:
         """Start the parts that need no devices; raises AgentError if the agent cannot start."""

@@ -26,7 +26,10 @@ _T = TypeVar("_T")
 
 
 class SysfsWriter(Protocol):
-    """Writes below /sys, and reads of attributes that wait for them; on the real kernel or a simulated host."""
+    """Writes below /sys, and reads of attributes that wait for them.
+
+    Implementations: of the kernel, of simulated hosts, and of recordings.
+    """
 
     def write(self, path: str, text: str) -> None:
         """Write an attribute, by its path relative to /sys; raises the OSError of the kernel. It may never return."""

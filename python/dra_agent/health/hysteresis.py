@@ -27,14 +27,14 @@ class ActiveIssue(msgspec.Struct):
     device: str
     cause: HealthIssue
     began: float | None
-    """None where it was there when the agent looked for the first time."""
+    """None if it existed before the first scan of the agent."""
     last: float
     """Time of the last observation or event."""
     happened: bool = False
     """It was an event, which no observation of the device shows."""
     relapses: int = 0
     away: bool = msgspec.field(default=False)
-    """The last look did not show it."""
+    """The last scan did not show it."""
 
 
 class IssueTracker:

@@ -24,7 +24,7 @@ from dra_agent.topology.model import PciFunction as Function
 class DeviceBackend(Protocol):
     """Describes the devices of a vendor or family together, because they depend on each other.
 
-    It lives as long as the agent, and is called by one thread at a time.
+    One implementation for each. It lives as long as the agent, and is called by one thread at a time.
     """
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
@@ -38,7 +38,10 @@ class DeviceBackend(Protocol):
 
 @runtime_checkable
 class FunctionBackend(Protocol):
-    """A back end that describes each function by itself, so that an event of one does not read the others."""
+    """A back end that describes each function by itself, so that an event of one does not read the others.
+
+    One implementation for each family.
+    """
 
     def shared_facts(
         self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
@@ -60,7 +63,7 @@ class FunctionBackend(Protocol):
 
 @runtime_checkable
 class EventSource(Protocol):
-    """A back end that also receives events between two scans."""
+    """A back end that also receives events between two scans, as NVIDIA's and AMD's do."""
 
     def faults(self) -> list[DeviceEvent]:
         """Return the events since the last call. It is called about once a second and must not block for long."""
@@ -73,7 +76,10 @@ class EventSource(Protocol):
 
 @runtime_checkable
 class SlowStart(Protocol):
-    """A back end with a library whose start may take longer than a scan waits for it."""
+    """A back end with a library whose start may take longer than a scan waits for it.
+
+    A protocol, because generic parts do not import vendors: NVIDIA's back end implements it.
+    """
 
     def wait_for_start(self) -> bool:
         """Wait until it has started or failed; return True if a scan shows more now."""
@@ -82,7 +88,7 @@ class SlowStart(Protocol):
 
 @runtime_checkable
 class PartitioningBackend(Protocol):
-    """A back end that can also publish partitions of GPUs."""
+    """A back end that can also publish partitions of GPUs, as those of AMD, Intel and NVIDIA do."""
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Set the partition rules; called once, before the first `devices`."""
@@ -95,7 +101,10 @@ class PartitioningBackend(Protocol):
 
 @runtime_checkable
 class ModeChangeListener(Protocol):
-    """A back end with GPUs that the agent itself switches between partition modes."""
+    """A back end with GPUs that the agent itself switches between partition modes.
+
+    A protocol, because generic parts do not import vendors: AMD's back end implements it.
+    """
 
     def follow(self, changes: ModeChanges) -> None:
         """Set the record of GPUs in transition; called once, before the first `devices`."""
@@ -104,7 +113,10 @@ class ModeChangeListener(Protocol):
 
 @runtime_checkable
 class ExclusionSource(Protocol):
-    """A back end that excludes devices under some conditions."""
+    """A back end that excludes devices under some conditions.
+
+    A protocol, because generic parts do not import vendors: NVIDIA's back end implements it.
+    """
 
     def withheld(self) -> Sequence[Exclusion]:
         """Return the excluded devices of the last scan, with reasons."""

@@ -58,7 +58,7 @@ class SetupOutcome:
 
 @runtime_checkable
 class OrphanCleaner(Protocol):
-    """A set-up with its own state files, which can outlive the ledger entry."""
+    """A set-up with its own state files, which can outlive the ledger entry: of partitions, and of notices."""
 
     def prune(self, is_held: Callable[[str], bool]) -> None:
         """Undo set-ups whose state files are of claims that hold nothing.
@@ -71,7 +71,7 @@ class OrphanCleaner(Protocol):
 
 @runtime_checkable
 class HookHandler(Protocol):
-    """A set-up that serves hooks of starting containers."""
+    """A set-up that serves hooks of starting containers: of network interfaces, and of shares."""
 
     def hook_tasks(self) -> Mapping[str, Callable[[bytes], bool]]:
         """Return the handlers by task name; each gets the JSON line of the hook, and may block."""
@@ -80,7 +80,7 @@ class HookHandler(Protocol):
 
 @runtime_checkable
 class SetupNotes(Protocol):
-    """A set-up whose state files record its changes for a claim."""
+    """A set-up whose state files record its changes for a claim; all set-ups that change a device."""
 
     def noted(self, uid: str) -> Sequence[str]:
         """Return the claim's device keys, for `tear_down` without a record. Raises RetryableError if unreadable."""
@@ -88,7 +88,7 @@ class SetupNotes(Protocol):
 
 
 class DeviceSetup(Protocol):
-    """One kind of set-up."""
+    """One kind of set-up; one implementation for each."""
 
     @property
     def kind(self) -> Kind:

@@ -55,7 +55,10 @@ def treated(signal: Signal | None, treatment: Treatment) -> Signal | None:
 
 
 class SignalSink(Protocol):
-    """Receives the reports of sources."""
+    """Receives the reports of sources.
+
+    A protocol, because `SignalTracker`, which implements it, imports this module.
+    """
 
     def observed(self, source: str, signals: Sequence[Signal]) -> None:
         """Record a successful poll: the source has exactly these signals."""
@@ -65,7 +68,7 @@ class SignalSink(Protocol):
 
 
 class SignalSource(Protocol):
-    """A source of signals."""
+    """A source of signals: of a cloud, of a file, of the Node, or of logind."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +86,10 @@ class SignalSource(Protocol):
 
 @runtime_checkable
 class RecallingSource(Protocol):
-    """A source with times relative to the first observation, kept over a restart of the agent."""
+    """A source with times relative to the first observation, kept over a restart of the agent.
+
+    A protocol, because the service does not import sources: that of Google Cloud implements it.
+    """
 
     def recall(self, signals: Sequence[Signal]) -> None:
         """Restore the signals of an earlier run in this boot; called before `run`."""

@@ -66,7 +66,7 @@ class RoleContext:
 
 
 class Role(Protocol):
-    """The result of a driver's probe of a function: an interface, an RDMA device, a GPU, ..."""
+    """The result of a driver's probe of a function; one implementation for each: interface, RDMA device, GPU, ..."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the role's files, links and device nodes to the tree."""

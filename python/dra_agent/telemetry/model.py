@@ -55,7 +55,10 @@ THROTTLE_REASONS = ("power_cap", "thermal", "power_brake", "hardware_slowdown", 
 
 
 class TelemetrySource(Protocol):
-    """Reads the devices of one vendor or family; one call per device at a time, from any thread."""
+    """Reads the devices of one vendor or family; one call per device at a time, from any thread.
+
+    One implementation per vendor, and one for networks.
+    """
 
     name: str
 
