@@ -42,13 +42,13 @@ pub(crate) fn consumed(
     Ok(consumed)
 }
 
-/// Compares the consumption with the remaining capacity. `used` is the consumption of existing allocations, `taken` that
-/// of this allocation.
+/// Compares the consumption with the remaining capacity. `used` is the consumption of existing allocations,
+/// `allocated` that of this allocation.
 pub(crate) fn shortfall(
     request: Option<&CapacityRequirements>,
     device: &Device,
     used: Option<&Capacities>,
-    taken: Option<&Capacities>,
+    allocated: Option<&Capacities>,
 ) -> Result<Option<Shortfall>, String> {
     let missing = request.and_then(|request| {
         request
@@ -80,7 +80,7 @@ pub(crate) fn shortfall(
             }));
         }
         let mut sum = needed.clone();
-        for others in [used, taken].into_iter().flatten() {
+        for others in [used, allocated].into_iter().flatten() {
             if let Some(amount) = others.get(&name) {
                 sum.add(amount);
             }

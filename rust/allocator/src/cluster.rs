@@ -26,7 +26,7 @@ use crate::held::Held;
 use crate::in_use::identity;
 use crate::plan::Classes;
 use crate::programs::Programs;
-use crate::query::{Limits, Question, Response, allocation_of};
+use crate::query::{Limits, ResolvedQuery, Response, allocation_of};
 use crate::request::claim_name;
 use crate::slices::{SliceIndex, Slices};
 use objects::{Item, decode, decode_named};
@@ -227,7 +227,7 @@ impl Cluster {
         claims: &[u8],
         options: Options,
     ) -> Result<Response, InvalidObject> {
-        self.ask(node, claims, options, |question| question.allocate().into())
+        self.with_query(node, claims, options, |query| query.allocate().into())
     }
 
     /// Explains the result of [`Cluster::allocate`].
@@ -241,7 +241,7 @@ impl Cluster {
         claims: &[u8],
         options: Options,
     ) -> Result<Explanation, InvalidObject> {
-        self.ask(node, claims, options, |question| question.explain())
+        self.with_query(node, claims, options, |query| query.explain())
     }
 
     /// Computes on which nodes the claims fit, all together, and why not on others.
@@ -259,8 +259,8 @@ impl Cluster {
         let state = self.snapshot();
         let nodes = state.selected(nodes)?;
         let classes = state.classes();
-        let question = |node| self.question(&state, &classes, node, &claims, options);
-        Ok(sweep::run(&nodes, options.limits, question))
+        let query = |node| self.resolve(&state, &classes, node, &claims, options);
+        Ok(sweep::run(&nodes, options.limits, query))
     }
 
     /// Computes how many copies of the claims fit, one after another: on each node alone, and in total. `shared` has the
@@ -295,7 +295,7 @@ impl Cluster {
         let state = self.snapshot();
         let nodes = state.selected(nodes)?;
         let classes = state.classes();
-        let work = copies::Work {
+        let capacity_query = copies::CapacityQuery {
             nodes: &nodes,
             slices: Slices::Index(&state.slices),
             held: (!options.ignore_held).then_some(&state.held),
@@ -303,9 +303,9 @@ impl Cluster {
             shared: &shared,
             limit,
             limits: options.limits,
-            question: |node| self.question(&state, &classes, node, &[], options),
+            query: |node| self.resolve(&state, &classes, node, &[], options),
         };
-        Ok(work.run())
+        Ok(capacity_query.run())
     }
 
     /// The numbers of objects, and of the work so far.
@@ -322,31 +322,31 @@ impl Cluster {
         }
     }
 
-    fn ask<A>(
+    fn with_query<A>(
         &self,
         node: &str,
         claims: &[u8],
         options: Options,
-        compute: impl FnOnce(Question<'_>) -> A,
+        compute: impl FnOnce(ResolvedQuery<'_>) -> A,
     ) -> Result<A, InvalidObject> {
         let claims = decode::<ResourceClaim>(claims)?;
         let state = self.snapshot();
         let node = state.node(node)?;
         let classes = state.classes();
         Ok(compute(
-            self.question(&state, &classes, &node, &claims, options),
+            self.resolve(&state, &classes, &node, &claims, options),
         ))
     }
 
-    fn question<'a>(
+    fn resolve<'a>(
         &'a self,
         state: &'a State,
         classes: &'a Classes<'a>,
         node: &'a Node,
         claims: &'a [ResourceClaim],
         options: Options,
-    ) -> Question<'a> {
-        Question {
+    ) -> ResolvedQuery<'a> {
+        ResolvedQuery {
             node,
             classes,
             slices: Slices::Index(&state.slices),

@@ -16,7 +16,7 @@ struct Counter {
     /// The remaining amount after existing allocations. Negative if these exceed the counter.
     available: Quantity,
     /// The consumption of this allocation so far.
-    taken: Quantity,
+    consumed: Quantity,
 }
 
 /// A counter that does not suffice.
@@ -42,7 +42,7 @@ impl<'a> Counters<'a> {
             for (name, counter) in &content.counters {
                 let entry = Counter {
                     available: counter.value.clone(),
-                    taken: Quantity::default(),
+                    consumed: Quantity::default(),
                 };
                 counters.insert((*set, name.as_str()), entry);
             }
@@ -63,11 +63,11 @@ impl<'a> Counters<'a> {
 
     /// Consumes the counters of the device. Returns false without change if any counter of the pool does not suffice.
     pub(crate) fn consume(&mut self, device: &'a Device) -> bool {
-        self.each(device, |counter, value| counter.taken.add(value));
+        self.each(device, |counter, value| counter.consumed.add(value));
         let enough = self
             .counters
             .values()
-            .all(|counter| counter.available >= counter.taken);
+            .all(|counter| counter.available >= counter.consumed);
         if !enough {
             self.release(device);
         }
@@ -75,14 +75,14 @@ impl<'a> Counters<'a> {
     }
 
     pub(crate) fn release(&mut self, device: &'a Device) {
-        self.each(device, |counter, value| counter.taken.sub(value));
+        self.each(device, |counter, value| counter.consumed.sub(value));
     }
 
     /// The remaining amount of each counter, with its name.
     pub(crate) fn free(&self) -> impl Iterator<Item = (&'a str, Quantity)> {
         self.counters.iter().map(|((_, name), counter)| {
             let mut free = counter.available.clone();
-            free.sub(&counter.taken);
+            free.sub(&counter.consumed);
             (*name, free)
         })
     }
@@ -101,7 +101,7 @@ impl<'a> Counters<'a> {
                 }
             }
             let mut free = counter.available.clone();
-            free.sub(&counter.taken);
+            free.sub(&counter.consumed);
             if free < needed {
                 shortages.push(Shortage {
                     set: (*set).to_owned(),

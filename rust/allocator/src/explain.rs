@@ -18,10 +18,10 @@ use dra_api::{AllocationResult, DeviceRequest, ResourceClaim};
 use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::in_use::InUse;
-use crate::plan::{Classes, Match, Task, new_task};
+use crate::plan::{CandidateSet, Classes, Task, new_task};
 use crate::pools::{self, PoolState};
 use crate::programs::Programs;
-use crate::query::{Query, Question, allocation_of, classes_by_name};
+use crate::query::{Query, ResolvedQuery, allocation_of, classes_by_name};
 use crate::request::{Request, claim_name};
 
 pub use report::{
@@ -33,11 +33,11 @@ pub use report::{
 pub fn explain(query: &Query) -> Explanation {
     let programs = Programs::default();
     let classes = classes_by_name(&query.classes);
-    query.question(&classes, &programs).explain()
+    query.resolve(&classes, &programs).explain()
 }
 
-impl Question<'_> {
-    /// Explains the result of [`Question::allocate`].
+impl ResolvedQuery<'_> {
+    /// Explains the result of [`ResolvedQuery::allocate`].
     pub(crate) fn explain(&self) -> Explanation {
         let result = self.allocate();
         let mut explanation = Explanation {
@@ -63,13 +63,13 @@ impl Question<'_> {
 }
 
 /// Evaluates every device for every request.
-fn evaluate_claims(question: &Question<'_>, explanation: &mut Explanation) -> Result<(), Error> {
-    let in_use = question.in_use();
+fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> Result<(), Error> {
+    let in_use = query.in_use();
     // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
-    let deadline = question.limits.deadline(Instant::now());
-    let mut matching = question.matching(deadline)?;
-    explanation.pools = matching.pools.iter().map(pool_report).collect();
-    for claim in question.claims {
+    let deadline = query.limits.deadline(Instant::now());
+    let mut candidate_set = query.candidate_set(deadline)?;
+    explanation.pools = candidate_set.pools.iter().map(pool_report).collect();
+    for claim in query.claims {
         let mut report = ClaimReport {
             claim: claim_name(claim),
             uid: claim.metadata.uid.clone(),
@@ -80,14 +80,14 @@ fn evaluate_claims(question: &Question<'_>, explanation: &mut Explanation) -> Re
             for request in &claim.spec.devices.requests {
                 for (part, alternative) in parts(request) {
                     let evaluated =
-                        evaluate_request(claim, part, question.classes, &mut matching, &in_use);
+                        evaluate_request(claim, part, query.classes, &mut candidate_set, &in_use);
                     report.requests.push(RequestReport {
                         alternative,
                         ..evaluated
                     });
                 }
             }
-            groups::check(&mut report, &Constraint::of_claim(claim), &matching);
+            groups::check(&mut report, &Constraint::of_claim(claim), &candidate_set);
         }
         explanation.claims.push(report);
     }
@@ -114,7 +114,7 @@ fn evaluate_request<'a>(
     claim: &'a ResourceClaim,
     request: Request<'a>,
     classes: &Classes<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) -> RequestReport {
     let mut report = RequestReport {
@@ -125,8 +125,8 @@ fn evaluate_request<'a>(
         admin_access: request.admin_access,
         ..RequestReport::default()
     };
-    match new_task(claim, request, classes, matching) {
-        Ok(task) => evaluate_devices(&mut report, claim, &task, matching, in_use),
+    match new_task(claim, request, classes, candidate_set) {
+        Ok(task) => evaluate_devices(&mut report, claim, &task, candidate_set, in_use),
         Err(error) => report.error = Some(error.to_string()),
     }
     report
@@ -136,18 +136,18 @@ fn evaluate_devices<'a>(
     report: &mut RequestReport,
     claim: &'a ResourceClaim,
     task: &Task<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) {
     let constraints = Constraint::of_request(claim, &task.request);
-    for index in 0..matching.candidates.len() {
-        let device = rejections::evaluate_device(task, index, &constraints, matching, in_use);
+    for index in 0..candidate_set.candidates.len() {
+        let device = rejections::evaluate_device(task, index, &constraints, candidate_set, in_use);
         if report.error.is_none() {
             report.error = device.failure();
         }
         report.devices.push(device);
     }
-    for pool in &matching.pools {
+    for pool in &candidate_set.pools {
         report.devices.extend(rejections::unusable_devices(pool));
     }
     report.count();

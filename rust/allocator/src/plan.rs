@@ -64,7 +64,7 @@ pub(crate) struct PlannedClaim<'a> {
 
 /// The candidates of a search, and the cached results of selectors.
 #[derive(Debug)]
-pub(crate) struct Match<'a> {
+pub(crate) struct CandidateSet<'a> {
     pub(crate) node: &'a Node,
     pub(crate) pools: Vec<Pool<'a>>,
     pub(crate) candidates: Vec<Candidate<'a>>,
@@ -72,7 +72,7 @@ pub(crate) struct Match<'a> {
     known: Vec<Vec<Option<bool>>>,
 }
 
-impl<'a> Match<'a> {
+impl<'a> CandidateSet<'a> {
     pub(crate) fn new(
         node: &'a Node,
         pools: Vec<Pool<'a>>,
@@ -155,12 +155,12 @@ impl<'a> Match<'a> {
 pub(crate) fn plan_claim<'a>(
     claim: &'a ResourceClaim,
     classes: &Classes<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Result<PlannedClaim<'a>, Error> {
     let mut choices = Vec::new();
     let mut minimum = 0_i64;
     for request in &claim.spec.devices.requests {
-        let choice = plan_request(claim, request, classes, matching)?;
+        let choice = plan_request(claim, request, classes, candidate_set)?;
         let expected = match &choice {
             Choice::One(task) => task.count,
             Choice::First(tasks) => tasks.iter().map(|task| task.count).min().unwrap_or(0),
@@ -200,13 +200,20 @@ pub(crate) fn plan_request<'a>(
     claim: &'a ResourceClaim,
     request: &'a DeviceRequest,
     classes: &Classes<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Result<Choice<'a>, Error> {
     if !request.first_available.is_empty() {
         let tasks = request
             .first_available
             .iter()
-            .map(|sub| plan_task(claim, Request::alternative(request, sub), classes, matching))
+            .map(|sub| {
+                plan_task(
+                    claim,
+                    Request::alternative(request, sub),
+                    classes,
+                    candidate_set,
+                )
+            })
             .collect::<Result<_, _>>()?;
         return Ok(Choice::First(tasks));
     }
@@ -217,8 +224,13 @@ pub(crate) fn plan_request<'a>(
             "neither exactly nor firstAvailable is set",
         ));
     };
-    plan_task(claim, Request::exact(request, exactly), classes, matching)
-        .map(|task| Choice::One(Box::new(task)))
+    plan_task(
+        claim,
+        Request::exact(request, exactly),
+        classes,
+        candidate_set,
+    )
+    .map(|task| Choice::One(Box::new(task)))
 }
 
 /// Resolves the class and checks the request. `plan_task` adds the devices of the mode "All".
@@ -226,7 +238,7 @@ pub(crate) fn new_task<'a>(
     claim: &ResourceClaim,
     request: Request<'a>,
     classes: &Classes<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Result<Task<'a>, Error> {
     let fail = |message: String| Error::request(&claim_name(claim), &request.name(), message);
     if request.derived_attributes {
@@ -264,7 +276,7 @@ pub(crate) fn new_task<'a>(
         class,
         count,
         all,
-        key: matching.new_key(),
+        key: candidate_set.new_key(),
     })
 }
 
@@ -272,11 +284,11 @@ fn plan_task<'a>(
     claim: &ResourceClaim,
     request: Request<'a>,
     classes: &Classes<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Result<Task<'a>, Error> {
-    let mut task = new_task(claim, request, classes, matching)?;
+    let mut task = new_task(claim, request, classes, candidate_set)?;
     if task.all.is_some() {
-        let all = all_devices(claim, &task, matching)?;
+        let all = all_devices(claim, &task, candidate_set)?;
         task.count = i64::try_from(all.len()).unwrap_or(i64::MAX);
         task.all = Some(all);
     }
@@ -287,14 +299,14 @@ fn plan_task<'a>(
 fn all_devices<'a>(
     claim: &ResourceClaim,
     task: &Task<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Result<Vec<usize>, Error> {
     let fail = |message: String| Error::request(&claim_name(claim), &task.request.name(), message);
     let mut all = Vec::new();
     let mut next = 0;
-    for pool in 0..matching.pools.len() {
-        let label = matching.pools[pool].label();
-        match &matching.pools[pool].state {
+    for pool in 0..candidate_set.pools.len() {
+        let label = candidate_set.pools[pool].label();
+        match &candidate_set.pools[pool].state {
             PoolState::Usable => {}
             PoolState::Incomplete { found, expected } => {
                 return Err(fail(format!(
@@ -307,13 +319,13 @@ fn all_devices<'a>(
                 )));
             }
         }
-        while next < matching.candidates.len() && matching.candidates[next].pool == pool {
+        while next < candidate_set.candidates.len() && candidate_set.candidates[next].pool == pool {
             let index = next;
             next += 1;
-            if !matching.selects(claim, task, index)? {
+            if !candidate_set.selects(claim, task, index)? {
                 continue;
             }
-            let candidate = matching.candidates[index];
+            let candidate = candidate_set.candidates[index];
             let shortfall =
                 capacity::shortfall(task.request.capacity, candidate.device, None, None)
                     .map_err(|message| fail(format!("device {}: {message}", candidate.id())))?;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::held::Held;
 use crate::in_use::InUse;
 use crate::node_selector;
-use crate::plan::{Classes, Match, plan_claim};
+use crate::plan::{CandidateSet, Classes, plan_claim};
 use crate::pools;
 use crate::programs::Programs;
 use crate::published::Published;
@@ -185,12 +185,12 @@ impl From<Result<Option<Vec<AllocationResult>>, Error>> for Response {
 pub fn allocate(query: &Query) -> Response {
     let programs = Programs::default();
     let classes = classes_by_name(&query.classes);
-    query.question(&classes, &programs).allocate().into()
+    query.resolve(&classes, &programs).allocate().into()
 }
 
 /// A query with everything that is computed once for several queries.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Question<'a> {
+pub(crate) struct ResolvedQuery<'a> {
     pub(crate) node: &'a Node,
     pub(crate) classes: &'a Classes<'a>,
     pub(crate) slices: Slices<'a>,
@@ -206,12 +206,12 @@ pub(crate) struct Question<'a> {
 }
 
 impl Query {
-    pub(crate) fn question<'a>(
+    pub(crate) fn resolve<'a>(
         &'a self,
         classes: &'a Classes<'a>,
         programs: &'a Programs,
-    ) -> Question<'a> {
-        Question {
+    ) -> ResolvedQuery<'a> {
+        ResolvedQuery {
             node: &self.node.0,
             classes,
             slices: Slices::List(&self.slices),
@@ -225,7 +225,7 @@ impl Query {
     }
 }
 
-impl<'a> Question<'a> {
+impl<'a> ResolvedQuery<'a> {
     pub(crate) fn in_use(&self) -> InUse<'a> {
         InUse::gather(
             self.held,
@@ -235,9 +235,9 @@ impl<'a> Question<'a> {
     }
 
     /// The candidates of the node.
-    pub(crate) fn matching(&self, deadline: Deadline) -> Result<Match<'a>, Error> {
+    pub(crate) fn candidate_set(&self, deadline: Deadline) -> Result<CandidateSet<'a>, Error> {
         let pools = pools::gather(self.slices, self.node)?;
-        Ok(Match::new(self.node, pools, self.programs, deadline))
+        Ok(CandidateSet::new(self.node, pools, self.programs, deadline))
     }
 
     /// The allocations, or `None` if the claims do not fit.
@@ -251,14 +251,14 @@ impl<'a> Question<'a> {
         };
         let mut found = Vec::new();
         if pending().next().is_some() {
-            let mut matching = self.matching(deadline)?;
+            let mut candidate_set = self.candidate_set(deadline)?;
             let mut planned = Vec::new();
             for claim in pending() {
-                planned.push(plan_claim(claim, self.classes, &mut matching)?);
+                planned.push(plan_claim(claim, self.classes, &mut candidate_set)?);
             }
-            let search = Search::new(&mut matching, &planned, &in_use, self.limits, deadline);
+            let search = Search::new(&mut candidate_set, &planned, &in_use, self.limits, deadline);
             let Some(solution) = search.run()? else {
-                return match invalid_pool(&matching) {
+                return match invalid_pool(&candidate_set) {
                     Some(error) => Err(error),
                     None => Ok(None),
                 };
@@ -268,7 +268,7 @@ impl<'a> Question<'a> {
                     claim,
                     &solution.devices[index],
                     &solution.alternatives[index],
-                    &matching,
+                    &candidate_set,
                 )?);
             }
         }
@@ -314,12 +314,15 @@ pub(crate) fn classes_by_name(classes: &[DeviceClass]) -> Classes<'_> {
 }
 
 /// The error for an invalid pool. Its devices might fit, so "does not fit" would be wrong.
-fn invalid_pool(matching: &Match<'_>) -> Option<Error> {
-    matching.pools.iter().find_map(|pool| match &pool.state {
-        pools::PoolState::Invalid(reason) => Some(Error::InvalidPool {
-            pool: pool.label(),
-            reason: reason.clone(),
-        }),
-        _ => None,
-    })
+fn invalid_pool(candidate_set: &CandidateSet<'_>) -> Option<Error> {
+    candidate_set
+        .pools
+        .iter()
+        .find_map(|pool| match &pool.state {
+            pools::PoolState::Invalid(reason) => Some(Error::InvalidPool {
+                pool: pool.label(),
+                reason: reason.clone(),
+            }),
+            _ => None,
+        })
 }

@@ -10,7 +10,7 @@ use dra_api::{
 use crate::config;
 use crate::error::Error;
 use crate::node::has_per_device_node_selection;
-use crate::plan::{Match, PlannedClaim, Task};
+use crate::plan::{CandidateSet, PlannedClaim, Task};
 use crate::request::{Request, claim_name};
 use crate::search::Chosen;
 
@@ -19,7 +19,7 @@ pub(crate) fn allocation(
     planned: &PlannedClaim<'_>,
     devices: &[Chosen],
     alternatives: &[usize],
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) -> Result<AllocationResult, Error> {
     let chosen: Vec<&Task<'_>> = planned
         .choices
@@ -29,14 +29,14 @@ pub(crate) fn allocation(
         .collect();
     let results = devices
         .iter()
-        .map(|device| result(planned, device, matching))
+        .map(|device| result(planned, device, candidate_set))
         .collect::<Result<_, _>>()?;
     Ok(AllocationResult {
         devices: DeviceAllocationResult {
             results,
             config: config::collect(planned, &chosen),
         },
-        node_selector: node_selector(planned, devices, matching)?,
+        node_selector: node_selector(planned, devices, candidate_set)?,
         allocation_timestamp: None,
     })
 }
@@ -44,9 +44,9 @@ pub(crate) fn allocation(
 fn result(
     planned: &PlannedClaim<'_>,
     chosen: &Chosen,
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) -> Result<DeviceRequestAllocationResult, Error> {
-    let candidate = matching.candidates[chosen.candidate];
+    let candidate = candidate_set.candidates[chosen.candidate];
     let id = candidate.id();
     let task = planned.choices[chosen.choice].task(chosen.alternative);
     let (request, tolerations, admin_access) = match task {
@@ -135,11 +135,11 @@ fn canonical(amount: &Quantity) -> Quantity {
 fn node_selector(
     planned: &PlannedClaim<'_>,
     devices: &[Chosen],
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) -> Result<Option<NodeSelector>, Error> {
     let mut term = NodeSelectorTerm::default();
     for chosen in devices {
-        let candidate = matching.candidates[chosen.candidate];
+        let candidate = candidate_set.candidates[chosen.candidate];
         let (slice, device) = (candidate.slice, candidate.device);
         let (name, selector) = if has_per_device_node_selection(slice) {
             (&device.node_name, &device.node_selector)
@@ -147,7 +147,9 @@ fn node_selector(
             (&slice.spec.node_name, &slice.spec.node_selector)
         };
         if name.is_some() || device.binds_to_node.unwrap_or(false) {
-            return Ok(Some(NodeSelector::of_node(&matching.node.metadata.name)));
+            return Ok(Some(NodeSelector::of_node(
+                &candidate_set.node.metadata.name,
+            )));
         }
         match selector
             .as_ref()

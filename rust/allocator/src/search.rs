@@ -18,7 +18,7 @@ use crate::constraints::Constraint;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::in_use::{Capacities, InUse};
-use crate::plan::{MAX_DEVICES, Match, PlannedClaim, Task};
+use crate::plan::{CandidateSet, MAX_DEVICES, PlannedClaim, Task};
 use crate::query::{Deadline, Limits};
 use crate::request::claim_name;
 use crate::share_id::ShareIds;
@@ -94,7 +94,7 @@ fn depth(claims: &[PlannedClaim<'_>]) -> usize {
 
 #[derive(Debug)]
 pub(crate) struct Search<'s, 'a> {
-    matching: &'s mut Match<'a>,
+    candidate_set: &'s mut CandidateSet<'a>,
     claims: &'s [PlannedClaim<'a>],
     in_use: &'s InUse<'a>,
     constraints: Vec<Vec<Constraint<'a>>>,
@@ -121,7 +121,7 @@ type DeviceState = (usize, bool, bool, String);
 
 impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(
-        matching: &'s mut Match<'a>,
+        candidate_set: &'s mut CandidateSet<'a>,
         claims: &'s [PlannedClaim<'a>],
         in_use: &'s InUse<'a>,
         limits: Limits,
@@ -133,8 +133,8 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         Self {
             constraints,
-            counters: matching.pools.iter().map(|_| None).collect(),
-            allocating: vec![Vec::new(); matching.candidates.len()],
+            counters: candidate_set.pools.iter().map(|_| None).collect(),
+            allocating: vec![Vec::new(); candidate_set.candidates.len()],
             allocated: Allocated::default(),
             found: Found {
                 devices: vec![Vec::new(); claims.len()],
@@ -144,7 +144,7 @@ impl<'s, 'a> Search<'s, 'a> {
                     .collect(),
             },
             share_ids: ShareIds::new(limits.share_id_seed),
-            matching,
+            candidate_set,
             claims,
             in_use,
             limits,
@@ -354,13 +354,13 @@ impl<'s, 'a> Search<'s, 'a> {
         task: &Task<'a>,
         from: usize,
     ) -> Result<bool, Halt> {
-        for candidate in from..self.matching.candidates.len() {
+        for candidate in from..self.candidate_set.candidates.len() {
             self.check_deadline()?;
             if self.is_busy(position, task, candidate) || self.is_repetition(position, candidate) {
                 continue;
             }
             let claim = self.claims[position.claim].claim;
-            if !self.matching.selects(claim, task, candidate)? {
+            if !self.candidate_set.selects(claim, task, candidate)? {
                 continue;
             }
             if !self.has_capacity(position, task, candidate)? {

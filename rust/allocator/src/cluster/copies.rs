@@ -14,7 +14,7 @@ use super::sweep::{ATTEMPTS_BEFORE_PRUNING, MIN_SHARE, each};
 use crate::error::Error;
 use crate::held::Held;
 use crate::node::slice_is_usable_on;
-use crate::query::{Limits, Question, allocation_of};
+use crate::query::{Limits, ResolvedQuery, allocation_of};
 use crate::slices::Slices;
 
 /// How many copies fit.
@@ -45,8 +45,8 @@ pub struct NodeCapacity {
     pub has_network_devices: bool,
 }
 
-/// One query.
-pub(super) struct Work<'a, Q> {
+/// A query for the capacity of nodes.
+pub(super) struct CapacityQuery<'a, Q> {
     /// Ordered by name.
     pub(super) nodes: &'a [Arc<Node>],
     pub(super) slices: Slices<'a>,
@@ -59,7 +59,7 @@ pub(super) struct Work<'a, Q> {
     pub(super) limit: u64,
     pub(super) limits: Limits,
     /// A query without claims for a node.
-    pub(super) question: Q,
+    pub(super) query: Q,
 }
 
 /// The copies that are placed so far.
@@ -85,32 +85,33 @@ enum End {
     AtLimit,
 }
 
-impl<'a, Q> Work<'a, Q>
+impl<'a, Q> CapacityQuery<'a, Q>
 where
-    Q: Fn(&'a Node) -> Question<'a> + Sync,
+    Q: Fn(&'a Node) -> ResolvedQuery<'a> + Sync,
 {
     pub(super) fn run(&self) -> Capacity {
-        let end = self.limits.deadline(Instant::now()).at;
+        let deadline = self.limits.deadline(Instant::now()).at;
         let nodes: Vec<Mutex<Progress>> = self
             .nodes
             .iter()
             .map(|_| Mutex::new(self.nothing_placed()))
             .collect();
-        let mut left: Vec<usize> = (0..nodes.len()).collect();
-        while !left.is_empty() && Instant::now() < end {
-            let share = (end - Instant::now()) / u32::try_from(left.len()).unwrap_or(u32::MAX);
+        let mut pending: Vec<usize> = (0..nodes.len()).collect();
+        while !pending.is_empty() && Instant::now() < deadline {
+            let share =
+                (deadline - Instant::now()) / u32::try_from(pending.len()).unwrap_or(u32::MAX);
             let share = share.max(MIN_SHARE);
-            each(&left, |index| {
-                let until = end.min(Instant::now() + share);
-                self.fill(&self.nodes[index], &mut lock(&nodes[index]), until);
+            each(&pending, |index| {
+                let node_deadline = deadline.min(Instant::now() + share);
+                self.fill(&self.nodes[index], &mut lock(&nodes[index]), node_deadline);
             });
-            left.retain(|index| lock(&nodes[*index]).end.is_none());
+            pending.retain(|index| lock(&nodes[*index]).end.is_none());
         }
         let found: Vec<Progress> = nodes
             .into_iter()
             .map(|node| node.into_inner().unwrap_or_else(PoisonError::into_inner))
             .collect();
-        self.result(&found, end)
+        self.result(&found, deadline)
     }
 
     fn nothing_placed(&self) -> Progress {
@@ -124,7 +125,7 @@ where
         }
     }
 
-    fn result(&self, found: &[Progress], end: Instant) -> Capacity {
+    fn result(&self, found: &[Progress], deadline: Instant) -> Capacity {
         let mut capacity = Capacity::default();
         let mut apart = 0;
         let mut together = Vec::new();
@@ -157,7 +158,7 @@ where
             capacity.total_is_partial |= entry.at_limit || progress.end.is_none();
             capacity.nodes.push(entry);
         }
-        let (copies, is_complete) = self.place_together(together, found, end);
+        let (copies, is_complete) = self.place_together(together, found, deadline);
         capacity.total = apart + copies;
         capacity.total_is_partial |= !is_complete;
         capacity
@@ -168,7 +169,7 @@ where
         &self,
         mut nodes: Vec<usize>,
         found: &[Progress],
-        end: Instant,
+        deadline: Instant,
     ) -> (u64, bool) {
         nodes.sort_by_key(|index| std::cmp::Reverse(found[*index].copies));
         let mut progress = self.nothing_placed();
@@ -181,10 +182,11 @@ where
             }
             progress.copies = 0;
             progress.end = None;
-            let left = u32::try_from(nodes.len() - position).unwrap_or(u32::MAX);
-            let share = (end.saturating_duration_since(Instant::now()) / left).max(MIN_SHARE);
-            let until = end.min(Instant::now() + share);
-            self.fill(&self.nodes[*index], &mut progress, until);
+            let remaining_nodes = u32::try_from(nodes.len() - position).unwrap_or(u32::MAX);
+            let share = (deadline.saturating_duration_since(Instant::now()) / remaining_nodes)
+                .max(MIN_SHARE);
+            let node_deadline = deadline.min(Instant::now() + share);
+            self.fill(&self.nodes[*index], &mut progress, node_deadline);
             total += progress.copies;
             is_complete &= progress.end.is_some();
         }
@@ -192,31 +194,31 @@ where
     }
 
     /// Places copies on a node until one does not fit, or until the limit or the time ends.
-    fn fill(&self, node: &'a Node, progress: &mut Progress, until: Instant) {
+    fn fill(&self, node: &'a Node, progress: &mut Progress, deadline: Instant) {
         while progress.end.is_none() {
             if progress.copies >= self.limit {
                 progress.end = Some(End::AtLimit);
                 return;
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return;
             }
             let Placement { placed, shared } = &mut progress.placement;
             let claims: Vec<ResourceClaim> = shared.iter().chain(self.copy).cloned().collect();
-            let question = Question {
+            let query = ResolvedQuery {
                 claims: &claims,
                 placed: Some(placed),
                 limits: Limits {
-                    deadline_ms: milliseconds(left),
+                    deadline_ms: milliseconds(remaining),
                     attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
                     ..self.limits
                 },
-                ..(self.question)(node)
+                ..(self.query)(node)
             };
-            let results = match question.allocate() {
+            let results = match query.allocate() {
                 Ok(Some(results)) => results,
-                Ok(None) => match why(&question) {
+                Ok(None) => match no_fit_reason(&query) {
                     Ok(found) => {
                         progress.end = Some(found);
                         return;
@@ -268,10 +270,10 @@ where
 }
 
 /// Why the next copy does not fit. An error means that the time ended.
-fn why(question: &Question<'_>) -> Result<End, Error> {
+fn no_fit_reason(query: &ResolvedQuery<'_>) -> Result<End, Error> {
     let full = |reason, causes| Ok(End::Full { reason, causes });
-    match reason(question) {
-        Ok(found) if found.causes.contains(&Cause::Combination) => match constraint(question) {
+    match reason(query) {
+        Ok(found) if found.causes.contains(&Cause::Combination) => match constraint(query) {
             Ok(Some(cause)) => full(cause.text, cause.causes),
             Ok(None) | Err(_) => full(found.text, found.causes),
         },

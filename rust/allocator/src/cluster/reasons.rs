@@ -11,9 +11,9 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::explain::parts;
 use crate::in_use::InUse;
-use crate::plan::{Match, Task, new_task};
+use crate::plan::{CandidateSet, Task, new_task};
 use crate::pools::PoolState;
-use crate::query::{Question, allocation_of};
+use crate::query::{ResolvedQuery, allocation_of};
 use crate::request::{Request, claim_name};
 use crate::taints;
 
@@ -78,18 +78,21 @@ struct Tally {
 }
 
 /// The first request that does not fit individually; otherwise the requests do not fit in combination.
-pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
-    if !question.allocations_are_usable()? {
-        return Ok(Reason::new(elsewhere(question), Cause::AllocatedElsewhere));
+pub(super) fn reason(query: &ResolvedQuery<'_>) -> Result<Reason, Error> {
+    if !query.allocations_are_usable()? {
+        return Ok(Reason::new(
+            allocated_elsewhere(query),
+            Cause::AllocatedElsewhere,
+        ));
     }
-    let in_use = question.in_use();
-    let deadline = question.limits.deadline(Instant::now());
-    let mut matching = question.matching(deadline)?;
-    if matching.pools.is_empty() {
+    let in_use = query.in_use();
+    let deadline = query.limits.deadline(Instant::now());
+    let mut candidate_set = query.candidate_set(deadline)?;
+    if candidate_set.pools.is_empty() {
         let text = "no devices are published for it".to_owned();
         return Ok(Reason::new(text, Cause::NoDevices));
     }
-    for claim in question.claims {
+    for claim in query.claims {
         if allocation_of(claim).is_some() {
             continue;
         }
@@ -98,7 +101,7 @@ pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
             let parts = parts(request);
             let alternatives = parts.len();
             for (part, _) in parts {
-                let shortage = shortage(question, claim, part, &mut matching, &in_use)?;
+                let shortage = shortage(query, claim, part, &mut candidate_set, &in_use)?;
                 shortages.extend(shortage);
             }
             if alternatives > 0 && shortages.len() == alternatives {
@@ -110,7 +113,7 @@ pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
                         causes.push(*cause);
                     }
                 }
-                if let Some(unusable) = unusable_pool(&matching) {
+                if let Some(unusable) = unusable_pool(&candidate_set) {
                     text += &unusable;
                     causes.push(Cause::Pool);
                 }
@@ -126,21 +129,21 @@ pub(super) fn reason(question: &Question<'_>) -> Result<Reason, Error> {
 }
 
 /// The constraints without which the claims fit: those that matter one by one, or else all of them.
-pub(super) fn constraint(question: &Question<'_>) -> Result<Option<Reason>, Error> {
+pub(super) fn constraint(query: &ResolvedQuery<'_>) -> Result<Option<Reason>, Error> {
     let mut names: Vec<String> = Vec::new();
-    for constraint in question.claims.iter().flat_map(Constraint::of_claim) {
+    for constraint in query.claims.iter().flat_map(Constraint::of_claim) {
         let name = name_of(&constraint);
         if !names.contains(&name) {
             names.push(name);
         }
     }
-    if names.is_empty() || !fits_without(question, &names)? {
+    if names.is_empty() || !fits_without(query, &names)? {
         return Ok(None);
     }
     if names.len() > 1 {
         let mut decisive = Vec::new();
         for name in &names {
-            if fits_without(question, std::slice::from_ref(name))? {
+            if fits_without(query, std::slice::from_ref(name))? {
                 decisive.push(name.clone());
             }
         }
@@ -164,25 +167,25 @@ fn name_of(constraint: &Constraint<'_>) -> String {
     format!("{kind} {}", constraint.attribute)
 }
 
-fn fits_without(question: &Question<'_>, names: &[String]) -> Result<bool, Error> {
-    let mut claims = question.claims.to_vec();
+fn fits_without(query: &ResolvedQuery<'_>, names: &[String]) -> Result<bool, Error> {
+    let mut claims = query.claims.to_vec();
     for claim in &mut claims {
         claim.spec.devices.constraints.retain(|spec| {
             Constraint::new(spec).is_none_or(|constraint| !names.contains(&name_of(&constraint)))
         });
     }
-    let relaxed = Question {
+    let relaxed = ResolvedQuery {
         claims: &claims,
-        ..*question
+        ..*query
     };
     Ok(relaxed.allocate()?.is_some())
 }
 
-fn elsewhere(question: &Question<'_>) -> String {
-    let unusable = question.claims.iter().find(|claim| {
-        let alone = Question {
+fn allocated_elsewhere(query: &ResolvedQuery<'_>) -> String {
+    let unusable = query.claims.iter().find(|claim| {
+        let alone = ResolvedQuery {
             claims: std::slice::from_ref(*claim),
-            ..*question
+            ..*query
         };
         alone.allocations_are_usable() == Ok(false)
     });
@@ -190,28 +193,33 @@ fn elsewhere(question: &Question<'_>) -> String {
     format!("claim {name} is allocated on another node")
 }
 
-fn unusable_pool(matching: &Match<'_>) -> Option<String> {
-    matching.pools.iter().find_map(|pool| match &pool.state {
-        PoolState::Usable => None,
-        PoolState::Incomplete { found, expected } => Some(format!(
-            "; pool {} is incomplete: {found} of {expected} slices are published",
-            pool.label()
-        )),
-        PoolState::Invalid(reason) => Some(format!("; pool {} is invalid: {reason}", pool.label())),
-    })
+fn unusable_pool(candidate_set: &CandidateSet<'_>) -> Option<String> {
+    candidate_set
+        .pools
+        .iter()
+        .find_map(|pool| match &pool.state {
+            PoolState::Usable => None,
+            PoolState::Incomplete { found, expected } => Some(format!(
+                "; pool {} is incomplete: {found} of {expected} slices are published",
+                pool.label()
+            )),
+            PoolState::Invalid(reason) => {
+                Some(format!("; pool {} is invalid: {reason}", pool.label()))
+            }
+        })
 }
 
 /// Why there are not enough devices for the request, if so.
 fn shortage<'a>(
-    question: &Question<'a>,
+    query: &ResolvedQuery<'a>,
     claim: &'a ResourceClaim,
     request: Request<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) -> Result<Option<Reason>, Error> {
     let name = request.name();
-    let task = new_task(claim, request, question.classes, matching)?;
-    let tally = tally(question, claim, &task, matching, in_use)?;
+    let task = new_task(claim, request, query.classes, candidate_set)?;
+    let tally = tally(query, claim, &task, candidate_set, in_use)?;
     let needed = match &task.all {
         Some(_) => tally.matching.max(1),
         None => usize::try_from(task.count).unwrap_or(0),
@@ -222,7 +230,7 @@ fn shortage<'a>(
     if tally.matching == 0 {
         let text = format!(
             "request {name}: none of {} devices matches class {} and the selectors",
-            matching.candidates.len(),
+            candidate_set.candidates.len(),
             task.request.class
         );
         return Ok(Some(Reason::new(text, Cause::NoMatch)));
@@ -243,24 +251,25 @@ fn shortage<'a>(
 }
 
 fn tally<'a>(
-    question: &Question<'a>,
+    query: &ResolvedQuery<'a>,
     claim: &'a ResourceClaim,
     task: &Task<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) -> Result<Tally, Error> {
     let constraints = Constraint::of_request(claim, &task.request);
     let mut tally = Tally::default();
-    let mut counters: Vec<Option<Counters<'a>>> = matching.pools.iter().map(|_| None).collect();
-    for index in 0..matching.candidates.len() {
-        if !matching.selects(claim, task, index)? {
+    let mut counters: Vec<Option<Counters<'a>>> =
+        candidate_set.pools.iter().map(|_| None).collect();
+    for index in 0..candidate_set.candidates.len() {
+        if !candidate_set.selects(claim, task, index)? {
             continue;
         }
-        let candidate = matching.candidates[index];
+        let candidate = candidate_set.candidates[index];
         let device = candidate.device;
         let used = in_use.of(candidate.id());
-        let has_capacity = |taken| {
-            let shortfall = capacity::shortfall(task.request.capacity, device, taken, None);
+        let has_capacity = |allocated| {
+            let shortfall = capacity::shortfall(task.request.capacity, device, allocated, None);
             shortfall.is_ok_and(|shortfall| shortfall.is_none())
         };
         if task.all.is_some() && !has_capacity(None) {
@@ -269,7 +278,7 @@ fn tally<'a>(
         tally.matching += 1;
         let has_share = candidate.shared() && used.is_some_and(|used| used.shared);
         let lacks_counters = !has_share && !device.consumes_counters.is_empty() && {
-            let pool = &matching.pools[candidate.pool];
+            let pool = &candidate_set.pools[candidate.pool];
             let counters =
                 counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, in_use));
             let enough = counters.consume(device);
@@ -282,8 +291,8 @@ fn tally<'a>(
             .iter()
             .any(|constraint| look_up(device, candidate.id(), constraint.attribute).is_none());
         let count = if !task.request.admin_access && used.is_some_and(|used| used.whole) {
-            let held = question.held.and_then(|held| held.of(candidate.id()));
-            if question.placed.is_some() && !held.is_some_and(|used| used.whole) {
+            let held = query.held.and_then(|held| held.of(candidate.id()));
+            if query.placed.is_some() && !held.is_some_and(|used| used.whole) {
                 &mut tally.placed
             } else {
                 &mut tally.in_use

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::reasons::reason;
 use crate::error::Error;
-use crate::query::{Limits, Question};
+use crate::query::{Limits, ResolvedQuery};
 
 /// The least time for a node in one round. Almost all searches take far less than a millisecond.
 pub(super) const MIN_SHARE: Duration = Duration::from_millis(100);
@@ -44,23 +44,26 @@ enum Outcome {
     DoesNotFit(String),
     Fails(String),
     /// The node's share of the time ended.
-    Late,
+    TimedOut,
 }
 
 /// Examines the nodes, which are ordered by name.
 pub(super) fn run<'a>(
     nodes: &'a [Arc<Node>],
     limits: Limits,
-    question: impl Fn(&'a Node) -> Question<'a> + Sync,
+    query: impl Fn(&'a Node) -> ResolvedQuery<'a> + Sync,
 ) -> Sweep {
     let started = Instant::now();
     let end = limits.deadline(started).at;
-    let outcomes: Vec<Mutex<Outcome>> = nodes.iter().map(|_| Mutex::new(Outcome::Late)).collect();
-    let mut left: Vec<usize> = (0..nodes.len()).collect();
-    while !left.is_empty() && Instant::now() < end {
-        let share = (end - Instant::now()) / u32::try_from(left.len()).unwrap_or(u32::MAX);
+    let outcomes: Vec<Mutex<Outcome>> = nodes
+        .iter()
+        .map(|_| Mutex::new(Outcome::TimedOut))
+        .collect();
+    let mut pending: Vec<usize> = (0..nodes.len()).collect();
+    while !pending.is_empty() && Instant::now() < end {
+        let share = (end - Instant::now()) / u32::try_from(pending.len()).unwrap_or(u32::MAX);
         let share = share.max(MIN_SHARE);
-        each(&left, |index| {
+        each(&pending, |index| {
             let remaining = end.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return;
@@ -71,19 +74,19 @@ pub(super) fn run<'a>(
                 attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
                 ..limits
             };
-            let outcome = examine(&Question {
+            let outcome = examine(&ResolvedQuery {
                 limits,
-                ..question(&nodes[index])
+                ..query(&nodes[index])
             });
             *outcomes[index]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner) = outcome;
         });
-        left.retain(|index| {
+        pending.retain(|index| {
             let outcome = outcomes[*index].lock();
             matches!(
                 *outcome.unwrap_or_else(PoisonError::into_inner),
-                Outcome::Late
+                Outcome::TimedOut
             )
         });
     }
@@ -98,7 +101,7 @@ pub(super) fn run<'a>(
             Outcome::Fails(error) => {
                 sweep.errors.insert(name, error);
             }
-            Outcome::Late => sweep.unexamined.push(name),
+            Outcome::TimedOut => sweep.unexamined.push(name),
         }
     }
     sweep
@@ -125,17 +128,17 @@ pub(super) fn each(indices: &[usize], work: impl Fn(usize) + Sync) {
     });
 }
 
-fn examine(question: &Question<'_>) -> Outcome {
-    match question.allocate() {
+fn examine(query: &ResolvedQuery<'_>) -> Outcome {
+    match query.allocate() {
         Ok(Some(_)) => Outcome::Fits,
-        Ok(None) => match reason(question) {
+        Ok(None) => match reason(query) {
             Ok(reason) => Outcome::DoesNotFit(reason.text),
-            Err(Error::Deadline { .. }) => Outcome::Late,
+            Err(Error::Deadline { .. }) => Outcome::TimedOut,
             // The search does not check devices in use, and requests after the first one without devices. An error there
             // does not change its result.
             Err(error) => Outcome::DoesNotFit(error.to_string()),
         },
-        Err(Error::Deadline { .. }) => Outcome::Late,
+        Err(Error::Deadline { .. }) => Outcome::TimedOut,
         Err(error) => Outcome::Fails(error.to_string()),
     }
 }

@@ -10,7 +10,7 @@ use super::report::{
     ClaimReport, ConstraintReport, DeviceReport, Rejection, RequestReport, ValueReport,
 };
 use crate::constraints::{Constraint, look_up};
-use crate::plan::Match;
+use crate::plan::CandidateSet;
 
 /// Devices by value.
 type Values = BTreeMap<String, Vec<String>>;
@@ -18,18 +18,18 @@ type Values = BTreeMap<String, Vec<String>>;
 pub(super) fn check(
     report: &mut ClaimReport,
     constraints: &[Constraint<'_>],
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) {
     // The values of all constraints are collected before any constraint rejects devices.
     let values: Vec<Values> = constraints
         .iter()
-        .map(|constraint| values(report, constraint, matching))
+        .map(|constraint| values(report, constraint, candidate_set))
         .collect();
     for (constraint, values) in constraints.iter().zip(values) {
         let evaluated = if constraint.distinct {
             check_distinct(report, constraint, values)
         } else {
-            check_match(report, constraint, values, matching)
+            check_match(report, constraint, values, candidate_set)
         };
         report.constraints.push(evaluated);
     }
@@ -63,21 +63,25 @@ fn is_bound(report: &ClaimReport, constraint: &Constraint<'_>) -> bool {
 fn value_of(
     device: &DeviceReport,
     constraint: &Constraint<'_>,
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) -> Option<String> {
-    let candidate = matching.candidates.get(device.candidate?)?;
+    let candidate = candidate_set.candidates.get(device.candidate?)?;
     look_up(candidate.device, candidate.id(), constraint.attribute).map(value_text)
 }
 
 /// The values of the available devices of the constraint's requests.
-fn values(report: &ClaimReport, constraint: &Constraint<'_>, matching: &Match<'_>) -> Values {
+fn values(
+    report: &ClaimReport,
+    constraint: &Constraint<'_>,
+    candidate_set: &CandidateSet<'_>,
+) -> Values {
     let mut values = Values::new();
     for request in &report.requests {
         if !named(constraint, &request.request) {
             continue;
         }
         for device in request.devices.iter().filter(|device| device.accepted) {
-            if let Some(value) = value_of(device, constraint, matching) {
+            if let Some(value) = value_of(device, constraint, candidate_set) {
                 let devices = values.entry(value).or_default();
                 let name = shortest_name(device, request);
                 if !devices.contains(&name) {
@@ -125,12 +129,12 @@ fn check_match(
     report: &mut ClaimReport,
     constraint: &Constraint<'_>,
     values: Values,
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
 ) -> ConstraintReport {
     let mut evaluated = new_report(report, constraint, values);
     let mut possible = false;
     for group in &evaluated.values {
-        let Some(reason) = too_small(report, constraint, matching, &group.value) else {
+        let Some(reason) = too_small(report, constraint, candidate_set, &group.value) else {
             possible = true;
             continue;
         };
@@ -139,7 +143,7 @@ fn check_match(
                 continue;
             }
             for device in request.devices.iter_mut().filter(|device| device.accepted) {
-                if value_of(device, constraint, matching).as_ref() == Some(&group.value) {
+                if value_of(device, constraint, candidate_set).as_ref() == Some(&group.value) {
                     device.accepted = false;
                     device.rejections.push(Rejection::Constraint {
                         attribute: constraint.attribute.to_owned(),
@@ -166,7 +170,7 @@ fn check_match(
 fn too_small(
     report: &ClaimReport,
     constraint: &Constraint<'_>,
-    matching: &Match<'_>,
+    candidate_set: &CandidateSet<'_>,
     value: &str,
 ) -> Option<String> {
     let mut reason = None;
@@ -177,7 +181,7 @@ fn too_small(
             .devices
             .iter()
             .filter(|device| device.accepted)
-            .filter(|device| value_of(device, constraint, matching).as_deref() == Some(value))
+            .filter(|device| value_of(device, constraint, candidate_set).as_deref() == Some(value))
             .count();
         let enough = i64::try_from(with_value).unwrap_or(i64::MAX) >= request.needed;
         // One alternative with enough devices suffices, and so does one to which the constraint does not apply.

@@ -6,7 +6,7 @@ use dra_api::{DeviceConstraint, ResourceClaim};
 
 use super::report::Explanation;
 use super::summary;
-use crate::query::{Limits, Question, allocation_of};
+use crate::query::{Limits, ResolvedQuery, allocation_of};
 
 /// Time limit of one attempt. A quick explanation is better than a complete one.
 const DEADLINE_MS: u64 = 500;
@@ -14,14 +14,14 @@ const DEADLINE_MS: u64 = 500;
 const ALL_ATTEMPTS: Duration = Duration::from_secs(5);
 
 /// Sets the summary of the first claim that does not fit in combination with the earlier claims.
-pub(super) fn find(question: &Question<'_>, explanation: &mut Explanation) {
+pub(super) fn find(query: &ResolvedQuery<'_>, explanation: &mut Explanation) {
     let end = Instant::now() + ALL_ATTEMPTS;
-    for count in 1..=question.claims.len() {
+    for count in 1..=query.claims.len() {
         if Instant::now() >= end {
             return;
         }
-        let claims = &question.claims[..count];
-        if fits(question, claims) != Some(false) {
+        let claims = &query.claims[..count];
+        if fits(query, claims) != Some(false) {
             continue;
         }
         let Some(claim) = claims.last().filter(|claim| allocation_of(claim).is_none()) else {
@@ -40,7 +40,7 @@ pub(super) fn find(question: &Question<'_>, explanation: &mut Explanation) {
             }
             let mut attempt = claims[..count - 1].to_vec();
             attempt.push(first_requests(claim, shorter));
-            if fits(question, &attempt) == Some(false) {
+            if fits(query, &attempt) == Some(false) {
                 let name = &claim.spec.devices.requests[shorter - 1].name;
                 report.summary = summary_text(name, shorter, count, requests);
                 return;
@@ -68,14 +68,14 @@ fn summary_text(request: &str, position: usize, claims: usize, requests: usize) 
     }
 }
 
-fn fits(question: &Question<'_>, claims: &[ResourceClaim]) -> Option<bool> {
-    let attempt = Question {
+fn fits(query: &ResolvedQuery<'_>, claims: &[ResourceClaim]) -> Option<bool> {
+    let attempt = ResolvedQuery {
         claims,
         limits: Limits {
             deadline_ms: DEADLINE_MS,
-            ..question.limits
+            ..query.limits
         },
-        ..*question
+        ..*query
     };
     attempt.allocate().ok().map(|results| results.is_some())
 }

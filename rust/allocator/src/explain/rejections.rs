@@ -9,7 +9,7 @@ use crate::constraints::{Constraint, look_up};
 use crate::counters::{Counters, Shortage};
 use crate::in_use::{DeviceId, Holder, InUse, Use};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
-use crate::plan::{Match, Task};
+use crate::plan::{CandidateSet, Task};
 use crate::pools::{Candidate, Pool, PoolState};
 use crate::selectors::{Failure, SelectorResult};
 
@@ -18,19 +18,19 @@ pub(super) fn evaluate_device<'a>(
     task: &Task<'a>,
     index: usize,
     constraints: &[Constraint<'a>],
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) -> DeviceReport {
-    let candidate = matching.candidates[index];
-    let mut rejections = selectors(task, index, &candidate, matching);
-    rejections.extend(node(&candidate, matching));
+    let candidate = candidate_set.candidates[index];
+    let mut rejections = selectors(task, index, &candidate, candidate_set);
+    rejections.extend(node(&candidate, candidate_set));
     // "All" includes devices with enough total capacity, in use or not.
     let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
     let matches = rejections.is_empty() && in_all;
     let used = in_use.of(candidate.id());
     rejections.extend(holders(task, used));
     rejections.extend(taint(task, &candidate));
-    rejections.extend(counters(&candidate, matching, in_use, used));
+    rejections.extend(counters(&candidate, candidate_set, in_use, used));
     rejections.extend(capacity(task, &candidate, used));
     rejections.extend(
         constraints
@@ -101,7 +101,7 @@ fn selectors<'a>(
     task: &Task<'a>,
     index: usize,
     candidate: &Candidate<'a>,
-    matching: &mut Match<'a>,
+    candidate_set: &mut CandidateSet<'a>,
 ) -> Vec<Rejection> {
     let lists: [(String, &'a [DeviceSelector]); 2] = [
         (
@@ -119,7 +119,10 @@ fn selectors<'a>(
                 .map(|cel| cel.expression.clone())
                 .unwrap_or_default();
             let single = std::slice::from_ref(selector);
-            let error = match matching.selectors.evaluate_all(single, index, candidate) {
+            let error = match candidate_set
+                .selectors
+                .evaluate_all(single, index, candidate)
+            {
                 Ok(SelectorResult::Matches) => continue,
                 Ok(SelectorResult::False(_)) => None,
                 // Kubernetes stops at the first selector that is false, so the error of a later one has no effect.
@@ -155,13 +158,16 @@ fn selectors<'a>(
     rejections
 }
 
-fn node(candidate: &Candidate<'_>, matching: &Match<'_>) -> Option<Rejection> {
+fn node(candidate: &Candidate<'_>, candidate_set: &CandidateSet<'_>) -> Option<Rejection> {
     if !has_per_device_node_selection(candidate.slice) {
         return None;
     }
-    let message = match device_is_usable_on(candidate.slice, candidate.device, matching.node) {
+    let message = match device_is_usable_on(candidate.slice, candidate.device, candidate_set.node) {
         Ok(true) => return None,
-        Ok(false) => format!("it cannot be used on node {}", matching.node.metadata.name),
+        Ok(false) => format!(
+            "it cannot be used on node {}",
+            candidate_set.node.metadata.name
+        ),
         Err(error) => error.to_string(),
     };
     Some(Rejection::Node { message })
@@ -202,7 +208,7 @@ fn taint(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<Rejection> {
 
 fn counters<'a>(
     candidate: &Candidate<'a>,
-    matching: &Match<'a>,
+    candidate_set: &CandidateSet<'a>,
     in_use: &InUse<'a>,
     used: Option<&Use>,
 ) -> Vec<Rejection> {
@@ -210,7 +216,7 @@ fn counters<'a>(
     if counters_consumed || candidate.device.consumes_counters.is_empty() {
         return Vec::new();
     }
-    let pool = &matching.pools[candidate.pool];
+    let pool = &candidate_set.pools[candidate.pool];
     Counters::new(pool, in_use)
         .shortages(candidate.device)
         .into_iter()
@@ -286,8 +292,8 @@ fn shares(name: &str, used: Option<&Use>) -> String {
 }
 
 fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> Option<Rejection> {
-    let taken = used.and_then(|used| used.capacity.as_ref());
-    let shortfall = capacity::shortfall(task.request.capacity, candidate.device, taken, None);
+    let consumed = used.and_then(|used| used.capacity.as_ref());
+    let shortfall = capacity::shortfall(task.request.capacity, candidate.device, consumed, None);
     let rejection = |name: &str, problem: &str, needed, free, message| Rejection::Capacity {
         name: name.to_owned(),
         problem: problem.to_owned(),

@@ -31,7 +31,8 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     pub(super) fn used(&self, candidate: usize) -> Option<&'s Use> {
-        self.in_use.of(self.matching.candidates[candidate].id())
+        self.in_use
+            .of(self.candidate_set.candidates[candidate].id())
     }
 
     pub(super) fn has_capacity(
@@ -40,7 +41,7 @@ impl<'s, 'a> Search<'s, 'a> {
         task: &Task<'_>,
         candidate: usize,
     ) -> Result<bool, Error> {
-        let device = self.matching.candidates[candidate].device;
+        let device = self.candidate_set.candidates[candidate].device;
         let used = self.used(candidate).and_then(|used| used.capacity.as_ref());
         capacity::shortfall(
             task.request.capacity,
@@ -64,7 +65,7 @@ impl<'s, 'a> Search<'s, 'a> {
             &task.request.name(),
             format!(
                 "device {}: {message}",
-                self.matching.candidates[candidate].id()
+                self.candidate_set.candidates[candidate].id()
             ),
         )
     }
@@ -76,7 +77,7 @@ impl<'s, 'a> Search<'s, 'a> {
         task: &Task<'a>,
         index: usize,
     ) -> Result<Option<Undo>, Error> {
-        let candidate = self.matching.candidates[index];
+        let candidate = self.candidate_set.candidates[index];
         let shared = candidate.shared();
         if self.is_busy(position, task, index) {
             return Ok(None);
@@ -90,7 +91,7 @@ impl<'s, 'a> Search<'s, 'a> {
         // The counters of a shared device are consumed once, by its first share.
         let counters_consumed = shared && self.has_share(index);
         if !counters_consumed && !candidate.device.consumes_counters.is_empty() {
-            let pool = &self.matching.pools[candidate.pool];
+            let pool = &self.candidate_set.pools[candidate.pool];
             let counters = self.counters[candidate.pool]
                 .get_or_insert_with(|| Counters::new(pool, self.in_use));
             if !counters.consume(candidate.device) {
@@ -162,7 +163,7 @@ impl<'s, 'a> Search<'s, 'a> {
         index: usize,
         undo: Undo,
     ) {
-        let candidate = self.matching.candidates[index];
+        let candidate = self.candidate_set.candidates[index];
         if undo.marked || undo.share.is_some() {
             let chosen = self.found.devices[position.claim].pop();
             if let (Some(chosen), Some(had_share)) = (chosen, undo.share) {

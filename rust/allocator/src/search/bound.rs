@@ -179,9 +179,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 && free[index]
                 && !self.is_busy(position, task, index)
                 && self.constraints[demand.claim].iter().all(|constraint| {
-                    constraint.would_add(&task.request, self.matching.candidates[index])
+                    constraint.would_add(&task.request, self.candidate_set.candidates[index])
                 })
-                && (!self.matching.candidates[index].shared()
+                && (!self.candidate_set.candidates[index].shared()
                     || self.has_capacity(position, task, index).unwrap_or(true))
         };
         let all: Vec<usize>;
@@ -201,13 +201,13 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Whether the counters suffice for the device. Their remaining amounts never increase in the branch.
     fn counters_suffice(&mut self, index: usize) -> bool {
-        let candidate = self.matching.candidates[index];
+        let candidate = self.candidate_set.candidates[index];
         if candidate.device.consumes_counters.is_empty()
             || (candidate.shared() && self.has_share(index))
         {
             return true;
         }
-        let pool = &self.matching.pools[candidate.pool];
+        let pool = &self.candidate_set.pools[candidate.pool];
         let counters =
             self.counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, self.in_use));
         let enough = counters.consume(candidate.device);
@@ -219,22 +219,22 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Whether every demand can have its own devices: a bipartite flow from demands to devices.
     fn devices_suffice(&self, facts: &Facts, groups: &[Group]) -> bool {
-        let mut room: Vec<usize> = facts.shares.clone();
+        let mut free: Vec<usize> = facts.shares.clone();
         for chosen in self.found.devices.iter().flatten() {
-            if self.matching.candidates[chosen.candidate].shared() {
-                room[chosen.candidate] = room[chosen.candidate].saturating_sub(1);
+            if self.candidate_set.candidates[chosen.candidate].shared() {
+                free[chosen.candidate] = free[chosen.candidate].saturating_sub(1);
             }
         }
         let mut flow = Flow {
             groups,
-            room,
-            given: vec![Vec::new(); facts.class.len()],
-            seen: vec![false; groups.len()],
+            free,
+            assigned: vec![Vec::new(); facts.class.len()],
+            visited: vec![false; groups.len()],
         };
         (0..groups.len()).all(|group| {
             (0..groups[group].count).all(|_| {
-                flow.seen.fill(false);
-                flow.serve(group)
+                flow.visited.fill(false);
+                flow.augment(group)
             })
         })
     }
@@ -259,7 +259,7 @@ impl<'s, 'a> Search<'s, 'a> {
                     let (shared, own): (Vec<usize>, Vec<usize>) = group
                         .devices
                         .iter()
-                        .partition(|index| self.matching.candidates[**index].shared());
+                        .partition(|index| self.candidate_set.candidates[**index].shared());
                     let count = group.count.saturating_sub(shared.len() * group.members);
                     let mut amounts: Vec<f64> = own
                         .iter()
@@ -347,35 +347,35 @@ fn values_of(
 /// A flow from groups of demands to devices, extended by augmenting paths.
 struct Flow<'g> {
     groups: &'g [Group],
-    room: Vec<usize>,
+    free: Vec<usize>,
     /// By device: the groups that use it.
-    given: Vec<Vec<usize>>,
+    assigned: Vec<Vec<usize>>,
     /// By group: whether the current search for an augmenting path visited it.
-    seen: Vec<bool>,
+    visited: Vec<bool>,
 }
 
 impl Flow<'_> {
-    fn serve(&mut self, group: usize) -> bool {
+    fn augment(&mut self, group: usize) -> bool {
         let groups = self.groups;
-        if std::mem::replace(&mut self.seen[group], true) {
+        if std::mem::replace(&mut self.visited[group], true) {
             return false;
         }
         for &device in &groups[group].devices {
-            let has = self.given[device]
+            let shares = self.assigned[device]
                 .iter()
-                .filter(|has| **has == group)
+                .filter(|user| **user == group)
                 .count();
-            if has >= groups[group].members {
+            if shares >= groups[group].members {
                 continue;
             }
-            if self.given[device].len() < self.room[device] {
-                self.given[device].push(group);
+            if self.assigned[device].len() < self.free[device] {
+                self.assigned[device].push(group);
                 return true;
             }
-            for position in 0..self.given[device].len() {
-                let other = self.given[device][position];
-                if self.serve(other) {
-                    self.given[device][position] = group;
+            for position in 0..self.assigned[device].len() {
+                let other = self.assigned[device][position];
+                if self.augment(other) {
+                    self.assigned[device][position] = group;
                     return true;
                 }
             }

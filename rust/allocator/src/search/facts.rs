@@ -54,8 +54,8 @@ impl Facts {
     /// Checks every task on every device. An error becomes part of the facts until the search reaches the device.
     pub(super) fn gather(search: &mut Search<'_, '_>) -> Result<Self, Error> {
         let claims = search.claims;
-        let count = search.matching.candidates.len();
-        let mut fits = vec![vec![Fit::No; count]; search.matching.tasks()];
+        let count = search.candidate_set.candidates.len();
+        let mut fits = vec![vec![Fit::No; count]; search.candidate_set.tasks()];
         for (claim, planned) in claims.iter().enumerate() {
             for task in planned.choices.iter().flat_map(|choice| choice.tasks()) {
                 // For "All", only the planned devices are checked.
@@ -97,7 +97,7 @@ impl Facts {
 impl<'a> Search<'_, 'a> {
     /// Checks one device in the order of the search: an earlier check that fails prevents an error.
     fn fit(&mut self, claim: usize, task: &Task<'a>, index: usize) -> Result<Fit, Error> {
-        let candidate = self.matching.candidates[index];
+        let candidate = self.candidate_set.candidates[index];
         let used = self.used(index);
         if !task.request.admin_access && used.is_some_and(|used| used.whole) {
             return Ok(Fit::No);
@@ -115,7 +115,10 @@ impl<'a> Search<'_, 'a> {
                 return Ok(Fit::Fails);
             }
         } else {
-            match self.matching.selects(self.claims[claim].claim, task, index) {
+            match self
+                .candidate_set
+                .selects(self.claims[claim].claim, task, index)
+            {
                 Ok(true) => {}
                 Ok(false) => return Ok(Fit::No),
                 Err(late @ Error::Deadline { .. }) => return Err(late),
@@ -134,7 +137,7 @@ impl<'a> Search<'_, 'a> {
 
     /// The maximum number of shares of a device, from the task with the least consumption.
     fn max_shares(&self, fits: &[Vec<Fit>], index: usize) -> usize {
-        let candidate = self.matching.candidates[index];
+        let candidate = self.candidate_set.candidates[index];
         let tasks: Vec<&Task<'a>> = self
             .claims
             .iter()
@@ -182,9 +185,9 @@ fn classes(
     each_alone: bool,
 ) -> Vec<usize> {
     let mut known = HashMap::new();
-    (0..search.matching.candidates.len())
+    (0..search.candidate_set.candidates.len())
         .map(|index| {
-            let candidate = search.matching.candidates[index];
+            let candidate = search.candidate_set.candidates[index];
             let device = candidate.device;
             let used = search.used(index);
             let counters = (!device.consumes_counters.is_empty())
@@ -211,7 +214,7 @@ fn order_matters(search: &Search<'_, '_>) -> bool {
     constraints
         .filter(|constraint| constraint.distinct)
         .any(|constraint| {
-            search.matching.candidates.iter().any(|candidate| {
+            search.candidate_set.candidates.iter().any(|candidate| {
                 look_up(candidate.device, candidate.id(), constraint.attribute)
                     .is_some_and(|value| !is_comparable(value))
             })
@@ -223,7 +226,7 @@ fn json(value: &impl Serialize) -> String {
 }
 
 fn values(search: &Search<'_, '_>) -> Vec<Vec<Vec<Option<usize>>>> {
-    let candidates = &search.matching.candidates;
+    let candidates = &search.candidate_set.candidates;
     search
         .constraints
         .iter()
@@ -253,7 +256,7 @@ fn consumption(search: &Search<'_, '_>) -> Consumption {
     let mut names = BTreeMap::new();
     let mut negative = false;
     let consumption = search
-        .matching
+        .candidate_set
         .candidates
         .iter()
         .map(|candidate| {
