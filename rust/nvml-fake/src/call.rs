@@ -23,7 +23,7 @@ pub(crate) fn device(
     device: Handle,
     work: impl FnOnce(&State, &Gpu) -> Result<(), Code>,
 ) -> i32 {
-    part(function, device, |state, gpu, target| match target {
+    gpu_or_instance(function, device, |state, gpu, target| match target {
         Target::Gpu(_) => work(state, gpu),
         Target::MigDevice(..) => Err(Code::NOT_SUPPORTED),
         Target::GpuInstance(..) | Target::ComputeInstance(..) => Err(Code::INVALID_ARGUMENT),
@@ -31,7 +31,7 @@ pub(crate) fn device(
 }
 
 /// Runs a call for a GPU or an instance of one. GPU_IS_LOST if the GPU is no longer plugged in.
-pub(crate) fn part(
+pub(crate) fn gpu_or_instance(
     function: &str,
     handle: Handle,
     work: impl FnOnce(&State, &Gpu, &Target) -> Result<(), Code>,

@@ -20,7 +20,7 @@ pub(crate) fn before_lookup(function: &str, gpu: &str) -> Result<(), Code> {
     let of_gpu = |fault: &Fault| fault.device.as_deref() == Some(gpu);
     for (index, fault) in state.faults.iter().enumerate() {
         if of_gpu(fault) && fault.when == When::Before && applies_to(fault, function, Some(gpu)) {
-            happen(fault, index, function, Some(gpu), When::Before)?;
+            inject(fault, index, function, Some(gpu), When::Before)?;
         }
     }
     Ok(())
@@ -40,15 +40,15 @@ fn apply(function: &str, device: Option<&str>, when: When) -> Result<(), Code> {
         if fault.when != when || !applies_to(fault, function, device) {
             continue;
         }
-        if happen(fault, index, function, device, when)? {
+        if inject(fault, index, function, device, when)? {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// Lets a fault happen; returns whether it replaces the faults after it.
-fn happen(
+/// Injects a fault; returns whether it replaces the faults after it.
+fn inject(
     fault: &Fault,
     index: usize,
     function: &str,

@@ -70,7 +70,7 @@ pub(crate) struct LockedFile<'a> {
 
 impl<'a> LockedFile<'a> {
     pub(crate) fn open(path: &'a Path) -> Result<Self, Code> {
-        let _lock = FileLock::take(&path.with_extension("lock"))?;
+        let _lock = FileLock::acquire(&path.with_extension("lock"))?;
         Ok(Self { path, _lock })
     }
 
@@ -105,12 +105,12 @@ pub(crate) fn state_path() -> Option<&'static Path> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     PATH.get_or_init(|| match std::env::var_os("DRA_AGENT_NVML_STATE") {
         Some(path) => Some(PathBuf::from(path)),
-        None => state_beside_library(),
+        None => state_next_to_library(),
     })
     .as_deref()
 }
 
-fn state_beside_library() -> Option<PathBuf> {
+fn state_next_to_library() -> Option<PathBuf> {
     let path = library_path()?.with_file_name("nvml.json");
     Some(fs::canonicalize(&path).unwrap_or(path))
 }
@@ -119,7 +119,7 @@ fn state_beside_library() -> Option<PathBuf> {
 pub(crate) fn root() -> Option<&'static Path> {
     static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
     ROOT.get_or_init(|| {
-        let root = state_beside_library()?.parent()?.parent()?.to_owned();
+        let root = state_next_to_library()?.parent()?.parent()?.to_owned();
         root.join("proc/driver/nvidia").is_dir().then_some(root)
     })
     .as_deref()
@@ -178,7 +178,7 @@ unsafe extern "C" {
 struct FileLock(#[allow(dead_code, reason = "closing the file releases the lock")] fs::File);
 
 impl FileLock {
-    fn take(path: &Path) -> Result<Self, Code> {
+    fn acquire(path: &Path) -> Result<Self, Code> {
         use std::os::fd::AsRawFd;
         const EXCLUSIVE: c_int = 2;
         let failed = |_| Code::OPERATING_SYSTEM;

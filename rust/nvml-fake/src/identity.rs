@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use crate::abi::{Code, PciInfo, PciInfoExt, field, version, write_text, write_value};
-use crate::call::{device, part, texts, values};
+use crate::call::{device, gpu_or_instance, texts, values};
 use crate::handles::{Handle, Target};
 use crate::mig;
 use crate::state::{Pci, address_parts};
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(
     buffer: *mut c_char,
     length: c_uint,
 ) -> c_int {
-    part("nvmlDeviceGetUUID", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlDeviceGetUUID", handle, |_, gpu, target| {
         let uuid = match target {
             Target::Gpu(uuid) => uuid.clone(),
             _ => mig::device::find(gpu, target)?.compute.uuid,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn nvmlDeviceGetName(
     buffer: *mut c_char,
     length: c_uint,
 ) -> c_int {
-    part("nvmlDeviceGetName", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlDeviceGetName", handle, |_, gpu, target| {
         let name = match target {
             Target::Gpu(_) => gpu.name.clone(),
             _ => mig::device::find(gpu, target)?.name(gpu),
@@ -108,15 +108,15 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 pub unsafe extern "C" fn nvmlDeviceGetPciInfoExt(handle: Handle, info: *mut PciInfoExt) -> c_int {
     device("nvmlDeviceGetPciInfoExt", handle, |_, gpu| {
         // SAFETY: null or one structure.
-        let given = unsafe { info.as_ref() }
+        let requested = unsafe { info.as_ref() }
             .ok_or(Code::INVALID_ARGUMENT)?
             .version;
-        if given != version::<PciInfoExt>(1) {
+        if requested != version::<PciInfoExt>(1) {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
         }
         let short = pci_info(&gpu.pci)?;
         let full = PciInfoExt {
-            version: given,
+            version: requested,
             domain: short.domain,
             bus: short.bus,
             device: short.device,

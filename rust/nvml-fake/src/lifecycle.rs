@@ -7,11 +7,11 @@ use crate::abi::Code;
 use crate::call::guarded;
 use crate::{faults, files, latency, state};
 
-static USERS: AtomicUsize = AtomicUsize::new(0);
+static REFERENCES: AtomicUsize = AtomicUsize::new(0);
 
 /// UNINITIALIZED unless the library is initialized.
 pub(crate) fn check() -> Result<(), Code> {
-    if USERS.load(Ordering::Acquire) == 0 {
+    if REFERENCES.load(Ordering::Acquire) == 0 {
         Err(Code::UNINITIALIZED)
     } else {
         Ok(())
@@ -29,7 +29,7 @@ fn init() -> i32 {
             return Err(Code::LIB_RM_VERSION_MISMATCH);
         }
         latency::init(&state);
-        USERS.fetch_add(1, Ordering::AcqRel);
+        REFERENCES.fetch_add(1, Ordering::AcqRel);
         Ok(())
     })
 }
@@ -53,7 +53,7 @@ pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> i32 {
 pub extern "C" fn nvmlShutdown() -> i32 {
     guarded(|| {
         faults::before("nvmlShutdown", None)?;
-        USERS
+        REFERENCES
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |users| {
                 users.checked_sub(1)
             })

@@ -171,7 +171,7 @@ unsafe fn write_words(set: *mut c_ulong, count: c_uint, words: &[u64]) -> Result
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
     handle: Handle,
-    at_most: c_uint,
+    level: c_uint,
     count: *mut c_uint,
     list: *mut Handle,
 ) -> c_int {
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
         let near: Vec<_> = state
             .present()
             .into_iter()
-            .filter(|other| other.uuid != gpu.uuid && distance(gpu, other) == at_most)
+            .filter(|other| other.uuid != gpu.uuid && distance(gpu, other) == level)
             .map(|other| handles::of(&other.uuid))
             .collect();
         if count.is_null() {
@@ -188,9 +188,9 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
         // Unlike other lists, the query of the length succeeds.
         // SAFETY: not null; the list is null or has that capacity.
         unsafe {
-            let room = count.replace(near.len() as c_uint) as usize;
+            let capacity = count.replace(near.len() as c_uint) as usize;
             if !list.is_null() {
-                list.copy_from_nonoverlapping(near.as_ptr(), near.len().min(room));
+                list.copy_from_nonoverlapping(near.as_ptr(), near.len().min(capacity));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, Memory, MemoryV2, ProcessInfo, version, write_list, write_value};
-use crate::call::{device, part, values};
+use crate::call::{device, gpu_or_instance, values};
 use crate::handles::{Handle, Target};
 use crate::mig;
 use crate::state::{Gpu, Process, State};
@@ -60,7 +60,7 @@ values! {
 /// As NVML's reference requires for `memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, memory: *mut Memory) -> c_int {
-    part("nvmlDeviceGetMemoryInfo", handle, |state, gpu, target| {
+    gpu_or_instance("nvmlDeviceGetMemoryInfo", handle, |state, gpu, target| {
         // Version 1 counts reserved memory as used; version 2 reports it separately.
         let memory_use = memory_use(state, gpu, target)?;
         let used = memory_use.used + memory_use.reserved;
@@ -81,20 +81,20 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
     handle: Handle,
     memory: *mut MemoryV2,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlDeviceGetMemoryInfo_v2",
         handle,
         |state, gpu, target| {
             // SAFETY: null or one structure.
-            let given = unsafe { memory.as_ref() }
+            let requested = unsafe { memory.as_ref() }
                 .ok_or(Code::INVALID_ARGUMENT)?
                 .version;
-            if given != version::<MemoryV2>(2) {
+            if requested != version::<MemoryV2>(2) {
                 return Err(Code::ARGUMENT_VERSION_MISMATCH);
             }
             let memory_use = memory_use(state, gpu, target)?;
             let result = MemoryV2 {
-                version: given,
+                version: requested,
                 total: memory_use.total,
                 reserved: memory_use.reserved,
                 free: memory_use.total - memory_use.reserved - memory_use.used,
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut c_uint,
     list: *mut ProcessInfo,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlDeviceGetComputeRunningProcesses_v3",
         handle,
         |state, gpu, target| {

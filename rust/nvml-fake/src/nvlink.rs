@@ -49,7 +49,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut 
     const VERSION_3_SINCE: u32 = 580;
     device("nvmlDeviceGetGpuFabricInfoV", handle, |state, gpu| {
         // SAFETY: null, or a structure with its version as first field.
-        let given = unsafe { info.as_ref() }
+        let requested = unsafe { info.as_ref() }
             .copied()
             .ok_or(Code::INVALID_ARGUMENT)?;
         let (result, health) = fabric(state, gpu)?;
@@ -57,21 +57,21 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut 
             .driver
             .as_ref()
             .is_some_and(|driver| driver.branch() >= VERSION_3_SINCE);
-        if given == version::<FabricInfoV2>(2) {
+        if requested == version::<FabricInfoV2>(2) {
             // SAFETY: the version identifies the structure.
             unsafe {
                 write_value(
                     info.cast(),
                     FabricInfoV2 {
-                        version: given,
+                        version: requested,
                         info: result,
                         health_mask: health.health_mask,
                     },
                 )
             }
-        } else if newer && given == version::<FabricInfoV3>(3) {
+        } else if newer && requested == version::<FabricInfoV3>(3) {
             let full = FabricInfoV3 {
-                version: given,
+                version: requested,
                 info: result,
                 health_mask: health.health_mask,
                 health_summary: health.health_summary,

@@ -116,7 +116,8 @@ pub(crate) struct MigProfile {
     pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) slices: u32,
-    pub(crate) most: u32,
+    #[serde(rename = "most")]
+    pub(crate) max_instances: u32,
     pub(crate) memory_mib: u64,
     pub(crate) multiprocessors: u32,
     pub(crate) copy_engines: u32,

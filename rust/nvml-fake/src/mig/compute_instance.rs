@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, field, version, write_value};
-use crate::call::part;
+use crate::call::gpu_or_instance;
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{ComputeInstanceInfo, ComputeProfileInfo, ComputeProfileInfoV2, Placement};
 use crate::mig::access::require_config;
@@ -21,43 +21,47 @@ const SHARED_ENGINES: c_uint = 0;
 const MAX_COMPUTE_INSTANCES: u32 = 8;
 
 /// A compute instance profile of a GPU instance: the profile of the GPU instance, and the slices.
-fn offered<'a>(gpu: &'a Gpu, target: &Target, profile: u32) -> Result<Offer<'a>, Code> {
+fn find_compute_profile<'a>(
+    gpu: &'a Gpu,
+    target: &Target,
+    profile: u32,
+) -> Result<ComputeProfile<'a>, Code> {
     let instance = enabled_layout(gpu)?.gpu_instance(number(target)?)?.clone();
     if profile >= PROFILES {
         return Err(Code::INVALID_ARGUMENT);
     }
-    let of = with_id(gpu, instance.profile)?;
-    let slices = compute_slices(of, profile).ok_or(Code::NOT_SUPPORTED)?;
-    Ok(Offer {
-        of,
+    let gpu_profile = with_id(gpu, instance.profile)?;
+    let slices = compute_slices(gpu_profile, profile).ok_or(Code::NOT_SUPPORTED)?;
+    Ok(ComputeProfile {
+        gpu_profile,
         slices,
         instance,
     })
 }
 
-struct Offer<'a> {
-    of: &'a MigProfile,
+struct ComputeProfile<'a> {
+    gpu_profile: &'a MigProfile,
     slices: u32,
     instance: GpuInstance,
 }
 
-impl Offer<'_> {
+impl ComputeProfile<'_> {
     fn info(&self, gpu: &Gpu, profile: u32) -> ComputeProfileInfo {
         ComputeProfileInfo {
             id: profile,
             slice_count: self.slices,
-            instance_count: self.of.slices / self.slices,
-            multiprocessor_count: multiprocessors(gpu, self.of, self.slices),
-            shared_copy_engine_count: self.of.copy_engines,
-            shared_decoder_count: self.of.decoders,
-            shared_encoder_count: self.of.encoders,
-            shared_jpeg_count: self.of.jpeg,
-            shared_ofa_count: self.of.ofa,
+            instance_count: self.gpu_profile.slices / self.slices,
+            multiprocessor_count: multiprocessors(gpu, self.gpu_profile, self.slices),
+            shared_copy_engine_count: self.gpu_profile.copy_engines,
+            shared_decoder_count: self.gpu_profile.decoders,
+            shared_encoder_count: self.gpu_profile.encoders,
+            shared_jpeg_count: self.gpu_profile.jpeg,
+            shared_ofa_count: self.gpu_profile.ofa,
         }
     }
 
     fn free_start(&self) -> Option<u32> {
-        compute_starts(self.of, self.slices)
+        compute_starts(self.gpu_profile, self.slices)
             .find(|&start| is_compute_free(&self.instance, start, self.slices))
     }
 }
@@ -71,14 +75,14 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engines: c_uint,
     info: *mut ComputeProfileInfo,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",
         handle,
         |_, gpu, target| {
             if engines != SHARED_ENGINES {
                 return Err(Code::INVALID_ARGUMENT);
             }
-            let result = offered(gpu, target, profile)?.info(gpu, profile);
+            let result = find_compute_profile(gpu, target, profile)?.info(gpu, profile);
             // SAFETY: the caller provides one structure.
             unsafe { write_value(info, result) }
         },
@@ -94,25 +98,28 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     engines: c_uint,
     info: *mut ComputeProfileInfoV2,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
         handle,
         |_, gpu, target| {
             // SAFETY: null or one structure.
-            let given = unsafe { info.as_ref() }
+            let requested = unsafe { info.as_ref() }
                 .ok_or(Code::INVALID_ARGUMENT)?
                 .version;
-            if given != version::<ComputeProfileInfoV2>(2) {
+            if requested != version::<ComputeProfileInfoV2>(2) {
                 return Err(Code::ARGUMENT_VERSION_MISMATCH);
             }
             if engines != SHARED_ENGINES {
                 return Err(Code::INVALID_ARGUMENT);
             }
-            let offer = offered(gpu, target, profile)?;
+            let compute_profile = find_compute_profile(gpu, target, profile)?;
             let result = ComputeProfileInfoV2 {
-                version: given,
-                info: offer.info(gpu, profile),
-                name: field(&compute_name(offer.of, offer.slices)),
+                version: requested,
+                info: compute_profile.info(gpu, profile),
+                name: field(&compute_name(
+                    compute_profile.gpu_profile,
+                    compute_profile.slices,
+                )),
             };
             // SAFETY: the caller provides one structure.
             unsafe { write_value(info, result) }
@@ -128,24 +135,27 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
     profile: c_uint,
     count: *mut c_uint,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
         handle,
         |state, gpu, target| {
             require_config(state)?;
-            let mut offer = offered(gpu, target, profile)?;
-            let mut more = 0;
-            while let Some(start) = offer.free_start() {
-                offer.instance.compute_instances.push(new_instance(
-                    more,
-                    profile,
-                    start,
-                    offer.slices,
-                ));
-                more += 1;
+            let mut compute_profile = find_compute_profile(gpu, target, profile)?;
+            let mut remaining = 0;
+            while let Some(start) = compute_profile.free_start() {
+                compute_profile
+                    .instance
+                    .compute_instances
+                    .push(new_instance(
+                        remaining,
+                        profile,
+                        start,
+                        compute_profile.slices,
+                    ));
+                remaining += 1;
             }
             // SAFETY: the caller provides one unsigned int.
-            unsafe { write_value(count, more) }
+            unsafe { write_value(count, remaining) }
         },
     )
 }
@@ -158,38 +168,38 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     profile: c_uint,
     instance: *mut Handle,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceCreateComputeInstance",
         handle,
         |state, gpu, target| {
             require_config(state)?;
-            let made = create(state, gpu, target, profile)?;
+            let created = create(state, gpu, target, profile)?;
             // SAFETY: the caller provides one handle.
-            unsafe { write_value(instance, made) }
+            unsafe { write_value(instance, created) }
         },
     )
 }
 
 fn create(state: &State, gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
-    offered(gpu, target, profile)?;
+    find_compute_profile(gpu, target, profile)?;
     let gpu_instance = number(target)?;
     let id = instances::change(gpu, |layout| {
-        let made = layout.made;
+        let number_created = layout.created;
         let instance = layout.gpu_instance_mut(gpu_instance)?;
-        let of = with_id(gpu, instance.profile)?;
-        let slices = compute_slices(of, profile).ok_or(Code::NOT_SUPPORTED)?;
-        let start = compute_starts(of, slices)
+        let gpu_profile = with_id(gpu, instance.profile)?;
+        let slices = compute_slices(gpu_profile, profile).ok_or(Code::NOT_SUPPORTED)?;
+        let start = compute_starts(gpu_profile, slices)
             .find(|&start| is_compute_free(instance, start, slices))
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         let id = compute_instance_ids(gpu, state.id_seed(), MAX_COMPUTE_INSTANCES)
             .find(|&id| instance.compute_instance(id).is_err())
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         instance.compute_instances.push(ComputeInstance {
-            uuid: uuid(&gpu.uuid, gpu_instance, id, made),
+            uuid: uuid(&gpu.uuid, gpu_instance, id, number_created),
             ..new_instance(id, profile, start, slices)
         });
         instance.compute_instances.sort_by_key(|other| other.id);
-        layout.made += 1;
+        layout.created += 1;
         Ok(id)
     })?;
     Ok(handles::of_target(Target::ComputeInstance(
@@ -212,7 +222,7 @@ fn new_instance(id: u32, profile: u32, start: u32, size: u32) -> ComputeInstance
 /// IN_USE while a process computes on it.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlComputeInstanceDestroy(handle: Handle) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlComputeInstanceDestroy",
         handle,
         |state, gpu, target| {
@@ -243,19 +253,23 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     list: *mut Handle,
     count: *mut c_uint,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceGetComputeInstances",
         handle,
         |state, gpu, target| {
             require_config(state)?;
-            let offer = offered(gpu, target, profile)?;
-            let found = offer
+            let compute_profile = find_compute_profile(gpu, target, profile)?;
+            let found = compute_profile
                 .instance
                 .compute_instances
                 .iter()
                 .filter(|compute| compute.profile == profile)
                 .map(|compute| {
-                    Target::ComputeInstance(gpu.uuid.clone(), offer.instance.id, compute.id)
+                    Target::ComputeInstance(
+                        gpu.uuid.clone(),
+                        compute_profile.instance.id,
+                        compute.id,
+                    )
                 });
             // SAFETY: the caller provides a list with that capacity, and one unsigned int.
             unsafe { write_all(list, count, found) }
@@ -271,7 +285,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
     id: c_uint,
     instance: *mut Handle,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlGpuInstanceGetComputeInstanceById",
         handle,
         |state, gpu, target| {
@@ -295,7 +309,7 @@ pub unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
     handle: Handle,
     info: *mut ComputeInstanceInfo,
 ) -> c_int {
-    part("nvmlComputeInstanceGetInfo_v2", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlComputeInstanceGetInfo_v2", handle, |_, gpu, target| {
         let (gpu_instance, id) = numbers(target)?;
         let layout = enabled_layout(gpu)?;
         let compute = layout.gpu_instance(gpu_instance)?.compute_instance(id)?;

@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, write_value};
-use crate::call::{device, part};
+use crate::call::{device, gpu_or_instance};
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::Attributes;
 use crate::mig::geometry::{compute_name, multiprocessors};
 use crate::mig::instances::{self, ComputeInstance, GpuInstance};
-use crate::mig::profiles::{capable, with_id};
+use crate::mig::profiles::{require_mig, with_id};
 use crate::state::{Gpu, MigProfile};
 
 /// A MIG device.
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
     result: *mut Handle,
 ) -> c_int {
     device("nvmlDeviceGetMigDeviceHandleByIndex", handle, |_, gpu| {
-        capable(gpu)?;
+        require_mig(gpu)?;
         let layout = instances::of(gpu)?;
         let target = layout
             .gpu_instances
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     handle: Handle,
     result: *mut Handle,
 ) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
         handle,
         |_, gpu, target| {
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
 /// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: Handle, result: *mut c_uint) -> c_int {
-    part("nvmlDeviceIsMigDeviceHandle", handle, |_, _, target| {
+    gpu_or_instance("nvmlDeviceIsMigDeviceHandle", handle, |_, _, target| {
         let is_mig = matches!(target, Target::MigDevice(..));
         // SAFETY: the caller provides one unsigned int.
         unsafe { write_value(result, is_mig.into()) }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: Handle, result: *mu
 /// As NVML's reference requires for `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
-    part("nvmlDeviceGetGpuInstanceId", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlDeviceGetGpuInstanceId", handle, |_, gpu, target| {
         let result = existing(gpu, target)?.instance.id;
         // SAFETY: the caller provides one unsigned int.
         unsafe { write_value(id, result) }
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(handle: Handle, id: *mut c_u
 /// As NVML's reference requires for `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
-    part(
+    gpu_or_instance(
         "nvmlDeviceGetComputeInstanceId",
         handle,
         |_, gpu, target| {
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
     handle: Handle,
     result: *mut Attributes,
 ) -> c_int {
-    part("nvmlDeviceGetAttributes_v2", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlDeviceGetAttributes_v2", handle, |_, gpu, target| {
         let found = existing(gpu, target)?;
         let attributes = Attributes {
             multiprocessor_count: multiprocessors(gpu, found.profile, found.compute.size),

@@ -25,13 +25,13 @@ pub(crate) fn gpu_instance_id(gpu: &Gpu, seed: u64, start: u32, size: u32) -> u3
 }
 
 /// The order in which numbers are given to compute instances: ascending from a start that depends on the seed.
-pub(crate) fn compute_instance_ids(gpu: &Gpu, seed: u64, most: u32) -> impl Iterator<Item = u32> {
+pub(crate) fn compute_instance_ids(gpu: &Gpu, seed: u64, count: u32) -> impl Iterator<Item = u32> {
     let first = if seed == 0 {
         0
     } else {
-        hash(&gpu.uuid, !seed) as u32 % most
+        hash(&gpu.uuid, !seed) as u32 % count
     };
-    (0..most).map(move |number| (first + number) % most)
+    (0..count).map(move |number| (first + number) % count)
 }
 
 /// Whether the memory slices are free.
@@ -56,7 +56,7 @@ pub(crate) fn remaining(gpu: &Gpu, layout: &PartitionLayout, profile: &MigProfil
         .filter(|&&(start, size)| is_free(layout, start, size))
         .count() as u32;
     places
-        .min(profile.most.saturating_sub(existing))
+        .min(profile.max_instances.saturating_sub(existing))
         .min(engines_left(gpu, layout, profile))
 }
 
@@ -133,8 +133,8 @@ pub(crate) fn compute_name(gpu_instance: &MigProfile, slices: u32) -> String {
 }
 
 /// A UUID that is unique for each created instance: version 5, as in the driver.
-pub(crate) fn uuid(gpu: &str, instance: u32, compute: u32, made: u64) -> String {
-    let text = format!("{gpu}/{instance}/{compute}/{made}");
+pub(crate) fn uuid(gpu: &str, instance: u32, compute: u32, created: u64) -> String {
+    let text = format!("{gpu}/{instance}/{compute}/{created}");
     let (high, low) = (hash(&text, 0x6D69_6700), hash(&text, 0x7575_6964));
     format!(
         "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, write_value};
-use crate::call::{device, part};
+use crate::call::{device, gpu_or_instance};
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{GpuInstanceInfo, Placement};
 use crate::mig::access::require_config;
@@ -45,9 +45,9 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstance(
         require_config(state)?;
         require_physical(gpu)?;
         enabled_layout(gpu)?;
-        let made = create(state, gpu, with_id(gpu, profile)?, None)?;
+        let created = create(state, gpu, with_id(gpu, profile)?, None)?;
         // SAFETY: the caller provides one handle.
-        unsafe { write_value(instance, made) }
+        unsafe { write_value(instance, created) }
     })
 }
 
@@ -73,9 +73,9 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
             if !profile.placements.contains(&(place.start, place.size)) {
                 return Err(Code::INVALID_ARGUMENT);
             }
-            let made = create(state, gpu, profile, Some((place.start, place.size)))?;
+            let created = create(state, gpu, profile, Some((place.start, place.size)))?;
             // SAFETY: the caller provides one handle.
-            unsafe { write_value(instance, made) }
+            unsafe { write_value(instance, created) }
         },
     )
 }
@@ -118,7 +118,7 @@ fn create(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlGpuInstanceDestroy(handle: Handle) -> c_int {
-    part("nvmlGpuInstanceDestroy", handle, |state, gpu, target| {
+    gpu_or_instance("nvmlGpuInstanceDestroy", handle, |state, gpu, target| {
         require_config(state)?;
         require_physical(gpu)?;
         let id = number(target)?;
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetInfo(
     handle: Handle,
     info: *mut GpuInstanceInfo,
 ) -> c_int {
-    part("nvmlGpuInstanceGetInfo", handle, |_, gpu, target| {
+    gpu_or_instance("nvmlGpuInstanceGetInfo", handle, |_, gpu, target| {
         let layout = enabled_layout(gpu)?;
         let instance = layout.gpu_instance(number(target)?)?;
         let result = GpuInstanceInfo {

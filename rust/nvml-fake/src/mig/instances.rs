@@ -21,7 +21,8 @@ pub(crate) struct PartitionLayout {
     /// The mode after the next reset.
     pub(crate) pending: bool,
     /// Number of compute instances ever created, so that UUIDs are unique.
-    pub(crate) made: u64,
+    #[serde(rename = "made")]
+    pub(crate) created: u64,
     pub(crate) gpu_instances: Vec<GpuInstance>,
 }
 

@@ -7,7 +7,7 @@ use crate::call::{device, values};
 use crate::handles::Handle;
 use crate::mig::access::require_admin;
 use crate::mig::instances;
-use crate::mig::profiles::capable;
+use crate::mig::profiles::require_mig;
 use crate::state::{Gpu, State};
 
 const HOPPER: u32 = 9;
@@ -28,8 +28,8 @@ values! {
     nvmlDeviceGetVirtualizationMode: c_uint = |_, gpu| Ok(gpu.virtualization);
     // The maximum number of MIG devices: 0 while the mode is off.
     nvmlDeviceGetMaxMigDeviceCount: c_uint = |_, gpu| {
-        let most = gpu.mig.iter().map(|profile| profile.slices).max().unwrap_or(0);
-        Ok(if instances::of(gpu)?.mode { most } else { 0 })
+        let max_devices = gpu.mig.iter().map(|profile| profile.slices).max().unwrap_or(0);
+        Ok(if instances::of(gpu)?.mode { max_devices } else { 0 })
     };
 }
 
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     pending: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetMigMode", handle, |_, gpu| {
-        capable(gpu)?;
+        require_mig(gpu)?;
         let layout = instances::of(gpu)?;
         // SAFETY: the caller provides two unsigned ints.
         unsafe {
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
     status: *mut c_int,
 ) -> c_int {
     device("nvmlDeviceSetMigMode", handle, |state, gpu| {
-        capable(gpu)?;
+        require_mig(gpu)?;
         require_admin(state)?;
         require_physical(gpu)?;
         if mode > 1 || status.is_null() {

@@ -21,22 +21,22 @@ const MODE: u32 = 0o444;
 
 /// Creates the missing folders and nodes of a GPU's instances.
 ///
-/// Without `shown`, no folder: NVIDIA's legacy container runtime covers /proc/driver/nvidia (libnvidia-container,
+/// Without `visible`, no folder: NVIDIA's legacy container runtime covers /proc/driver/nvidia (libnvidia-container,
 /// nvc_mount.c). The nodes are in the host's /dev in any case.
-pub(crate) fn add(minor: u32, layout: &PartitionLayout, shown: bool) -> Result<(), Code> {
+pub(crate) fn add(minor: u32, layout: &PartitionLayout, visible: bool) -> Result<(), Code> {
     let Some(root) = files::root() else {
         return Ok(());
     };
     for (folder, node) in expected(root, minor, layout) {
         let path = node_path(root, node);
-        let made = if shown && !folder.join("access").exists() {
+        let created = if visible && !folder.join("access").exists() {
             make_node(&path, node).and_then(|()| make_folder(&folder, node))
-        } else if !shown && !path.exists() {
+        } else if !visible && !path.exists() {
             make_node(&path, node)
         } else {
             Ok(())
         };
-        made.map_err(|_| Code::OPERATING_SYSTEM)?;
+        created.map_err(|_| Code::OPERATING_SYSTEM)?;
     }
     Ok(())
 }
@@ -115,14 +115,14 @@ fn make_node(path: &Path, minor: u32) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     const CHARACTER: c_uint = 0o020_000;
     // SAFETY: a NUL-terminated path and two numbers.
-    let made = unsafe {
+    let created = unsafe {
         mknod(
             name.as_ptr(),
             CHARACTER | MODE,
             number(major(), minor.into()),
         )
     };
-    if made != 0 && !path.exists() {
+    if created != 0 && !path.exists() {
         fs::write(path, "")?;
     }
     fs::set_permissions(path, fs::Permissions::from_mode(MODE))

@@ -26,7 +26,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
             id: profile.id,
             is_p2p_supported: 0,
             slice_count: profile.slices,
-            instance_count: profile.most,
+            instance_count: profile.max_instances,
             multiprocessor_count: profile.multiprocessors,
             copy_engine_count: profile.copy_engines,
             decoder_count: profile.decoders,
@@ -53,10 +53,10 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
         handle,
         |state, gpu| {
             // SAFETY: null or one structure.
-            let given = unsafe { info.as_ref() }
+            let requested = unsafe { info.as_ref() }
                 .ok_or(Code::INVALID_ARGUMENT)?
                 .version;
-            if given != version::<ProfileInfoV2>(2) {
+            if requested != version::<ProfileInfoV2>(2) {
                 return Err(Code::ARGUMENT_VERSION_MISMATCH);
             }
             // nvml.h: NOT_SUPPORTED "if device doesn't have MIG mode enabled". Not verified: which drivers do so.
@@ -69,11 +69,11 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             }
             let profile = profile(gpu, number)?;
             let result = ProfileInfoV2 {
-                version: given,
+                version: requested,
                 id: profile.id,
                 is_p2p_supported: 0,
                 slice_count: profile.slices,
-                instance_count: profile.most,
+                instance_count: profile.max_instances,
                 multiprocessor_count: profile.multiprocessors,
                 copy_engine_count: profile.copy_engines,
                 decoder_count: profile.decoders,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
         handle,
         |state, gpu| {
-            capable(gpu)?;
+            require_mig(gpu)?;
             require_config(state)?;
             let places: Vec<_> = with_id(gpu, id)
                 .map_err(|_| Code::NOT_SUPPORTED)?
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
 }
 
 /// NOT_SUPPORTED for a GPU without MIG.
-pub(crate) fn capable(gpu: &Gpu) -> Result<(), Code> {
+pub(crate) fn require_mig(gpu: &Gpu) -> Result<(), Code> {
     if gpu.mig.is_empty() {
         Err(Code::NOT_SUPPORTED)
     } else {
