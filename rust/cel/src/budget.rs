@@ -53,7 +53,7 @@ impl Budget {
     }
 
     /// Charges memory before it is allocated.
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Fault> {
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
         match self.bytes.checked_sub(bytes) {
             Some(left) => self.bytes = left,
             None => {
@@ -65,8 +65,8 @@ impl Budget {
     }
 
     /// Charges a list of a known length.
-    pub(crate) fn take_values(&mut self, count: usize) -> Result<(), Fault> {
-        self.take(
+    pub(crate) fn charge_values(&mut self, count: usize) -> Result<(), Fault> {
+        self.charge(
             count
                 .saturating_mul(VALUE_BYTES)
                 .saturating_add(SHARED_BYTES),
@@ -74,34 +74,34 @@ impl Budget {
     }
 
     /// Charges one more element of a growing list. The capacity of a vector is up to twice its length.
-    pub(crate) fn take_element(&mut self) -> Result<(), Fault> {
-        self.take(2 * VALUE_BYTES)
+    pub(crate) fn charge_element(&mut self) -> Result<(), Fault> {
+        self.charge(2 * VALUE_BYTES)
     }
 
     /// Charges one more entry of a map, including its index entry.
-    pub(crate) fn take_entry(&mut self) -> Result<(), Fault> {
-        self.take(8 * VALUE_BYTES)
+    pub(crate) fn charge_entry(&mut self) -> Result<(), Fault> {
+        self.charge(8 * VALUE_BYTES)
     }
 
     /// Charges a small reference-counted value.
-    pub(crate) fn take_shared(&mut self) -> Result<(), Fault> {
-        self.take(SHARED_BYTES + 2 * VALUE_BYTES)
+    pub(crate) fn charge_shared(&mut self) -> Result<(), Fault> {
+        self.charge(SHARED_BYTES + 2 * VALUE_BYTES)
     }
 
     /// Charges and returns a new string.
     pub(crate) fn string(&mut self, text: &str) -> Result<Value, Fault> {
-        self.take(text.len().saturating_add(SHARED_BYTES))?;
+        self.charge(text.len().saturating_add(SHARED_BYTES))?;
         Ok(Value::string(text))
     }
 
     /// Charges and returns a list. Its elements must already be charged.
     pub(crate) fn list(&mut self, items: Vec<Value>) -> Result<Value, Fault> {
-        self.take(SHARED_BYTES)?;
+        self.charge(SHARED_BYTES)?;
         Ok(Value::list(items))
     }
 
     pub(crate) fn some(&mut self, value: Value) -> Result<Value, Fault> {
-        self.take_shared()?;
+        self.charge_shared()?;
         Ok(Value::Optional(Some(Arc::new(value))))
     }
 
@@ -110,7 +110,7 @@ impl Budget {
         let length = text.len() + more.len();
         if length > text.capacity() {
             let capacity = length.max(2 * text.capacity()).max(MIN_CAPACITY_BYTES);
-            self.take(capacity)?;
+            self.charge(capacity)?;
             text.reserve_exact(capacity - text.len());
         }
         text.push_str(more);
@@ -119,12 +119,12 @@ impl Budget {
 
     /// An empty string with a capacity of `bytes`.
     pub(crate) fn text(&mut self, bytes: usize) -> Result<String, Fault> {
-        self.take(bytes)?;
+        self.charge(bytes)?;
         Ok(String::with_capacity(bytes))
     }
 
     /// Counts steps without memory. Returns an error after the deadline.
-    pub(crate) fn work(&mut self, steps: usize) -> Result<(), Fault> {
+    pub(crate) fn count_steps(&mut self, steps: usize) -> Result<(), Fault> {
         match self.steps.checked_sub(steps) {
             Some(left) => {
                 self.steps = left;
@@ -136,7 +136,7 @@ impl Budget {
 
     /// Counts the scan of `bytes` bytes.
     pub(crate) fn scan(&mut self, bytes: usize) -> Result<(), Fault> {
-        self.work(bytes / BYTES_PER_STEP)
+        self.count_steps(bytes / BYTES_PER_STEP)
     }
 
     #[cold]

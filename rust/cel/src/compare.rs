@@ -9,7 +9,7 @@ use crate::value::{Amount, List, Map, Value};
 /// `a == b` of CEL: numbers of any types by value, lists and maps by their elements, `false` for values of different
 /// types. The comparison of a Kubernetes type with another type is an error.
 pub(crate) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Result<bool, Fault> {
-    budget.work(1)?;
+    budget.count_steps(1)?;
     Ok(match (a, b) {
         (Value::Null, other) | (other, Value::Null) => matches!(other, Value::Null),
         (Value::Bool(a), Value::Bool(b)) => a == b,
@@ -83,7 +83,7 @@ fn same_items(a: &List, b: &List, budget: &mut Budget) -> Result<bool, Fault> {
 
 fn same_entries(a: &Map, b: &Map, budget: &mut Budget) -> Result<bool, Fault> {
     for (key, value) in a.entries(budget)?.iter() {
-        budget.work(1)?;
+        budget.count_steps(1)?;
         let same = match b.find(key) {
             Some(other) => equal_if_defined(value, &other, budget)?.unwrap_or(true),
             None => false,
@@ -149,19 +149,19 @@ fn numbers(a: &Value, b: &Value) -> Option<Ordering> {
         (Value::Uint(a), Value::Int(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
         // As in Kubernetes, an integer is converted to the nearest double.
         (Value::Double(a), Value::Int(b)) => {
-            double_and(*a, *b as f64, i64::MIN as f64, i64::MAX as f64)
+            compare_double(*a, *b as f64, i64::MIN as f64, i64::MAX as f64)
         }
-        (Value::Double(a), Value::Uint(b)) => double_and(*a, *b as f64, 0.0, u64::MAX as f64),
+        (Value::Double(a), Value::Uint(b)) => compare_double(*a, *b as f64, 0.0, u64::MAX as f64),
         (Value::Int(_) | Value::Uint(_), Value::Double(_)) => numbers(b, a).map(Ordering::reverse),
         _ => None,
     }
 }
 
-fn double_and(value: f64, other: f64, least: f64, most: f64) -> Option<Ordering> {
-    if value < least {
+fn compare_double(value: f64, other: f64, min: f64, max: f64) -> Option<Ordering> {
+    if value < min {
         return Some(Ordering::Less);
     }
-    if value > most {
+    if value > max {
         return Some(Ordering::Greater);
     }
     value.partial_cmp(&other)

@@ -261,7 +261,7 @@ fn unwrapped_size(args: &[Value], at: usize) -> u64 {
 }
 
 fn traversal(value: &Value, budget: &mut Budget) -> Result<u64, Fault> {
-    budget.work(1)?;
+    budget.count_steps(1)?;
     Ok(match value {
         Value::String(text) => (text.len() as f64 * STRING_FACTOR) as u64,
         Value::Bytes(bytes) => (bytes.len() as f64 * STRING_FACTOR) as u64,

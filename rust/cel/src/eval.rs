@@ -87,7 +87,7 @@ impl<'p> Interpreter<'p> {
     }
 
     pub(crate) fn eval(&mut self, step: &'p Step) -> Outcome {
-        self.budget.work(1)?;
+        self.budget.count_steps(1)?;
         match step {
             Step::Const(value) => Ok(value.clone()),
             Step::Path(path) => self.path(path),
@@ -220,7 +220,7 @@ impl<'p> Interpreter<'p> {
     }
 
     fn list(&mut self, items: &'p [(Step, bool)], at: Position) -> Outcome {
-        self.budget.take_values(items.len() + 1)?;
+        self.budget.charge_values(items.len() + 1)?;
         let mut values = Vec::with_capacity(items.len());
         for (item, optional) in items {
             match (self.eval(item)?, optional) {
@@ -239,7 +239,7 @@ impl<'p> Interpreter<'p> {
         for (key, value, optional) in steps {
             let key = self.eval(key)?;
             self.budget.scan(key.own_bytes())?;
-            self.budget.take_entry()?;
+            self.budget.charge_entry()?;
             let changed = match (self.eval(value)?, optional) {
                 (Value::Optional(Some(inner)), true) => entries.insert(key, Value::clone(&inner)),
                 (Value::Optional(None), true) => entries.remove(&key),

@@ -13,7 +13,7 @@ const JSON_BYTES: usize = 2 * size_of::<Json>();
 
 /// The JSON form: quantities and versions as their text, an empty optional as null.
 pub(crate) fn to_json(value: &Value, budget: &mut Budget) -> Result<Json, Fault> {
-    budget.take(JSON_BYTES)?;
+    budget.charge(JSON_BYTES)?;
     Ok(match value {
         Value::Null | Value::Optional(None) => Json::Null,
         Value::Optional(Some(inner)) => budget.within(|budget| to_json(inner, budget))?,
@@ -23,19 +23,19 @@ pub(crate) fn to_json(value: &Value, budget: &mut Budget) -> Result<Json, Fault>
         Value::Double(value) => Number::from_f64(*value)
             .map_or_else(|| Json::String(number::shortest(*value)), Json::Number),
         Value::String(text) => {
-            budget.take(text.len())?;
+            budget.charge(text.len())?;
             Json::String(text.to_string())
         }
         Value::Duration(nanos) => Json::String(time::duration_text(*nanos)),
         Value::Timestamp(time) => Json::String(time.to_string()),
         Value::Type(name) => Json::String(name.to_string()),
         Value::Quantity(amount) => {
-            budget.take(amount.quantity.heap_bytes().saturating_mul(3))?;
+            budget.charge(amount.quantity.heap_bytes().saturating_mul(3))?;
             Json::String(amount.quantity.to_string())
         }
         Value::Semver(version) => Json::String(version.to_string()),
         Value::Url(url) => {
-            budget.take(url.text().len())?;
+            budget.charge(url.text().len())?;
             Json::String(url.text().to_owned())
         }
         Value::Ip(ip) => Json::String(ip.to_string()),
@@ -47,9 +47,9 @@ pub(crate) fn to_json(value: &Value, budget: &mut Budget) -> Result<Json, Fault>
         Value::Map(map) => Json::Object(budget.within(|budget| {
             let mut object = Object::new();
             for (key, value) in map.entries(budget)?.iter() {
-                budget.take_entry()?;
+                budget.charge_entry()?;
                 if let Value::String(text) = key {
-                    budget.take(text.len())?;
+                    budget.charge(text.len())?;
                 }
                 object.insert(key_text(key)?, to_json(value, budget)?);
             }

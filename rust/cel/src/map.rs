@@ -57,7 +57,7 @@ impl Entries {
     /// A copy that is charged before it is made.
     pub(crate) fn charged_copy(&self, budget: &mut Budget) -> Result<Self, Fault> {
         for _ in &self.entries {
-            budget.take_entry()?;
+            budget.charge_entry()?;
         }
         Ok(self.clone())
     }

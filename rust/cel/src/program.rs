@@ -19,13 +19,13 @@ pub const MAX_LENGTH: usize = 10 * 1024;
 /// Characters that may nest one expression in another, apart from `in`. The trees of `&&` and `||` are balanced.
 const NESTING_CHARS: &[u8] = b"([{?!-+*/%=<>.";
 /// An expression with more of these characters is compiled with a large stack.
-const LARGE_STACK_SIGNS: usize = 64;
+const LARGE_STACK_CHARS: usize = 64;
 /// A plan deeper than this is evaluated with a large stack.
 const LARGE_STACK_DEPTH: usize = 48;
 
 /// An upper bound for the nesting depth of an expression, from its text.
-fn nesting_signs(expression: &str) -> usize {
-    let signs = expression
+fn nesting_chars(expression: &str) -> usize {
+    let characters = expression
         .bytes()
         .filter(|b| NESTING_CHARS.contains(b))
         .count();
@@ -36,7 +36,7 @@ fn nesting_signs(expression: &str) -> usize {
         !before.is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
             && !after.is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
     });
-    signs + words.count()
+    characters + words.count()
 }
 
 /// A compiled expression: compile once, evaluate on any number of devices, from any thread.
@@ -93,7 +93,7 @@ impl Program {
                 "the expression has {length} bytes, at most {MAX_LENGTH} are allowed"
             )));
         }
-        stack::with_stack(nesting_signs(expression) > LARGE_STACK_SIGNS, || {
+        stack::with_stack(nesting_chars(expression) > LARGE_STACK_CHARS, || {
             let (root, size) = syntax::parse(expression)?;
             let checked = check::check(&root, size)?;
             validate::validate(&root, &checked)?;

@@ -13,7 +13,7 @@ use crate::value::Value;
 const MAX_DEPTH: u16 = 250;
 
 /// The maximum number of nested `!` and `-`. Kubernetes has no limit; here they use stack space.
-const MAX_SIGNS: u16 = 500;
+const MAX_UNARY_OPERATORS: u16 = 500;
 
 /// The maximum number of nodes. Only nested macros that copy their operand exceed it within 10 KiB of text.
 const MAX_NODES: usize = 50_000;
@@ -88,7 +88,7 @@ pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
         builder: Builder::default(),
         positions,
         depth: 0,
-        signs: 0,
+        unary_depth: 0,
     };
     let root = lowering.lower(parsed)?;
     if lowering.builder.next > MAX_NODES {
@@ -241,20 +241,23 @@ struct Lowering<'s> {
     positions: PositionMap<'s>,
     depth: u16,
     /// The depth of nested `!` and `-`.
-    signs: u16,
+    unary_depth: u16,
 }
 
 impl Lowering<'_> {
     fn lower(&mut self, parsed: IdedExpr) -> Result<Node, CompileError> {
         let counts = u16::from(counts_as_nesting(&parsed.expr));
-        let signs = u16::from(is_sign(&parsed.expr));
+        let unary = u16::from(is_unary_operator(&parsed.expr));
         self.depth += counts;
-        self.signs += signs;
-        let too_deep = match (self.depth > MAX_DEPTH, self.signs > MAX_SIGNS) {
+        self.unary_depth += unary;
+        let too_deep = match (
+            self.depth > MAX_DEPTH,
+            self.unary_depth > MAX_UNARY_OPERATORS,
+        ) {
             (true, _) => Some(format!(
                 "more than {MAX_DEPTH} nested operators, fields and calls"
             )),
-            (_, true) => Some(format!("more than {MAX_SIGNS} nested ! or -")),
+            (_, true) => Some(format!("more than {MAX_UNARY_OPERATORS} nested ! or -")),
             _ => None,
         };
         if let Some(message) = too_deep {
@@ -262,7 +265,7 @@ impl Lowering<'_> {
         }
         let node = self.lower_node(parsed)?;
         self.depth -= counts;
-        self.signs -= signs;
+        self.unary_depth -= unary;
         Ok(node)
     }
 
@@ -330,7 +333,7 @@ fn counts_as_nesting(parsed: &Parsed) -> bool {
     }
 }
 
-fn is_sign(parsed: &Parsed) -> bool {
+fn is_unary_operator(parsed: &Parsed) -> bool {
     matches!(parsed, Parsed::Call(call) if matches!(call.func_name.as_str(), "!_" | "-_"))
 }
 

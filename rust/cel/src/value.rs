@@ -249,7 +249,7 @@ impl List {
             Self::Fixed(items) => Ok(Arc::clone(items)),
             Self::Growing(items) => {
                 let items = read(items);
-                budget.take_values(items.len())?;
+                budget.charge_values(items.len())?;
                 Ok(Arc::new(items.clone()))
             }
         }
@@ -273,7 +273,7 @@ impl List {
                 (true, _) => Ok(other.clone()),
                 (_, 0) => Ok(self.clone()),
                 (_, more) => {
-                    budget.take_values(items.len() + more)?;
+                    budget.charge_values(items.len() + more)?;
                     let tail = other.items(budget)?;
                     let mut joined = Vec::with_capacity(items.len() + tail.len());
                     joined.extend(items.iter().chain(tail.iter()).cloned());
@@ -283,7 +283,7 @@ impl List {
             Self::Growing(items) => {
                 let tail = other.items(budget)?;
                 for _ in tail.iter() {
-                    budget.take_element()?;
+                    budget.charge_element()?;
                 }
                 let mut items = items.write().unwrap_or_else(PoisonError::into_inner);
                 items.extend(tail.iter().cloned());
@@ -367,7 +367,7 @@ impl Map {
         value: &Value,
         budget: &mut Budget,
     ) -> Result<Map, Fault> {
-        budget.take_entry()?;
+        budget.charge_entry()?;
         match self {
             Self::Fixed(entries) => {
                 let mut entries = entries.charged_copy(budget)?;

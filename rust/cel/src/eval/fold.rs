@@ -82,8 +82,8 @@ impl<'p> Interpreter<'p> {
 
     /// Charges an accumulator, and records it for `drop`.
     fn track_accumulator(&mut self, value: Value) -> Outcome {
-        self.budget.take_shared()?;
-        self.budget.take_element()?;
+        self.budget.charge_shared()?;
+        self.budget.charge_element()?;
         self.accumulators.push(value.clone());
         Ok(value)
     }

@@ -56,7 +56,7 @@ fn identity(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
 }
 
 fn type_of(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
-    budget.take_shared()?;
+    budget.charge_shared()?;
     Ok(Value::Type(Arc::from(args[0].type_name())))
 }
 
@@ -75,8 +75,8 @@ fn to_bool(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
 
 fn to_bytes(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
-    budget.take(text.len())?;
-    budget.take_shared()?;
+    budget.charge(text.len())?;
+    budget.charge_shared()?;
     Ok(Value::Bytes(Arc::from(text.as_bytes())))
 }
 
@@ -86,7 +86,7 @@ pub(super) fn to_double(args: &[Value], budget: &mut Budget) -> Result<Value, Fa
         Value::Uint(value) => *value as f64,
         Value::Double(value) => *value,
         Value::String(text) => {
-            budget.take(text.len().saturating_mul(2))?;
+            budget.charge(text.len().saturating_mul(2))?;
             number::parse_double(text).ok_or_else(|| invalid(text, "a number"))?
         }
         other => return Err(Fault::no_overload_for(other)),

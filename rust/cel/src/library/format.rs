@@ -157,14 +157,14 @@ fn validate(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     };
     let text = args[1].as_str()?;
     // Upper bound: a lower-case copy, and several regular expressions over it.
-    budget.take(text.len().saturating_mul(2))?;
+    budget.charge(text.len().saturating_mul(2))?;
     budget.scan(text.len().saturating_mul(8))?;
     let errors = (format.check)(text);
     if errors.is_empty() {
         return Ok(Value::Optional(None));
     }
     let mut texts = Vec::with_capacity(errors.len());
-    budget.take_values(errors.len())?;
+    budget.charge_values(errors.len())?;
     for error in errors {
         texts.push(budget.string(error)?);
     }

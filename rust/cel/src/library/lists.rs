@@ -188,7 +188,7 @@ fn slice(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let bounds = usize::try_from(start).ok().zip(usize::try_from(end).ok());
     match bounds {
         Some((from, to)) if from <= to && to <= items.len() => {
-            budget.take_values(to - from)?;
+            budget.charge_values(to - from)?;
             Ok(Value::list(items[from..to].to_vec()))
         }
         _ => Err(Fault::new(format!(
@@ -214,13 +214,13 @@ fn flatten_into(
     budget: &mut Budget,
 ) -> Result<(), Fault> {
     for item in list.items(budget)?.iter() {
-        budget.work(1)?;
+        budget.count_steps(1)?;
         match item {
             Value::List(nested) if depth > 0 => {
                 budget.within(|budget| flatten_into(nested, depth - 1, flat, budget))?;
             }
             other => {
-                budget.take_element()?;
+                budget.charge_element()?;
                 flat.push(other.clone());
             }
         }
@@ -257,7 +257,7 @@ fn sort_by(list: &Value, keys: &Value, budget: &mut Budget) -> Result<Value, Fau
         return Err(Fault::new("elements of different types cannot be sorted"));
     }
     // The indexes, the buffer of the sort, and the result.
-    budget.take_values(2 * items.len())?;
+    budget.charge_values(2 * items.len())?;
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by(|a, b| compare::order(&keys[*a], &keys[*b]).unwrap_or(Ordering::Equal));
     Ok(Value::list(
@@ -276,13 +276,13 @@ fn range(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     if count > COST_LIMIT as i64 {
         return Err(Fault::TooExpensive);
     }
-    budget.take_values(usize::try_from(count).unwrap_or(usize::MAX))?;
+    budget.charge_values(usize::try_from(count).unwrap_or(usize::MAX))?;
     Ok(Value::list((0..count).map(Value::Int).collect()))
 }
 
 fn reverse(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let items = args[0].as_list()?.items(budget)?;
-    budget.take_values(items.len())?;
+    budget.charge_values(items.len())?;
     Ok(Value::list(items.iter().rev().cloned().collect()))
 }
 
@@ -292,8 +292,8 @@ fn distinct(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     if has_plain_keys(&items) {
         let mut keys = HashSet::new();
         for item in items.iter() {
-            budget.take_element()?;
-            budget.take_entry()?;
+            budget.charge_element()?;
+            budget.charge_entry()?;
             if keys.insert(Key::of(item)?) {
                 seen.push(item.clone());
             }
@@ -302,7 +302,7 @@ fn distinct(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     }
     for item in items.iter() {
         if !compare::contains(&seen, item, budget)? {
-            budget.take_element()?;
+            budget.charge_element()?;
             seen.push(item.clone());
         }
     }

@@ -152,13 +152,13 @@ pub(super) fn add(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
         (Value::Double(a), Value::Double(b)) => Value::Double(a + b),
         (Value::String(a), Value::String(b)) => {
             // The concatenation, and its reference-counted copy.
-            budget.take(2 * (a.len() + b.len()))?;
-            budget.take_shared()?;
+            budget.charge(2 * (a.len() + b.len()))?;
+            budget.charge_shared()?;
             Value::String(Arc::from([&**a, &**b].concat()))
         }
         (Value::Bytes(a), Value::Bytes(b)) => {
-            budget.take(2 * (a.len() + b.len()))?;
-            budget.take_shared()?;
+            budget.charge(2 * (a.len() + b.len()))?;
+            budget.charge_shared()?;
             Value::Bytes(Arc::from([&a[..], &b[..]].concat()))
         }
         (Value::List(a), Value::List(b)) => Value::List(a.concat(b, budget)?),

@@ -77,7 +77,7 @@ fn unwrap(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     for item in args[0].as_list()?.items(budget)?.iter() {
         match item {
             Value::Optional(Some(inner)) => {
-                budget.take_element()?;
+                budget.charge_element()?;
                 values.push(Value::clone(inner));
             }
             Value::Optional(None) => {}

@@ -64,10 +64,10 @@ pub(crate) fn read(quantity: Quantity) -> Value {
 /// Parses a text. The outer error ends the evaluation.
 fn parse(text: &Value, budget: &mut Budget) -> Result<Result<Quantity, QuantityError>, Fault> {
     let text = text.as_str()?;
-    budget.take_shared()?;
+    budget.charge_shared()?;
     // Upper bound: the text, its digits, the number, and an error that quotes it.
-    budget.take(text.len().saturating_mul(4))?;
-    budget.work(text.len())?;
+    budget.charge(text.len().saturating_mul(4))?;
+    budget.count_steps(text.len())?;
     Ok(Quantity::parse(text))
 }
 
@@ -75,7 +75,7 @@ fn amount<'v>(value: &'v Value, budget: &mut Budget) -> Result<&'v Amount, Fault
     match value {
         Value::Quantity(amount) => {
             // Formatting and comparison of numbers with many digits are slow.
-            budget.work(amount.quantity.heap_bytes())?;
+            budget.count_steps(amount.quantity.heap_bytes())?;
             Ok(amount)
         }
         other => Err(Fault::no_overload_for(other)),
@@ -113,8 +113,8 @@ fn compute(
         Value::Int(value) => &Quantity::new(*value, QuantityFormat::DecimalExponent),
         other => &amount(other, budget)?.quantity,
     };
-    budget.take_shared()?;
-    budget.take(quantity.sum_bytes(other).saturating_mul(3))?;
+    budget.charge_shared()?;
+    budget.charge(quantity.sum_bytes(other).saturating_mul(3))?;
     operation(&mut quantity, other);
     Ok(Value::Quantity(Arc::new(Amount {
         quantity,

@@ -125,7 +125,7 @@ impl Pattern {
         if steps > MAX_SEARCH_STEPS {
             return Err(Fault::TooExpensive);
         }
-        budget.work(1 + steps / 64)
+        budget.count_steps(1 + steps / 64)
     }
 }
 
@@ -169,7 +169,7 @@ fn find_every(pattern: &Pattern, args: &[Value], budget: &mut Budget) -> Result<
     let mut rest = text.len();
     pattern.charge(rest, budget)?;
     for found in pattern.regex.find_iter(&**text).take(limit) {
-        budget.take_element()?;
+        budget.charge_element()?;
         all.push(budget.string(&text[found.range()])?);
         // A search may scan all of the remaining text, regardless of its result.
         rest = text.len() - found.end();

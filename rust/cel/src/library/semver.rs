@@ -64,8 +64,8 @@ fn parse_with_option(args: &[Value], budget: &mut Budget) -> Result<Value, Fault
 /// Charges the memory of parsing a text, and returns the text.
 fn charged<'v>(text: &'v Value, budget: &mut Budget) -> Result<&'v str, Fault> {
     let text = text.as_str()?;
-    budget.take(text.len().saturating_mul(5))?;
-    budget.take_shared()?;
+    budget.charge(text.len().saturating_mul(5))?;
+    budget.charge_shared()?;
     Ok(text)
 }
 

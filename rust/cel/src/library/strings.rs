@@ -83,13 +83,13 @@ fn char_at(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
 
 fn lower(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
-    budget.take(text.len())?;
+    budget.charge(text.len())?;
     budget.string(&text.to_ascii_lowercase())
 }
 
 fn upper(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
-    budget.take(text.len())?;
+    budget.charge(text.len())?;
     budget.string(&text.to_ascii_uppercase())
 }
 
@@ -165,12 +165,12 @@ fn split(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     }
     if separator.is_empty() {
         for part in characters(text, limit) {
-            budget.take_element()?;
+            budget.charge_element()?;
             parts.push(budget.string(part)?);
         }
     } else {
         for part in text.splitn(limit, &**separator) {
-            budget.take_element()?;
+            budget.charge_element()?;
             parts.push(budget.string(part)?);
         }
     }

@@ -150,7 +150,7 @@ fn format(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let mut values = values.iter();
     let mut written = String::new();
     let clauses = template.bytes().filter(|byte| *byte == b'%').count();
-    budget.take_values(8 * (clauses + 1))?;
+    budget.charge_values(8 * (clauses + 1))?;
     for piece in pieces(template).map_err(Fault::new)? {
         match piece {
             Piece::Text(text) => budget.push(&mut written, text)?,
@@ -268,7 +268,7 @@ fn text(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Faul
 
 /// Appends a value of a list or map as a literal.
 fn nested(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
-    budget.work(1)?;
+    budget.count_steps(1)?;
     match value {
         Value::String(text) => quoted(text, out, budget),
         Value::Bytes(_) => {
@@ -316,7 +316,7 @@ fn nested_map(map: &Map, out: &mut String, budget: &mut Budget) -> Result<(), Fa
             return Err(Fault::no_overload_for(key));
         }
         let mut pair = (String::new(), String::new());
-        budget.take_entry()?;
+        budget.charge_entry()?;
         nested(key, &mut pair.0, budget)?;
         nested(value, &mut pair.1, budget)?;
         pairs.push(pair);

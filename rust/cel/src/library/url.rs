@@ -14,8 +14,8 @@ use crate::value::{Map, Value};
 pub(super) const TABLE: &[Signature] = &[
     global("string_to_url", "url", "string", "url", |args, budget| {
         let text = args[0].as_str()?;
-        budget.take(text.len().saturating_mul(ESCAPED_COPIES))?;
-        budget.take_shared()?;
+        budget.charge(text.len().saturating_mul(ESCAPED_COPIES))?;
+        budget.charge_shared()?;
         let url = Url::parse(text)
             .map_err(|why| Fault::invalid(text, format_args!("is not a URL: {why}")))?;
         Ok(Value::Url(Arc::new(url)))
@@ -28,7 +28,7 @@ pub(super) const TABLE: &[Signature] = &[
     member("url_get_query", "getQuery", "url", "map<string,list<string>>", query),
     global("is_url_string", "isURL", "string", "bool", |args, budget| {
         let text = args[0].as_str()?;
-        budget.take(text.len().saturating_mul(ESCAPED_COPIES))?;
+        budget.charge(text.len().saturating_mul(ESCAPED_COPIES))?;
         Ok(Value::Bool(is_absolute(text)))
     }),
 ];
@@ -70,9 +70,9 @@ fn query(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
         .filter(|pair| !pair.is_empty() && !pair.contains(';'))
     {
         // Invalid UTF-8 becomes up to three times as long.
-        budget.take(pair.len().saturating_mul(8))?;
-        budget.take_values(16)?;
-        budget.take_entry()?;
+        budget.charge(pair.len().saturating_mul(8))?;
+        budget.charge_values(16)?;
+        budget.charge_entry()?;
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         if let (Ok(key), Ok(value)) = (unescape(key, Part::Query), unescape(value, Part::Query)) {
             let texts = values

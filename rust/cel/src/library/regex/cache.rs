@@ -32,7 +32,7 @@ pub(crate) fn find_or_compile(text: &str, budget: &mut Budget) -> Result<Arc<Pat
         return Ok(known);
     }
     let pattern = Arc::new(compile(text)?);
-    budget.take(pattern.bytes())?;
+    budget.charge(pattern.bytes())?;
     insert(text, &pattern);
     Ok(pattern)
 }
