@@ -394,7 +394,7 @@ def _with(config: Config, name: str, value: Any, where: str, problems: list[Conf
 
 
 def to_path(kind: type, value: object) -> Path:
-    """Convert types that msgspec does not know."""
+    """Convert types that msgspec does not know; raises ValueError unless the value is a path."""
     if kind is not Path or not isinstance(value, str) or not value:
         raise ValueError("expected a path")
     return Path(value)

@@ -38,7 +38,7 @@ def is_refused(claim: dict[str, Any]) -> bool:
 
 
 def check(objects: list[LoadedObject], driver: str) -> None:
-    """Reject kinds that the agent does not store, and invalid configuration, by file and line."""
+    """Check kinds and configuration; raises UsageError with file and line for those that the agent does not accept."""
     from dra_agent.errors import UsageError
 
     for loaded in objects:

@@ -71,7 +71,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Claim, run, release; the result is the exit code of the command."""
+    """Claim, run, release; returns the exit code of the command. Raises UsageError without a command."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.claim_apply import check
     from dra_agent.cli.claim_guard import RUN, ClaimGuard, release

@@ -54,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 where one of them is a problem. Or write a recording, or a bundle."""
+    """Print the findings, or write a recording or a bundle. Returns 1 if a finding is a problem.
+
+    Raises UsageError for flags that do not belong together.
+    """
     if args.record is not None:
         return _record(args)
     if args.bundle is not None:

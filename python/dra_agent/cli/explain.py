@@ -76,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation; 0 if the claims fit, 1 if they do not."""
+    """Print the explanation; returns 0 if the claims fit, 1 if they do not.
+
+    Raises UsageError for flags that do not belong together.
+    """
     from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS, parse_pair
     from dra_agent.errors import UsageError
 

@@ -18,7 +18,10 @@ def agent_without_cluster(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of the claim and why it waits. Returns 0 if it has its devices, otherwise 1."""
+    """Print the state of the claim and why it waits. Returns 0 if it has its devices, otherwise 1.
+
+    Raises UsageError for a kind that the agent does not store.
+    """
     from dra_agent.cli.claim import key_of
     from dra_agent.cli.connection import connect
     from dra_agent.cli.explain import print_details

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT; raises NoClusterError in Kubernetes mode without access to an API server."""
     import asyncio
     import logging
     import os

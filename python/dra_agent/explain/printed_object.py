@@ -80,7 +80,7 @@ _SHAPES: dict[str, Object] = {
 
 
 def checked(loaded: LoadedObject) -> Object:
-    """Return an object whose fields have the right types, with a namespace where its kind has one."""
+    """Return the object, with a namespace if its kind has one; raises UsageError for fields of other types."""
     value, kind = loaded.value, loaded.kind
     if kind in RESOURCE_KINDS and kind != "DeviceTaintRule" and value.get("apiVersion") != API_VERSION:
         raise UsageError(

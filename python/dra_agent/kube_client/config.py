@@ -176,7 +176,10 @@ def _find_client_config(kubeconfig: Path | None, environ: Mapping[str, str], con
 
 
 def service_account(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> ClientConfig:
-    """Return the configuration of the pod that the agent runs in. The token is a file that the kubelet replaces."""
+    """Return the configuration of the pod that the agent runs in. The token is a file that the kubelet replaces.
+
+    Raises UsageError without a token.
+    """
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     token = directory / "token"
     if not token.exists():

@@ -66,7 +66,7 @@ def build(profile: str, root: Path) -> Host:
 
 
 def build_machine(machine: Machine, root: Path) -> Host:
-    """The same for a machine that one has described oneself."""
+    """Make `root` a simulated host of that machine; raises PermanentError if `root` holds something else."""
     root = root.absolute()
     tool = root / nvidia_smi.TOOL if machine.nvidia is not None else None
     host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY, nvidia_smi=tool)
@@ -180,7 +180,7 @@ def _not_a_host(root: Path) -> PermanentError:
 
 
 def load_state(root: Path) -> SimulatedState | None:
-    """Return the saved state of the simulated host at `root`; None without one."""
+    """Return the state of the simulated host at `root`; None without one. Raises PermanentError if it is invalid."""
     path = root / "simulated.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=SimulatedState)

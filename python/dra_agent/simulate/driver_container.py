@@ -85,7 +85,10 @@ def announce_stop(root: Path, path: Path = OPERATOR_ROOT) -> None:
 
 
 def load_modules(root: Path, *, loaded: bool, machine: Machine | None = None) -> None:
-    """Load or unload NVIDIA's kernel modules: without them, GPUs have no driver and there are no device nodes."""
+    """Load or unload NVIDIA's kernel modules: without them, GPUs have no driver and there are no device nodes.
+
+    Raises UsageError if `root` is not a simulated host.
+    """
     state = builder.load_state(root)
     if state is None:
         raise UsageError("not a simulated host", where=str(root))

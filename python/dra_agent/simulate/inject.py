@@ -38,6 +38,8 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
 
     NVML loses GPUs, with the XID for that. `device` is a PCI address, a GPU's UUID or minor number, or the name of an
     interface or RDMA device; `machine` is needed if it is not that of a profile.
+
+    Raises UsageError for an unknown device, or if it is unplugged already.
     """
     with _changing(root, machine) as (machine, simulated):
         address = find(machine, device).address
@@ -60,7 +62,7 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
 
 
 def replug(root: Path, device: str, machine: Machine | None = None) -> str:
-    """Plug an unplugged device in again; returns its PCI address."""
+    """Plug an unplugged device in again; returns its PCI address. Raises UsageError if it is not unplugged."""
     with _changing(root, machine) as (machine, simulated):
         address = find(machine, device).address
         if address not in simulated.unplugged:
@@ -326,7 +328,10 @@ def answer_write(
     milliseconds: int = 0,
     machine: Machine | None = None,
 ) -> str:
-    """Make writes of an attribute of a device fail, take longer, or (neither given) hang until `clear`."""
+    """Make writes of an attribute of a device fail, take longer, or (neither given) hang until `clear`.
+
+    Raises UsageError for an unknown device, or an attribute that is never written.
+    """
     with _changing(root, machine) as (machine, simulated):
         address = find(machine, device).address
         if attribute not in WRITTEN:

@@ -51,7 +51,10 @@ class GpuPartitioning(msgspec.Struct, frozen=True):
 
 
 def read(root: Path) -> dict[str, GpuPartitioning]:
-    """Return the MIG instances of the GPUs of the host at `root`, by UUID; a missing GPU has MIG mode off."""
+    """Return the MIG instances of the GPUs of the host at `root`, by UUID; a missing GPU has MIG mode off.
+
+    Raises PermanentError if the state file is invalid.
+    """
     path = root / "lib" / STATE
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, GpuPartitioning])

@@ -174,7 +174,10 @@ def _missing(machine: Machine) -> tuple[str, ...]:
 
 
 def install_library(folder: Path, *, missing: Iterable[str]) -> None:
-    """Put the library into a host's folder, without the functions that are `missing` in an older library."""
+    """Put the library into a host's folder, without the functions that are `missing` in an older library.
+
+    Raises PermanentError if this installation does not contain the library.
+    """
     target = folder / LIBRARY
     if not BUILT_LIBRARY.exists():
         raise PermanentError(

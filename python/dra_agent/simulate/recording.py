@@ -130,7 +130,7 @@ class RecordedKernel:
         self._root = root
 
     def write(self, path: str, text: str) -> None:
-        """Refuse a write."""
+        """Raise OSError (EROFS)."""
         raise OSError(errno.EROFS, "the host is a recording, which cannot be changed", f"/sys/{path}")
 
     def read(self, path: str) -> str:

@@ -323,6 +323,8 @@ class _Connection:
         """Read a request to its end; the body is None if too large. `large` is awaited above SMALL_BODY_BYTES.
 
         Without `large`, SMALL_BODY_BYTES is all that is read: enough of a refused request that its client reads why.
+
+        Raises ConnectionError if the client closes the connection within its request.
         """
         request = self._first
         assert request is not None

@@ -135,7 +135,13 @@ class MigDriver:
         return found
 
     def make(self, profile: int, placement: Placement) -> GpuInstance:
-        """Create a GPU instance. NoRoomError if another instance occupies its place, whether it is listed or not."""
+        """Create a GPU instance.
+
+        Raises:
+            NoRoomError: Another instance occupies its place, whether it is listed or not.
+            PermanentError: The driver does not support the placement.
+            RetryableError: NVML fails.
+        """
         place = self._nvml.module.c_nvmlGpuInstancePlacement_t()
         place.start, place.size = placement.start, placement.size
         message = f"a MIG instance of profile {profile} cannot be created at memory slice {placement.start}"
@@ -177,7 +183,12 @@ class MigDriver:
         return found
 
     def create_compute(self, instance: GpuInstance, slices: int | None) -> ComputeInstance:
-        """Create the compute instance; `slices` None: all slices."""
+        """Create the compute instance; `slices` None: all slices.
+
+        Raises:
+            PermanentError: The partition does not support that number of slices.
+            RetryableError: NVML fails.
+        """
         offered = self._compute_profiles(instance)
         slice_count = max((count for _, count in offered), default=0) if slices is None else slices
         profile = next((profile for profile, count in offered if count == slice_count), None)

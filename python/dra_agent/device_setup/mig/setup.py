@@ -59,7 +59,12 @@ class MigSetup:
         return MigConfig() if "mig" in device.identity else None
 
     def check(self, device: Device, parameters: MigConfig) -> None:
-        """Reject other devices, and more compute slices than the profile has."""
+        """Accept partitions that are created for a claim.
+
+        Raises:
+            UnsuitableError: It is another device.
+            PermanentError: More compute slices are requested than the profile has.
+        """
         place = device.identity.get("mig")
         if place is None or (place == _WHOLE and parameters != MigConfig()):
             raise UnsuitableError(f"kind: {KIND[1]} is for MIG partitions that are created for a claim")

@@ -59,7 +59,7 @@ class MpsClientStore(StateFiles[SharedGpu]):
             return []
 
     def on_corrupt(self, path: Path, error: msgspec.DecodeError) -> None:
-        """Reject it: without the file the GPU's original compute mode is unknown, and an operator has to check it."""
+        """Raise RetryableError: without the file the GPU's original compute mode is unknown, and has to be checked."""
         raise RetryableError(
             f"is damaged: {error}", where=str(path), hint="remove it, and check the GPU's compute mode"
         ) from error

@@ -96,7 +96,10 @@ class NicSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Set the MTU, and add the hook to containers; nothing is changed once the interface was moved."""
+        """Set the MTU, and add the hook to containers; nothing is changed once the interface was moved.
+
+        Raises PermanentError if one name is requested for several interfaces.
+        """
         desired = parameters.interface
         if desired.name is not None and len(devices) > 1:
             names = ", ".join(item.device.name for item in devices)

@@ -117,7 +117,7 @@ class ShareLimitStore(StateFiles[dict[str, ShareLimit]]):
         return super().path(check_uid(name))
 
     def on_corrupt(self, path: Path, error: msgspec.DecodeError) -> None:
-        """Quarantine the file, and reject the claim: no container may start without its limit."""
+        """Quarantine the file, and raise PermanentError: no container may start without its limit."""
         atomic_file.quarantine(path)
         raise PermanentError(f"is damaged: {error}", where=str(path), hint="delete the claim's pods") from error
 

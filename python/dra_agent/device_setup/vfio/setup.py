@@ -46,7 +46,12 @@ _POLL_INTERVAL_S = 0.02
 def edits(
     host: Host, functions: PciFunctions, address: str, group: int, interface: Interface, deadline: Deadline
 ) -> ContainerEdits:
-    """Return the edits for one function; PermanentError if the host does not have the requested interface."""
+    """Return the edits for one function.
+
+    Raises:
+        PermanentError: The host does not have the requested interface.
+        RetryableError: The device nodes do not exist at the deadline.
+    """
     where = f"device {address}"
     deadline = deadline.capped(NODE_TIMEOUT_S)
     while True:
