@@ -15,26 +15,9 @@ import preloaded
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
+from .training_claim import CLAIM
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-CLAIM = """\
-apiVersion: resource.k8s.io/v1
-kind: DeviceClass
-metadata: {name: any-gpu}
-spec:
-  selectors:
-  - cel: {expression: 'device.attributes["dra-agent.internal"].type == "gpu"'}
----
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {name: training, namespace: team}
-spec:
-  devices:
-    requests:
-    - name: gpu
-      exactly: {deviceClassName: any-gpu}
-"""
 
 
 @pytest.fixture

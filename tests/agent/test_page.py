@@ -16,24 +16,7 @@ import preloaded
 from eventually import DEADLINE_S, eventually
 
 from .conftest import Start
-
-CLAIM = """\
-apiVersion: resource.k8s.io/v1
-kind: DeviceClass
-metadata: {name: any-gpu}
-spec:
-  selectors:
-  - cel: {expression: 'device.attributes["dra-agent.internal"].type == "gpu"'}
----
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {name: training, namespace: team}
-spec:
-  devices:
-    requests:
-    - name: gpu
-      exactly: {deviceClassName: any-gpu}
-"""
+from .training_claim import CLAIM
 
 
 class Ui:
