@@ -85,17 +85,17 @@ def _remove_unlocked(path: Path) -> bool:
     return True
 
 
-def read(path: Path, most: int) -> bytes:
-    """Read at most `most` bytes of a plain file; a link, a pipe or a larger file is an OSError like any other."""
+def read(path: Path, max_bytes: int) -> bytes:
+    """Read at most `max_bytes` bytes of a plain file; a link, a pipe or a larger file is an OSError like any other."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", str(path))
         parts = []
-        while part := os.read(handle, most):
+        while part := os.read(handle, max_bytes):
             parts.append(part)
         return b"".join(parts)
     finally:

@@ -72,7 +72,7 @@ def test_small_profiles_come_first_and_as_many_as_the_driver_allows_fit(tmp_path
             if device.identity["mig"].startswith(f"{profile.id}:") and fits:
                 count += 1
                 left = {name: amount - taken.get(name, 0) for name, amount in left.items()}
-        assert count == profile.most, profile.name
+        assert count == profile.max_instances, profile.name
 
 
 def _number(text: str) -> int:

@@ -74,7 +74,7 @@ def test_any_text_is_a_time_or_a_value_error(text: str) -> None:
 @given(st.integers(-100_000, 100_000_000).map(lambda seconds: NOON + timedelta(seconds=seconds)))
 def test_a_clamped_deadline_is_neither_past_nor_too_far(deadline: datetime) -> None:
     default, limit = timedelta(seconds=120), timedelta(hours=1)
-    clamped, note = clamp_deadline(deadline, now=NOON, usual=default, most=limit)
+    clamped, note = clamp_deadline(deadline, now=NOON, default_lead=default, max_lead=limit)
     assert NOON <= clamped <= NOON + limit
     assert (clamped == deadline) == (note == "")
 
@@ -85,7 +85,7 @@ def test_the_note_on_a_deadline_does_not_depend_on_the_local_clock() -> None:
     for seconds in (9.2, 9.9, 10.4):
         ahead = timedelta(seconds=seconds)
         deadline, note = clamp_deadline(
-            announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=default, most=limit
+            announced, ahead=ahead, now=NOON - timedelta(seconds=5), default_lead=default, max_lead=limit
         )
         assert deadline == NOON - timedelta(seconds=5)
         notes.add(note)

@@ -123,14 +123,20 @@ class c_nvmlEventData_t(Structure):
     )
 
 
+_SHARED_ENGINES = (
+    ("multiprocessorCount", c_uint),
+    ("sharedCopyEngineCount", c_uint),
+    ("sharedDecoderCount", c_uint),
+    ("sharedEncoderCount", c_uint),
+    ("sharedJpegCount", c_uint),
+    ("sharedOfaCount", c_uint),
+)
+"""Fields of two structures: what compute instances of one GPU instance share."""
+
+
 class c_nvmlDeviceAttributes(Structure):
     _fields_ = (
-        ("multiprocessorCount", c_uint),
-        ("sharedCopyEngineCount", c_uint),
-        ("sharedDecoderCount", c_uint),
-        ("sharedEncoderCount", c_uint),
-        ("sharedJpegCount", c_uint),
-        ("sharedOfaCount", c_uint),
+        *_SHARED_ENGINES,
         ("gpuInstanceSliceCount", c_uint),
         ("computeInstanceSliceCount", c_uint),
         ("memorySizeMB", c_ulonglong),
@@ -209,12 +215,7 @@ class c_nvmlComputeInstanceProfileInfo_v2_t(_Versioned):
         ("id", c_uint),
         ("sliceCount", c_uint),
         ("instanceCount", c_uint),
-        ("multiprocessorCount", c_uint),
-        ("sharedCopyEngineCount", c_uint),
-        ("sharedDecoderCount", c_uint),
-        ("sharedEncoderCount", c_uint),
-        ("sharedJpegCount", c_uint),
-        ("sharedOfaCount", c_uint),
+        *_SHARED_ENGINES,
         ("name", c_char * _NAME_BYTES),
     )
 

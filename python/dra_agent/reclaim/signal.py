@@ -141,17 +141,17 @@ def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
 
 
 def clamp_deadline(
-    announced: datetime, *, ahead: timedelta | None = None, now: datetime, usual: timedelta, most: timedelta
+    announced: datetime, *, ahead: timedelta | None = None, now: datetime, default_lead: timedelta, max_lead: timedelta
 ) -> tuple[datetime, str]:
     """Return the effective deadline by the host's clock, and why it differs from the announced one (or "").
 
-    A deadline that has passed becomes `now`. One further away than `most` is implausible: the notice still counts, with
-    the `usual` time of the source. The reason contains the announced time: by the host's clock it would change with
-    every poll.
+    A deadline that has passed becomes `now`. One further away than `max_lead` is implausible: the notice still counts,
+    with the `default_lead` of the source. The reason contains the announced time: by the host's clock it would change
+    with every poll.
     """
     deadline = to_local_clock(announced, ahead)
     if deadline < now:
         return now, f"the deadline {announced.isoformat()} has passed"
-    if deadline - now > most:
-        return now + usual, f"the deadline {announced.isoformat()} is too far away to be true"
+    if deadline - now > max_lead:
+        return now + default_lead, f"the deadline {announced.isoformat()} is too far away to be true"
     return deadline, ""

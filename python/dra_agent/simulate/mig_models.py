@@ -52,13 +52,25 @@ def _profile(
     mib: int,
     processors: int,
     media: tuple[int, int, int, int],
-    most: int,
+    max_instances: int,
 ) -> MigProfile:
     """Return a profile of a GPU with four compute and four memory slices; `media`: decoders, encoders, JPEG, OFA."""
     decoders, encoders, jpeg, ofa = media
     placements = tuple((start, size) for start in range(0, 4, size))
     return MigProfile(
-        number, id_, f"MIG {name}", size, mib, processors, size, decoders, jpeg, ofa, placements, most, encoders
+        number,
+        id_,
+        f"MIG {name}",
+        size,
+        mib,
+        processors,
+        size,
+        decoders,
+        jpeg,
+        ofa,
+        placements,
+        max_instances,
+        encoders,
     )
 
 

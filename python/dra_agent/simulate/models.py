@@ -37,7 +37,7 @@ class MigProfile:
     jpeg: int
     ofa: int
     placements: tuple[tuple[int, int], ...]
-    most: int
+    max_instances: int
     """The maximum number of instances."""
     encoders: int = 0
 
@@ -107,9 +107,17 @@ def seven_slices(
             jpegs,
             int(media),
             places,
-            most,
+            max_instances,
         )
-        for (profile, id_, slices, engines, places, most, media), name, memory, processors, decode, jpegs in zip(
+        for (
+            profile,
+            id_,
+            slices,
+            engines,
+            places,
+            max_instances,
+            media,
+        ), name, memory, processors, decode, jpegs in zip(
             rows, names, memory_mib, multiprocessors, decoders, jpeg, strict=True
         )
     )

@@ -66,7 +66,7 @@ class MigProfile(msgspec.Struct, frozen=True):
     id: int
     name: str
     slices: int
-    most: int
+    max_instances: int = msgspec.field(name="most")
     memory_mib: int
     multiprocessors: int
     copy_engines: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -112,24 +113,7 @@ def _gpu(
         nvlinks=tuple(_nvlink(functions[remote]) for remote in role.nvlinks),
         nvlink_slots=model.nvlinks,
         fabric=role.fabric,
-        mig=tuple(
-            MigProfile(
-                profile=profile.profile,
-                id=profile.id,
-                name=profile.name,
-                slices=profile.slices,
-                most=profile.most,
-                memory_mib=profile.memory_mib,
-                multiprocessors=profile.multiprocessors,
-                copy_engines=profile.copy_engines,
-                decoders=profile.decoders,
-                encoders=profile.encoders,
-                jpeg=profile.jpeg,
-                ofa=profile.ofa,
-                placements=profile.placements,
-            )
-            for profile in model.mig
-        ),
+        mig=tuple(MigProfile(**dataclasses.asdict(profile)) for profile in model.mig),
         present=present,
         virtualization=role.virtualization,
     )

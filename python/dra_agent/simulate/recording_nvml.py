@@ -232,7 +232,7 @@ def _profile(recorded: RecordedGpu, number: int) -> MigProfile | None:
         id=info.id,
         name=_text(getattr(info, "name", f"{info.sliceCount}g")),
         slices=info.sliceCount,
-        most=info.instanceCount,
+        max_instances=info.instanceCount,
         memory_mib=info.memorySizeMB,
         multiprocessors=info.multiprocessorCount,
         copy_engines=info.copyEngineCount,

@@ -199,7 +199,7 @@ class AwsSource:
             if self._is_over(announced, response):
                 return ()
             deadline, deadline_note = clamp_deadline(
-                announced, ahead=response.ahead, now=now, usual=SPOT_DEFAULT_LEAD, most=SPOT_MAX_LEAD
+                announced, ahead=response.ahead, now=now, default_lead=SPOT_DEFAULT_LEAD, max_lead=SPOT_MAX_LEAD
             )
         description = f"spot interruption: {action.action}"
         signal = Signal(
@@ -247,7 +247,7 @@ class AwsSource:
         if self._is_over(announced, response):
             return None
         begins, deadline_note = clamp_deadline(
-            announced, ahead=response.ahead, now=now, usual=self._lead, most=EVENT_MAX_LEAD
+            announced, ahead=response.ahead, now=now, default_lead=self._lead, max_lead=EVENT_MAX_LEAD
         )
         near = event.code in _STOPS and not deadline_note.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)

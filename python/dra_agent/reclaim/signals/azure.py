@@ -185,7 +185,7 @@ class AzureSource:
             if to_local_clock(announced, response.ahead) < self._booted:
                 return None
             begins, deadline_note = clamp_deadline(
-                announced, ahead=response.ahead, now=now, usual=usual, most=_MAX_LEAD
+                announced, ahead=response.ahead, now=now, default_lead=usual, max_lead=_MAX_LEAD
             )
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning

@@ -70,7 +70,7 @@ class FileSource:
         if announced is None:
             return (Signal("file", values.kind, printable(values.event), description),)
         deadline, deadline_note = clamp_deadline(
-            announced, ahead=STEADY.offset, now=self._now(), usual=_DEFAULT_LEAD, most=_MAX_LEAD
+            announced, ahead=STEADY.offset, now=self._now(), default_lead=_DEFAULT_LEAD, max_lead=_MAX_LEAD
         )
         return (
             Signal("file", values.kind, printable(values.event), description, deadline, deadline_note=deadline_note),
