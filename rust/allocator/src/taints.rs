@@ -44,8 +44,8 @@ mod tests {
 
     #[test]
     fn a_taint_of_effect_none_prevents_nothing_and_hides_no_other() {
-        let told = device(&[("d/unmonitored", "None")]);
-        assert_eq!(not_tolerated(&told, &[]), None);
+        let unmonitored = device(&[("d/unmonitored", "None")]);
+        assert_eq!(not_tolerated(&unmonitored, &[]), None);
         for effect in ["NoSchedule", "NoExecute"] {
             let both = device(&[("d/unmonitored", "None"), ("d/xid-95", effect)]);
             let key = not_tolerated(&both, &[]).map(|taint| taint.key.as_str());

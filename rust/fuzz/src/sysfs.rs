@@ -58,7 +58,7 @@ fn check(data: &[u8]) {
 }
 
 fn check_changes(host: &mut Host, changes: &[Value], twice: bool) {
-    let mut told = host.scanned.clone();
+    let mut updated = host.scanned.clone();
     let mut rescanned = host.scanned.clone();
     for change in changes {
         host.make(change);
@@ -114,7 +114,7 @@ fn check_changes(host: &mut Host, changes: &[Value], twice: bool) {
             devpath: format!("/devices/{place}"),
             subsystem: "pci".into(),
         };
-        if told.apply(&event).is_err() {
+        if updated.apply(&event).is_err() {
             return;
         }
     }
@@ -124,7 +124,7 @@ fn check_changes(host: &mut Host, changes: &[Value], twice: bool) {
     });
     if outcome.is_ok() && !touches_all {
         assert_eq!(
-            devices(&told),
+            devices(&updated),
             devices(&rescanned),
             "events and a rescan find different devices"
         );

@@ -225,7 +225,7 @@ mod tests {
             ],
             0,
         );
-        let beside = gpu(
+        let adjacent = gpu(
             "b",
             &[
                 "pci0000:15",
@@ -249,7 +249,7 @@ mod tests {
         let node = gpu("e", &["pci0000:30", "0000:30:01.0", "0000:31:00.0"], 0);
         let far = gpu("f", &["pci0000:80", "0000:80:01.0", "0000:81:00.0"], 1);
         assert_eq!(distance(&here, &here), level::INTERNAL);
-        assert_eq!(distance(&here, &beside), level::SINGLE);
+        assert_eq!(distance(&here, &adjacent), level::SINGLE);
         assert_eq!(distance(&here, &gpu("c", &deeper, 0)), level::MULTIPLE);
         assert_eq!(distance(&here, &root), level::HOST_BRIDGE);
         assert_eq!(distance(&here, &node), level::NODE);

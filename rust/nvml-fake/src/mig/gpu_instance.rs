@@ -228,12 +228,12 @@ pub(crate) unsafe fn write_all(
     if list.is_null() || count.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    let mut told = 0;
+    let mut written = 0;
     for target in found {
         // SAFETY: the caller guarantees the capacity.
-        unsafe { list.add(told).write(handles::of_target(target)) };
-        told += 1;
+        unsafe { list.add(written).write(handles::of_target(target)) };
+        written += 1;
     }
     // SAFETY: not null, and the caller guarantees it.
-    unsafe { write_value(count, told as c_uint) }
+    unsafe { write_value(count, written as c_uint) }
 }
