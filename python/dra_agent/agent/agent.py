@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 0.1
+RELEASE_POLL_INTERVAL_S = 0.1
 """Seconds between two checks for claims that are still prepared."""
 EXTEND_TIMEOUT_S = 5.0
 """Seconds by which each request extends the stop timeout of the service manager."""
@@ -89,8 +89,8 @@ class Agent:
         self._notifier = Notifier()
         self._liveness = LivenessMonitor()
         self._stop = asyncio.Event()
-        self._at_once = False
-        self._lingering = False
+        self._second_stop = False
+        self._stop_is_delayed = False
         self._hardware: DeviceState | None = None
         self._ledger: JournalLedger | None = None
         self._specs: SpecDirectory | None = None
@@ -101,8 +101,8 @@ class Agent:
         self._leadership = Leadership(None)
         """Which agent writes to the API server."""
         self._not_ready = "starting"
-        self._abandoned: list[str] = []
-        self._born = time.monotonic()
+        self._hung_calls: list[str] = []
+        self._started_at = time.monotonic()
         self._thread: MonitoredThread | None = None
         """The thread of the hardware, once devices are served."""
 
@@ -122,15 +122,17 @@ class Agent:
                 stack.callback(watch.stop)
             stack.callback(self._notifier.send, "STATUS=stopped")
             # A start may take longer than a loop may be still.
-            beating = asyncio.create_task(self._beat(), name="pulse")
-            stack.callback(beating.cancel)
-            started = await run_unless(self._stop, self._has_claims_to_release, self._start(stack), poll_s=LINGER_S)
-            beating.cancel()
+            heartbeat = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
+            stack.callback(heartbeat.cancel)
+            started = await run_unless(
+                self._stop, self._has_claims_to_release, self._start(stack), poll_s=RELEASE_POLL_INTERVAL_S
+            )
+            heartbeat.cancel()
             if started:
                 await self._run_until_stopped()
             else:
                 log.warning("stopped during the start")
-                self._abandoned.append("the start")
+                self._hung_calls.append("the start")
             self._not_ready = "stopping"
             self._notifier.send(STOPPING)
             log.info("stopping; prepared claims stay prepared")
@@ -145,7 +147,7 @@ class Agent:
     @property
     def hung_calls(self) -> list[str]:
         """Calls that are pending on worker threads, such as those of a library that hangs."""
-        return self._abandoned + self._liveness.busy() + (self._mode.hung_calls if self._mode is not None else [])
+        return self._hung_calls + self._liveness.busy() + (self._mode.hung_calls if self._mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
@@ -356,7 +358,7 @@ class Agent:
 
     async def _close(self, name: str, close: Callable[[], None]) -> None:
         if not await close_on_thread(name, close):
-            self._abandoned.append(f"closing {name}")
+            self._hung_calls.append(f"closing {name}")
 
     def _monitor(self, host: Host) -> Monitor:
         config = self._config
@@ -499,7 +501,7 @@ class Agent:
                 "version": __version__,
                 "devices": devices,
                 "claims": claims,
-                "seconds": round(time.monotonic() - self._born, 3),
+                "seconds": round(time.monotonic() - self._started_at, 3),
             },
         )
 
@@ -510,7 +512,7 @@ class Agent:
         devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
         self._notifier.send(*states, f"STATUS={devices}" + (f", {self._mode.status}" if self._mode.status else ""))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             self._liveness.heartbeat()
             await asyncio.sleep(BEAT_INTERVAL_S)
@@ -529,7 +531,7 @@ class Agent:
                 log.error("the agent is stuck", extra={"failures": failures})
             failing = bool(failures)
             if self._stop.is_set():
-                await asyncio.sleep(LINGER_S)
+                await asyncio.sleep(RELEASE_POLL_INTERVAL_S)
                 continue
             try:
                 async with asyncio.timeout(every):
@@ -538,22 +540,22 @@ class Agent:
                 continue
 
     def _on_stop(self) -> None:
-        self._at_once = self._stop.is_set()
+        self._second_stop = self._stop.is_set()
         self._stop.set()
 
     def _has_claims_to_release(self) -> bool:
         """Return True while claims must be released through this agent before the node is reclaimed."""
-        if self._at_once or self._mode is None or self._reclaim is None or not self._mode.draining:
+        if self._second_stop or self._mode is None or self._reclaim is None or not self._mode.draining:
             return False
         remaining_s = self._reclaim.service.seconds_left
         if remaining_s is not None and remaining_s <= 0:
             return False
-        if not self._lingering:
-            self._lingering = True
+        if not self._stop_is_delayed:
+            self._stop_is_delayed = True
             self._signals.disable_exit_timer()
             log.warning("stop is delayed: the node is being reclaimed, and claims must be released first")
         if remaining_s is not None:
-            self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=giving claims back")
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=releasing claims")
         return True
 
     def _unready(self) -> list[str]:
