@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client import ApiClient, connect
 from fake_apiserver.fake import FakeApi
 
@@ -57,6 +57,10 @@ class Host:
             attributes={"mac": Attribute.of("b8:ce:f6:00:00:01")},
             identity={"ifname": "eth2"},
         )
+
+    @property
+    def inventory(self) -> Inventory:
+        return Inventory(devices=tuple(self.devices.values()))
 
     def lookup(self, pool: str, name: str) -> Device | None:
         device = self.devices.get(name)

@@ -32,7 +32,7 @@ def held(name: str, *devices: str, uid: str | None = None) -> PreparedClaim:
 async def status_writer(
     api: ApiClient, host: Host, *claims: PreparedClaim, **more: Any
 ) -> AsyncIterator[ClaimStatusWriter]:
-    status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.0, **more)
+    status = ClaimStatusWriter(api, DRIVER, host, debounce_s=0.0, **more)
     status.start(claims)
     try:
         yield status
@@ -253,7 +253,7 @@ def test_claims_released_before_their_turn_cause_no_requests(
     fake_api: FakeApi, run_with_client: Any, host: Host
 ) -> None:
     async def scenario(api: ApiClient) -> None:
-        status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=0.2)
+        status = ClaimStatusWriter(api, DRIVER, host, debounce_s=0.2)
         status.start()
         for number in range(100):
             status.prepared(held(f"c{number}", "gpu-0"))
@@ -381,7 +381,7 @@ def test_the_queue_of_claims_is_bounded(
     fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(api: ApiClient) -> int:
-        status = ClaimStatusWriter(api, DRIVER, host.lookup, debounce_s=60.0)
+        status = ClaimStatusWriter(api, DRIVER, host, debounce_s=60.0)
         status.start(held(f"c{number}", "gpu-0") for number in range(3000))
         waiting = status.waiting
         await status.stop()

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dra_agent.inventory.model import Inventory
-from dra_agent.status import DeviceEventEmitter, EventRecorder, ObjectReference, PreparedClaim, Reason
-from dra_agent.status.device_status import DeviceKey
+from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
+from dra_agent.status import DeviceEventEmitter, EventRecorder, ObjectReference, Reason
+from reclaim.doubles import MemoryLedger
 from status.conftest import POOL, Host
 
-HELD = PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"),))
+LEDGER = MemoryLedger([LedgerEntry("uid-a", "team-a", "a", (HeldDevice(POOL, "gpu-0", "gpu"),), "completed")])
 
 
 class FakeRecorder(EventRecorder):
@@ -29,10 +29,7 @@ class FakeRecorder(EventRecorder):
 @pytest.fixture
 def emitter(host: Host) -> tuple[Host, FakeRecorder, DeviceEventEmitter]:
     recorder = FakeRecorder()
-    emitter_ = DeviceEventEmitter(
-        "node-1", recorder, lambda: Inventory(devices=tuple(host.devices.values())), lambda: [HELD]
-    )
-    return host, recorder, emitter_
+    return host, recorder, DeviceEventEmitter("node-1", recorder, host, LEDGER)
 
 
 def test_a_failing_device_is_reported_for_its_node_and_claims(emitter: Any) -> None:

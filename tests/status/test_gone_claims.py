@@ -12,7 +12,7 @@ import pytest
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client import ApiClient, connect
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.status.events import EventRecorder
@@ -70,8 +70,13 @@ def host(tmp_path: Path) -> Host:
     return Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc")
 
 
-def device(pool: str, name: str) -> Device | None:
-    return Device("gpu-0", "gpu", "amd", "0000:3b:00.0", {}) if name == "gpu-0" else None
+class OneGpu:
+    """The devices of a host with one GPU."""
+
+    inventory = Inventory()
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        return Device("gpu-0", "gpu", "amd", "0000:3b:00.0", {}) if name == "gpu-0" else None
 
 
 def run(
@@ -85,7 +90,7 @@ def run(
                 api,
                 cast(JournalLedger, node),
                 host,
-                device,
+                OneGpu(),
                 cast(EventRecorder, node),
                 driver="d",
                 confirm_after_s=CONFIRM_S,

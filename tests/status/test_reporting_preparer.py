@@ -12,8 +12,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, LedgerEntry
 from dra_agent.status import ClaimStatusWriter, EventRecorder, ObjectReference, PreparedClaim, Reason, ReportingPreparer
-from dra_agent.status.device_status import DeviceKey
-from dra_agent.status.reporting_preparer import prepared_claims
+from dra_agent.status.device_status import DeviceKey, prepared_claims
 from status.conftest import POOL, claim, result
 
 

@@ -146,7 +146,7 @@ class KubernetesMode:
             api,
             ledger,
             hardware.host,
-            hardware.lookup,
+            hardware,
             self._reporting.events,
             driver=self._config.driver_name,
             confirm_after_s=self._config.claims.release_gone_after,

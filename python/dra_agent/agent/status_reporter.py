@@ -19,10 +19,9 @@ from dra_agent.status import (
     DeviceEventEmitter,
     EventRecorder,
     ObjectReference,
-    PreparedClaim,
 )
+from dra_agent.status.device_status import prepared_claims
 from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
-from dra_agent.status.reporting_preparer import prepared_claims
 
 
 class StatusReporter:
@@ -39,20 +38,17 @@ class StatusReporter:
         """Start with the current claims and devices."""
         self.events.start()
 
-        def prepared() -> list[PreparedClaim]:
-            return prepared_claims(ledger.entries())
-
-        self._watch = DeviceEventEmitter(self._config.node, self.events, lambda: hardware.inventory, prepared)
+        self._watch = DeviceEventEmitter(self._config.node, self.events, hardware, ledger)
         self._watch.changed()
         if self._config.claim_status_families != frozenset():
             self._status = ClaimStatusWriter(
                 self._api,
                 self._config.driver_name,
-                hardware.lookup,
+                hardware,
                 addresses=_addresses_of(hardware.host),
                 families=self._config.claim_status_families,
             )
-            self._status.start(prepared())
+            self._status.start(prepared_claims(ledger.entries()))
 
     def metrics(self) -> ReportingMetrics:
         """Return the state of the reporting."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, Backoff, NotFoundError
 from dra_agent.status.device_status import (
     DeviceKey,
+    NodeDevices,
     Object,
     PreparedClaim,
     allocated,
@@ -45,7 +45,7 @@ class ClaimStatusWriter:
         self,
         api: ApiClient,
         driver: str,
-        lookup: Callable[[str, str], Device | None],
+        devices: NodeDevices,
         *,
         addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
         families: frozenset[str] | None = None,
@@ -58,7 +58,7 @@ class ClaimStatusWriter:
         """
         self._api = api
         self._driver = driver
-        self._lookup = lookup
+        self._devices = devices
         self._addresses = addresses
         self._families = families
         self._debounce_s = debounce_s
@@ -146,7 +146,7 @@ class ClaimStatusWriter:
             return  # still pending
         conditions = {_key(one): _condition(one) for one in entries}
         keys = self._claims[uid].devices
-        now = {key: device_condition(self._lookup(key.pool, key.device)) for key in keys}
+        now = {key: device_condition(self._devices.lookup(key.pool, key.device)) for key in keys}
         if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
             self._enqueue(uid)
 
@@ -239,7 +239,7 @@ class ClaimStatusWriter:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         entries = []
         for key in keys:
-            device = self._lookup(key.pool, key.device)
+            device = self._devices.lookup(key.pool, key.device)
             network = network_data(device) if device is not None else {}
             ips: Sequence[str] = ()
             if len(network) == 2:  # interface and hardware address

@@ -5,12 +5,13 @@ Shape and limits: resource.k8s.io/v1 AllocatedDeviceStatus (KEP-4817).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.inventory.network_data import network_data
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.status.events import (
     DEVICE_HEALTHY,
     DEVICE_LOST,
@@ -39,6 +40,31 @@ class PreparedClaim(ClaimRef, frozen=True):
     """A claim that is prepared on this host."""
 
     devices: tuple[DeviceKey, ...]
+
+
+def prepared_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
+    """Return the prepared claims of a ledger."""
+    return [
+        PreparedClaim(
+            entry.uid,
+            entry.namespace,
+            entry.name,
+            tuple(DeviceKey(held.pool, held.device, held.share_id) for held in entry.devices if held.request),
+        )
+        for entry in entries
+        if entry.state == "completed"
+    ]
+
+
+class NodeDevices(Protocol):
+    """The devices of this node. A protocol, because the agent, which has them, is a layer above."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """All devices."""
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Return a device; None if it is not on this host now."""
 
 
 class Condition(NamedTuple):
@@ -150,19 +176,19 @@ class DeviceEventEmitter:
         self,
         node: str,
         events: EventRecorder,
-        inventory: Callable[[], Inventory],
-        holders: Callable[[], Sequence[PreparedClaim]],
+        devices: NodeDevices,
+        ledger: JournalLedger,
     ) -> None:
         self._node = node
         self._events = events
-        self._inventory = inventory
-        self._holders = holders
+        self._devices = devices
+        self._ledger = ledger
         self._unhealthy: dict[Name, Condition] = {}
         self._lost: set[tuple[str, Name]] = set()
 
     def changed(self) -> None:
         """Check all devices. Also called at the start, where issues are reported but no recoveries."""
-        inventory, holders = self._inventory(), self._holders()
+        inventory, holders = self._devices.inventory, prepared_claims(self._ledger.entries())
         stored = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
         conditions = {name: device_condition(device) for name, device in stored.items()}
         unhealthy = {name: condition for name, condition in conditions.items() if condition.status == "False"}

@@ -24,7 +24,8 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_key
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
 from dra_agent.prepare import ClaimPreparer
-from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry, Lookup
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry
+from dra_agent.status.device_status import NodeDevices
 from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class OrphanedClaims:
         api: ApiClient,
         ledger: JournalLedger,
         host: Host,
-        lookup: Lookup,
+        devices: NodeDevices,
         events: EventRecorder,
         *,
         driver: str,
@@ -63,7 +64,7 @@ class OrphanedClaims:
         self._api = api
         self._ledger = ledger
         self._host = host
-        self._lookup = lookup
+        self._devices = devices
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
@@ -114,7 +115,7 @@ class OrphanedClaims:
         return [
             {"pool": pool, "device": name, "reason": reason}
             for pool, name in sorted(held)
-            if (reason := unusable_reason(self._lookup(pool, name)))
+            if (reason := unusable_reason(self._devices.lookup(pool, name)))
         ]
 
     def suspect(self, uids: Sequence[str]) -> None:
@@ -269,7 +270,7 @@ class OrphanedClaims:
         """Raise RetryableError where a process has a device of the claim open, or that cannot be known."""
         devices: list[Device] = []
         for held in entry.devices:
-            device = self._lookup(held.pool, held.device)
+            device = self._devices.lookup(held.pool, held.device)
             if device is not None and not held.admin_access:
                 devices.append(device)
         for address, minor in {(one.pci_address, one.identity.get("minor")) for one in devices}:

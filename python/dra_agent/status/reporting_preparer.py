@@ -5,14 +5,14 @@ It adds nothing to the way of a request but two calls that never wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.prepare import ClaimPreparer
-from dra_agent.prepare.ledger import DeviceHeldError, LedgerEntry
+from dra_agent.prepare.ledger import DeviceHeldError
 from dra_agent.status.claim_status import ClaimStatusWriter
 from dra_agent.status.device_status import DeviceKey, PreparedClaim
 from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, EventRecorder, ObjectReference
@@ -55,20 +55,6 @@ class ReportingPreparer:
             self._events.record(DEVICE_HELD, ObjectReference.claim(namespace, name, uid), str(error))
         elif isinstance(error, PermanentError):
             self._events.record(PREPARE_FAILED, ObjectReference.claim(namespace, name, uid), str(error))
-
-
-def prepared_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
-    """Return the prepared claims of a ledger, to report them after a restart."""
-    return [
-        PreparedClaim(
-            entry.uid,
-            entry.namespace,
-            entry.name,
-            tuple(DeviceKey(held.pool, held.device, held.share_id) for held in entry.devices if held.request),
-        )
-        for entry in entries
-        if entry.state == "completed"
-    ]
 
 
 def _prepared_claim(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:
