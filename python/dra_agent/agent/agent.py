@@ -220,7 +220,7 @@ class Agent:
                 node=config.node,
                 driver=config.driver_name,
                 monitor=self._monitor(host),
-                handovers=VfioBindingStore(config.state_dir),
+                bindings=VfioBindingStore(config.state_dir),
                 computes_slices=config.standalone,
             ),
         )

@@ -44,7 +44,7 @@ class DeviceState:
         node: str,
         driver: str,
         monitor: Monitor | None = None,
-        handovers: VfioBindingStore | None = None,
+        bindings: VfioBindingStore | None = None,
         computes_slices: bool = True,
     ) -> None:
         """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
@@ -56,7 +56,7 @@ class DeviceState:
         self._current = CurrentSlices(node=node, driver=driver) if computes_slices else None
         self.mode_changes = ModeChanges()
         """Receives changes of partition modes from set-ups."""
-        collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
+        collector = Collector(host, settings, driver=driver, handovers=bindings, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
         self._tracker = InventoryTracker(collector, self._topology.snapshot())
         self.monitor = monitor or Monitor(HealthSettings(), driver)

@@ -68,8 +68,8 @@ def collected(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     from dra_agent.inventory.passthrough import VfioBindingStore
 
     config = shown.config
-    handovers = VfioBindingStore(shown.records)
-    inventory = collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers)
+    bindings = VfioBindingStore(shown.records)
+    inventory = collect(host, topology, config.inventory, driver=config.driver_name, handovers=bindings)
     noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
     return apply_recorded(inventory, config.health, config.driver_name, noted)
 

@@ -61,17 +61,17 @@ def _left_behind(context: CheckContext) -> Iterator[Finding]:
     if context.ledger.failure is not None:
         return
     try:
-        handovers = VfioBindingStore(context.state_dir).all()
+        bindings = VfioBindingStore(context.state_dir).all()
     except AgentError as error:
         yield problem(error.message, error.where or "passthrough", error.hint or "")
         return
-    for address, handover in sorted(handovers.items()):
-        if handover.uid not in context.ledger.claims:
+    for address, binding in sorted(bindings.items()):
+        if binding.uid not in context.ledger.claims:
             yield problem(
-                f"is bound to vfio-pci for claim {handover.uid}, which holds no device",
+                f"is bound to vfio-pci for claim {binding.uid}, which holds no device",
                 address,
                 f"the next claim of it restores the driver; by hand: unbind it, empty its driver_override, bind it to "
-                f"{handover.driver or 'no driver'}, and remove vfio/{address}.json from the state directory",
+                f"{binding.driver or 'no driver'}, and remove vfio/{address}.json from the state directory",
             )
 
 

@@ -88,20 +88,20 @@ class DyingKernel:
         return self.kernel.read(path)
 
 
-class DyingHandovers(VfioBindingStore):
+class DyingBindings(VfioBindingStore):
     def __init__(self, state_dir: Path, points: Points) -> None:
         super().__init__(state_dir)
         self.points = points
 
-    def write(self, handover: VfioBinding) -> None:
-        self.points("before the handover is written")
-        super().write(handover)
-        self.points("after the handover is written")
+    def write(self, binding: VfioBinding) -> None:
+        self.points("before the binding is written")
+        super().write(binding)
+        self.points("after the binding is written")
 
     def forget(self, address: str) -> None:
-        self.points("before the handover is forgotten")
+        self.points("before the binding is forgotten")
         super().forget(address)
-        self.points("after the handover is forgotten")
+        self.points("after the binding is forgotten")
 
 
 class Bench:
@@ -116,17 +116,17 @@ class Bench:
         self.state = folder / "state"
 
     @property
-    def handovers(self) -> VfioBindingStore:
+    def bindings(self) -> VfioBindingStore:
         return VfioBindingStore(self.state)
 
     def vfio(self, deadline: float = DEADLINE_S) -> VfioSetup:
         """An agent's set-up; a new one is an agent that was started again."""
         made = VfioSetup(self.host, DyingKernel(self.kernel, self.points), self.state, deadline=deadline)
-        made._bindings = DyingHandovers(self.state, self.points)
+        made._bindings = DyingBindings(self.state, self.points)
         return made
 
     def inventory(self, settings: InventorySettings = EVERYTHING) -> Inventory:
-        return collect(self.host, scan(self.host), settings, handovers=self.handovers)
+        return collect(self.host, scan(self.host), settings, handovers=self.bindings)
 
     def device(self, address: str) -> SetupDevice:
         found = next(one for one in self.inventory().devices if one.pci_address == address)

@@ -59,7 +59,7 @@ def test_a_gpu_that_is_bound_to_vfio_during_a_scan_is_not_lost(bench: Bench) -> 
 def test_a_gpu_that_is_unbound_manually_during_a_scan_is_not_lost(bench: Bench) -> None:
     name, topology = bench.device(GPU).device.name, scan(bench.host)
     bench.kernel.write(f"bus/pci/devices/{GPU}/driver/unbind", GPU)
-    found = inventory_of(bench, topology, bench.handovers).device(name)
+    found = inventory_of(bench, topology, bench.bindings).device(name)
     assert found is not None and (found.health, found.ailments) == ("unmonitored", ())
     assert found.health_reason == "its driver was just taken away"
 

@@ -51,7 +51,7 @@ def test_a_device_goes_to_vfio_and_back(bench: Bench) -> None:
     ], "a repeat writes nothing"
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
-    assert bench.handovers.all() == {}
+    assert bench.bindings.all() == {}
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "dfl-pci"
 
@@ -64,7 +64,7 @@ def test_the_published_device_does_not_change_while_a_claim_holds_it(bench: Benc
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
     # Also without the rule, which somebody may have taken away meanwhile.
-    without = collect(bench.host, scan(bench.host), InventorySettings(), handovers=bench.handovers)
+    without = collect(bench.host, scan(bench.host), InventorySettings(), handovers=bench.bindings)
     assert next(published(one) for one in without.devices if one.name == item.device.name) == published(item.device)
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
@@ -129,7 +129,7 @@ def test_without_the_module_it_is_tried_again(bench_of: Callable[..., Bench]) ->
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
-    assert bench.handovers.all() == {}
+    assert bench.bindings.all() == {}
 
 
 def test_iommufd_where_the_host_has_it(bench_of: Callable[..., Bench]) -> None:
@@ -244,7 +244,7 @@ def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
     library.processes = [31337]
     with pytest.raises(RetryableError, match="processes compute on it: 31337"):
         vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
-    assert (library.story, bench.handovers.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
+    assert (library.story, bench.bindings.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
     library.processes = []
     library.story.clear()
     vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
@@ -314,7 +314,7 @@ def test_errors_of_the_kernel_are_reported_and_undone(bench: Bench, attribute: s
     assert inject.clear(bench.folder / "host") == 1
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
-    assert bench.handovers.all() == {}
+    assert bench.bindings.all() == {}
 
 
 def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench, patience: float) -> None:
@@ -376,10 +376,10 @@ def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..
     checked, go_on = threading.Event(), threading.Event()
 
     class Slow(VfioBindingStore):
-        def write(self, handover: VfioBinding) -> None:
+        def write(self, binding: VfioBinding) -> None:
             checked.set()
             assert go_on.wait(60)
-            super().write(handover)
+            super().write(binding)
 
     vfio._bindings = Slow(bench.state)
     first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None, a_minute()))
@@ -394,7 +394,7 @@ def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..
         first.join(60)
     with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
         vfio.set_up("uid-2", [nic], AUTO, None, a_minute())
-    assert set(bench.handovers.all()) == {FPGA}
+    assert set(bench.bindings.all()) == {FPGA}
 
 
 def test_a_claim_whose_record_is_lost_is_given_back_by_the_notes(bench: Bench) -> None:
@@ -413,7 +413,7 @@ def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:
     with pytest.raises(RetryableError, match="not on the bus"):
         vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
-    assert bench.handovers.all() == {}
+    assert bench.bindings.all() == {}
     inject.replug(bench.folder / "host", FPGA, bench.machine)
     assert bench.driver(FPGA) == "dfl-pci"
     assert bench.inventory().device(item.device.name) is not None
@@ -443,9 +443,9 @@ def test_a_device_of_a_claim_that_is_gone_goes_to_the_next_and_then_home(bench: 
 def test_a_damaged_file_does_not_prevent_the_restore(bench: Bench, damage: bytes) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
-    (bench.handovers.folder / f"{FPGA}.json").write_bytes(damage)
-    assert bench.handovers.all() == {}
-    assert [path.name for path in bench.handovers.folder.iterdir()] == [f"{FPGA}.json.corrupt-1"]
+    (bench.bindings.folder / f"{FPGA}.json").write_bytes(damage)
+    assert bench.bindings.all() == {}
+    assert [path.name for path in bench.bindings.folder.iterdir()] == [f"{FPGA}.json.corrupt-1"]
     vfio.tear_down("uid-1", [item.key], msgspec.json.decode(msgspec.json.encode(outcome.record)), a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
@@ -483,7 +483,7 @@ def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Be
         assert found is not None and published(found) == published(item.device), where
         bench.vfio().roll_back("uid-1", [item.key], AUTO, a_minute())
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
-        assert bench.handovers.all() == {}, where
+        assert bench.bindings.all() == {}, where
         # The kubelet asks again for what was undone, or the agent repeats what it had begun.
         where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
         assert bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()) == outcome, where
@@ -494,7 +494,7 @@ def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Be
         where = die(bench, point, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
         bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
-        assert bench.handovers.all() == {}, where
+        assert bench.bindings.all() == {}, where
 
 
 def test_a_real_sys_is_written_in_one_call_and_never_made(tmp_path: Path) -> None:
