@@ -106,7 +106,7 @@ class NodeDrain:
         )
         file = ProgressFile(self._state_dir, self._reclaim.state.boot, is_leader=self._is_leader)
         controller = self._controller = DrainController(taints, claims, reporter, pods=self._pods, file=file)
-        self._reclaim.progress = lambda: controller.progress
+        self._reclaim.attach_drain(controller)
         self._reclaim.on_change(controller.changed)
         await controller.resume(self._reclaim.state, received_now=self._reclaim.notices > 0)
         refused_early, self._refused_early = self._refused_early or [], None

@@ -56,8 +56,7 @@ class ReclaimRuntime:
         """The directories of notice files, with the current notice."""
         self._notice_files = NoticeFiles(self.notices)
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
-        self.service.on_change(self._notice_files.changed)
-        self.service.notice_failures = lambda: self._notice_files.failures
+        self.service.attach_notice_files(self._notice_files)
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
         self._is_newest = is_newest
         self._file = StateFile(state_dir)

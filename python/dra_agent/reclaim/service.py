@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import AgentError
@@ -21,6 +22,9 @@ from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
 from dra_agent.reclaim.state_file import StateFile
 from dra_agent.reclaim.status import Progress
+
+if TYPE_CHECKING:
+    from dra_agent.reclaim.notice_files import NoticeFiles
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,14 @@ MAX_EXPIRY_CHECK_S = 30.0
 Changed = Callable[[ReclaimState, ReclaimState], Awaitable[None]]
 """Called with the state before and after, one change at a time; it starts long work in the background and returns."""
 Step = Callable[[ReclaimState, datetime], ReclaimState]
+
+
+class Drain(Protocol):
+    """Releases the claims of a notice: DrainController, or StandaloneDrain without Kubernetes."""
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of the release of claims."""
 
 
 class ReclaimService:
@@ -72,10 +84,8 @@ class ReclaimService:
         self._merging: asyncio.Task[None] | None = None
         self._listening: list[asyncio.Task[None]] = []
         self._failed_notifications: set[str] = set()
-        self.progress: Callable[[], Progress] = Progress
-        """Progress of the release of claims; set by the drain."""
-        self.notice_failures: Callable[[], int] = lambda: 0
-        """Failed writes of notice files; set by their owner."""
+        self._drain: Drain | None = None
+        self._notice_files: NoticeFiles | None = None
         self.notices = 0
         """Notices that started since the agent started."""
         self.cancelled = 0
@@ -88,6 +98,23 @@ class ReclaimService:
         """Seconds until shortly before the node is reclaimed; None without a deadline."""
         deadline = self.state.deadline
         return None if deadline is None else (deadline - self._now()).total_seconds() - DEADLINE_MARGIN_S
+
+    def attach_drain(self, drain: Drain) -> None:
+        """Report the progress of `drain`."""
+        self._drain = drain
+
+    def attach_notice_files(self, files: NoticeFiles) -> None:
+        """Write `files` at each change, and report failures."""
+        self._notice_files = files
+        self.on_change(files.changed)
+
+    def progress(self) -> Progress:
+        """Return the progress of the release of claims."""
+        return Progress() if self._drain is None else self._drain.progress
+
+    def notice_failures(self) -> int:
+        """Return the number of failed writes of notice files."""
+        return 0 if self._notice_files is None else self._notice_files.failures
 
     def on_change(self, listener: Changed) -> None:
         """Subscribe to changes; the current state is `state`."""

@@ -107,7 +107,7 @@ class StandaloneDrain:
 
     async def prepare(self) -> None:
         """Called before claims are served, so that claims of a reclaimed node are not prepared first."""
-        self._reclaim.progress = lambda: Progress(claims=tuple(self._records.values()), complete=self._complete)
+        self._reclaim.attach_drain(self)
         self._reclaim.on_change(self._changed)
         if self._reclaim.state.phase == "notice":
             await self._service.suspend(_why(self._reclaim.state), release=False)
@@ -116,6 +116,11 @@ class StandaloneDrain:
         """Called once claims are served: continue what an earlier run started."""
         if self._reclaim.state.phase == "notice":
             self._begin()
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of the release of claims. See reclaim.service.Drain."""
+        return Progress(claims=tuple(self._records.values()), complete=self._complete)
 
     @property
     def draining(self) -> bool:
@@ -144,7 +149,7 @@ class StandaloneDrain:
 
     def _begin(self) -> None:
         self._complete = False
-        self._task = asyncio.create_task(self._log_errors(self._release_claims()), name="reclaim leave")
+        self._task = asyncio.create_task(self._log_errors(self._release_claims()), name="reclaim release")
 
     async def _log_errors(self, work: Coroutine[Any, Any, None]) -> None:
         try:
