@@ -346,7 +346,7 @@ def test_a_notice_canceled_during_the_start_is_over(
             await eventually_async(lambda: env.effects() == ({"NoExecute"} if noticed_again else {""}))
             names = [task.get_name() for task in asyncio.all_tasks()]
             assert names.count("reclaim taints") + names.count("reclaim release") <= 2 * noticed_again
-            assert names.count("reclaim let go") == noticed_again
+            assert names.count("reclaim notify sources") == noticed_again
             await env.reclaim.stop()
             await env.controller.stop()
             await env.publisher.stop()

@@ -222,7 +222,7 @@ class DrainController:
         starts = after.phase == "notice" != before.phase
         eviction = self._pods.early_evictions(after) if starts and self._pods is not None else None
         if eviction is not None:
-            self._early_eviction = asyncio.create_task(eviction, name="reclaim ahead")
+            self._early_eviction = asyncio.create_task(eviction, name="reclaim early eviction")
             await asyncio.wait([self._early_eviction], timeout=EARLY_EVICTION_TIMEOUT_S)
         self._taints.publish()
 
@@ -237,11 +237,11 @@ class DrainController:
         self._tasks = [
             asyncio.create_task(self._roll_out_taints(state), name="reclaim taints"),
             asyncio.create_task(self._report_release(), name="reclaim release"),
-            asyncio.create_task(self._notify_sources(), name="reclaim let go"),
+            asyncio.create_task(self._notify_sources(), name="reclaim notify sources"),
         ]
         if self._file is not None and state.noticed is not None:
             save = self._save(self._file, SavedProgress(self._file.boot, state.noticed))
-            self._tasks.append(asyncio.create_task(save, name="reclaim keep"))
+            self._tasks.append(asyncio.create_task(save, name="reclaim save"))
         if self._pods is not None:
             self._tasks.append(asyncio.create_task(self._pods.evict(self._claims), name="reclaim evict"))
 
