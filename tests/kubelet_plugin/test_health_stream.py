@@ -67,7 +67,7 @@ def test_every_device_is_sent_at_once_and_after_a_change(
 ) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._again = 3600.0
+            health_service(plugin)._resend_after_s = 3600.0
             assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
@@ -99,7 +99,7 @@ def test_health_is_sent_again_within_the_lease(node: Node, run: Run, health: Fak
 
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._again = 0.05
+            health_service(plugin)._resend_after_s = 0.05
             stream = watch(driver)
             for _ in range(4):
                 assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 1
@@ -111,7 +111,7 @@ def test_health_is_sent_again_within_the_lease(node: Node, run: Run, health: Fak
 def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._again = 3600.0
+            health_service(plugin)._resend_after_s = 3600.0
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
@@ -169,7 +169,7 @@ def test_text_that_is_not_unicode_has_replacement_characters(node: Node, run: Ru
 def test_a_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._again = 3600.0
+            health_service(plugin)._resend_after_s = 3600.0
             streams = [watch(driver) for _ in range(257)]
             reads = [asyncio.ensure_future(stream.read()) for stream in streams]
             await eventually_async(lambda: sum(read.done() for read in reads) >= 256)

@@ -26,7 +26,7 @@ class TomlLines:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._counted, self._line = 0, 1
         self._lines: dict[Path, int] = {}
         self._tables: dict[Path, int] = {}
@@ -50,13 +50,13 @@ class TomlLines:
     def _document(self) -> None:
         prefix: Path = ()
         while self._skip():
-            if self._text.startswith("[", self._at):
-                is_array = self._text.startswith("[[", self._at)
+            if self._text.startswith("[", self._position):
+                is_array = self._text.startswith("[[", self._position)
                 line = self._here()
-                self._at += 2 if is_array else 1
+                self._position += 2 if is_array else 1
                 prefix = self._table(self._key(), line, is_array=is_array)
                 self._skip()
-                self._at += 2 if is_array else 1
+                self._position += 2 if is_array else 1
             else:
                 self._pair(prefix)
 
@@ -84,16 +84,16 @@ class TomlLines:
 
     def _value(self, path: Path) -> None:
         self._skip()
-        character = self._text[self._at]
+        character = self._text[self._position]
         if character in "\"'":
             self._match(_STRING)
         elif character == "[":
-            self._at += 1
+            self._position += 1
             for number in self._items("]"):
                 self._lines.setdefault((*path, number), self._here())
                 self._value((*path, number))
         elif character == "{":
-            self._at += 1
+            self._position += 1
             for _ in self._items("}"):
                 self._pair(path)
         else:
@@ -103,49 +103,49 @@ class TomlLines:
         """Yield the number of each item at its start; ends behind the closing bracket."""
         for number in itertools.count():
             self._skip()
-            if self._text[self._at] == end:
-                self._at += 1
+            if self._text[self._position] == end:
+                self._position += 1
                 return
             yield number
             self._skip()
-            if self._text[self._at] == ",":
-                self._at += 1
+            if self._text[self._position] == ",":
+                self._position += 1
 
     def _key(self) -> list[str]:
         keys = []
         while True:
             self._skip()
-            if self._text[self._at] in "\"'":
+            if self._text[self._position] in "\"'":
                 quoted = self._match(_STRING)
                 name = json.loads(quoted) if quoted.startswith('"') and "\\" in quoted else quoted[1:-1]
             else:
                 name = self._match(_BARE_KEY)
             keys.append(name.replace("-", "_"))
             self._skip()
-            if self._text[self._at] != ".":
+            if self._text[self._position] != ".":
                 return keys
-            self._at += 1
+            self._position += 1
 
     def _skip(self) -> bool:
         """Skip white space and comments; return False at the end."""
         self._match(_SPACE)
-        return self._at < len(self._text)
+        return self._position < len(self._text)
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self._at)
+        found = pattern.match(self._text, self._position)
         if found is None:
-            raise ValueError(self._at)
-        self._at = found.end()
+            raise ValueError(self._position)
+        self._position = found.end()
         return found[0]
 
     def _expect(self, character: str) -> None:
-        if self._text[self._at] != character:
-            raise ValueError(self._at)
-        self._at += 1
+        if self._text[self._position] != character:
+            raise ValueError(self._position)
+        self._position += 1
 
     def _here(self) -> int:
-        self._line += self._text.count("\n", self._counted, self._at)
-        self._counted = self._at
+        self._line += self._text.count("\n", self._counted, self._position)
+        self._counted = self._position
         return self._line
 
 

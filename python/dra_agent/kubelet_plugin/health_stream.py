@@ -33,8 +33,8 @@ _VERSIONS: tuple[ModuleType, ...] = (health_v1_pb2, health_v1alpha1_pb2)
 class HealthService:
     """Serves NodeWatchResources to any number of watchers, until it is closed; they wait for `set_source`."""
 
-    def __init__(self, *, again: float = RESEND_AFTER_S) -> None:
-        self._again = again
+    def __init__(self, *, resend_after_s: float = RESEND_AFTER_S) -> None:
+        self._resend_after_s = resend_after_s
         self._source: DeviceHealthStore | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._closing = False
@@ -84,7 +84,7 @@ class HealthService:
                     if self._source is not None:
                         yield _response(messages, self._source.rows())
                     try:
-                        async with asyncio.timeout(self._again):
+                        async with asyncio.timeout(self._resend_after_s):
                             await wake.wait()
                     except TimeoutError:
                         continue

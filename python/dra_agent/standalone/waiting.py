@@ -107,7 +107,7 @@ class WaitingClaims:
 
     def released(self) -> None:
         """Try those again that wait for devices which other claims hold."""
-        self._again([group for group in self._groups.values() if group.fits_empty_host is not False])
+        self._retry([group for group in self._groups.values() if group.fits_empty_host is not False])
 
     def class_changed(self, name: str) -> None:
         """Try those again that name a class."""
@@ -133,9 +133,9 @@ class WaitingClaims:
     def _invalidate_empty_host(self, groups: list[Group]) -> None:
         for group in groups:
             group.fits_empty_host = None
-        self._again(groups)
+        self._retry(groups)
 
-    def _again(self, groups: list[Group]) -> None:
+    def _retry(self, groups: list[Group]) -> None:
         for group in groups:
             group.version += 1
             if group.refusal is not None:

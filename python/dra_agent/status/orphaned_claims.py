@@ -75,7 +75,7 @@ class OrphanedClaims:
         self._deleted_since: dict[str, float] = {}
         """Time of the first check that found a claim deleted, by UID."""
         self._due: dict[str, float] = {}
-        self._turn = 0
+        self._next_entry = 0
         self._reported: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -196,8 +196,8 @@ class OrphanedClaims:
     def _choose_one(self) -> None:
         entries = self._ledger.entries()
         if entries:
-            self._turn += 1
-            self._due.setdefault(entries[self._turn % len(entries)].uid, self._now())
+            self._next_entry += 1
+            self._due.setdefault(entries[self._next_entry % len(entries)].uid, self._now())
 
     async def _check_due(self) -> None:
         entries = {entry.uid: entry for entry in self._ledger.entries()}
