@@ -31,14 +31,14 @@ class ClaimSpecs:
 
     def build(self, claim: ClaimRef, devices: Sequence[SpecDevice]) -> ClaimSpec:
         """Return the spec of a claim, as `build_spec` does, with its errors."""
-        given = (claim.namespace, claim.name, [_without_ids(item) for item in devices])
+        content = (claim.namespace, claim.name, [_without_ids(item) for item in devices])
         known = self._kept.get(claim.uid)
-        if known is not None and known[0] == given:
+        if known is not None and known[0] == content:
             return known[1]
         spec = build_spec(self._driver, claim, devices)
         with self._lock:
             self._kept.pop(claim.uid, None)
-            self._kept[claim.uid] = given, spec
+            self._kept[claim.uid] = content, spec
             if len(self._kept) > self._max_kept:
                 del self._kept[next(iter(self._kept))]
         return spec

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         await agent.run()
         return agent.hung_calls
 
-    stuck = asyncio.run(live())
-    if stuck:
+    hung_calls = asyncio.run(live())
+    if hung_calls:
         # The interpreter would wait for the thread indefinitely. All files are closed and synced.
-        logging.getLogger(__name__).warning("stopped while calls are pending", extra={"work": stuck})
+        logging.getLogger(__name__).warning("stopped while calls are pending", extra={"work": hung_calls})
         logging.shutdown()
         os._exit(0)
     return 0

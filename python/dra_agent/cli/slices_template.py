@@ -73,8 +73,8 @@ def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
     if template.left_out:
         print(f"left out, as they differ between nodes: {', '.join(template.left_out)}", file=sys.stderr)
     for pool, fields in unlike_devices(template.slices).items():
-        what = f"the devices of pool {pool} are not alike ({', '.join(fields)})"
-        print(f"warning: {what}; Cluster Autoscaler expects them to be", file=sys.stderr)
+        message = f"the devices of pool {pool} are not alike ({', '.join(fields)})"
+        print(f"warning: {message}; Cluster Autoscaler expects them to be", file=sys.stderr)
     return 0
 
 
