@@ -178,3 +178,32 @@ def test_the_random_cases_have_every_result() -> None:
     differs = {part for search in searches for part in search["differs"]}
     assert differs == {"order", "choice of nodes", "choice of alternatives"}
     assert {search["upstream"] for search in searches if search["found"]} >= {"kubernetes/kubernetes#138765"}
+
+
+def large_gang(members: int) -> tuple[Snapshot, Gang]:
+    slices = [
+        slice_of(*(device(f"d{i}") for i in range(4)), name=name, pool=name, nodeName=name)
+        for name in (f"n{number:03}" for number in range(200))
+    ]
+    metadata = {"name": "t0", "namespace": "default"}
+    template = {"metadata": metadata, "spec": {"spec": claim(make_request())["spec"]}}
+    snapshot = Snapshot("default", slices, [CLASS], templates=[template], nodes=None)
+    return snapshot, gang_of_workload(
+        snapshot, "case", "case", [PodSet("", {"spec": {"resourceClaims": uses(0, False)}}, members)]
+    )
+
+
+def test_a_gang_of_hundreds_is_spread_over_hundreds_of_nodes() -> None:
+    snapshot, gang = large_gang(500)
+    result = explain_gang(snapshot, gang, deadline=600)
+    assert result["fits"] and sorted(result["kinds"][0]["nodes"].values()) == [2] * 100 + [3] * 100
+    repeat(snapshot, gang, result["placements"], restricts=False)
+    result = explain_gang(*large_gang(801), deadline=600)
+    assert result["placed"] == 800 and result["failure"]["member"] == "case-800"
+    assert result["search"]["impossible"] == "there are devices for request main of 800 pods, and case has 801"
+
+
+def test_without_time_there_is_no_result() -> None:
+    result = explain_gang(*large_gang(2), deadline=0)
+    assert not result["fits"] and result["search"] is None and result["failure"] is None
+    assert result["summary"] == "0 of 2 pods can be placed; the others have no result in time"

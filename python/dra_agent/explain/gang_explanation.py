@@ -27,6 +27,8 @@ from dra_agent.explain.snapshot import Snapshot
 Object = dict[str, Any]
 MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
+SWEEPS_SHARE = 0.3
+"""The part of the time in which the nodes of each kind are examined before members are placed."""
 MIN_COUNT_S = 1.0
 """For the count of devices, if the deadline is over."""
 ASSUMED = (
@@ -107,6 +109,7 @@ def _evaluation(snapshot: Snapshot, gang: Gang, end: float) -> _Evaluation:
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
     cluster = Cluster(snapshot.slices or (), snapshot.classes or (), nodes=known.values(), claims=held)
     found = _Evaluation(gang, cluster, known, [], [], end)
+    sweeps_end = time.monotonic() + found.seconds * SWEEPS_SHARE
     blockers: dict[str, dict[str, list[str]]] = {}
     for kind in gang.kinds:
         spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
@@ -119,10 +122,11 @@ def _evaluation(snapshot: Snapshot, gang: Gang, end: float) -> _Evaluation:
         usable = sorted(name for name, reasons in blockers[constraints].items() if not reasons)
         found.usable.append(usable)
         found.blocked.append(Counter("; ".join(reasons) for reasons in blockers[constraints].values() if reasons))
-        if not kind.members or not found.seconds:
-            found.fitting.append(usable)
+        seconds = sweeps_end - time.monotonic()
+        if not kind.members or seconds <= 0:
+            found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
             continue
-        sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=found.seconds)
+        sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=seconds)
         found.fitting.append(sorted([*sweep.fits, *sweep.unexamined]))
     return found
 
