@@ -22,6 +22,7 @@ WALL_TIME = {
     "standalone/intake.py": "creationTimestamp of an object",
     "standalone/claim.py": "creationTimestamp of an object",
     "doctor/endpoint.py": "certificates expire at a moment of the wall clock",
+    "simulate/inject.py": "another process, which has only this clock in common, plays a schedule",
     "webhook/clients.py": "certificates expire at a moment of the wall clock",
     "status/claim_status.py": "lastTransitionTime of a condition",
     "doctor/bundle/collector.py": "a moment that people are shown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,13 @@ def test_the_commands_of_the_page_work_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^\$ dra-agent (simulate .*)$", PAGE.read_text(), re.MULTILINE)
-    assert len(commands) == 21
+    commands = re.findall(r"^\$ ((?:dra-agent simulate|printf) .*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) == 24
     for command in commands:
-        assert main(command.split()) == 0, command
+        if command.startswith("printf"):
+            subprocess.run(["bash", "-c", command], check=True)
+        else:
+            assert main(command.split()[1:]) == 0, command
     told = capsys.readouterr().out
     assert "unplugged 0000:52:00.0" in told
     assert "plugged 0000:52:00.0 in again" in told

@@ -35,6 +35,8 @@ class Rig:
         self.entries: list[LedgerEntry] = []
         self.now_s = 1000.0
         self.boot_id = "boot-1"
+        self.interval_s = INTERVAL_S
+        self.xids: dict[str, int] = {}
         self._collector = Collector(host)
         self._topology = LiveTopology(host)
         self.inventory = self.scan()
@@ -58,9 +60,10 @@ class Rig:
             self.host,
             self.state_dir,
             self.boot_id,
-            INTERVAL_S,
+            self.interval_s,
             inventory=lambda: self.inventory,
             entries=lambda: list(self.entries),
+            xids=lambda: dict(self.xids),
             now=lambda: self.now_s,
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent import simulate
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.simulate import inject
 from dra_agent.telemetry.claims import exclusive_holders
@@ -42,6 +43,8 @@ def test_a_claim_has_the_values_of_its_gpu(rig: Rig, root: Path) -> None:
         "energy_joules_total": 0,
         "ecc_corrected_errors_total": 0,
         "ecc_uncorrected_errors_total": 0,
+        "pcie_receive_bytes_total": 0,
+        "pcie_transmit_bytes_total": 0,
         "idle_seconds_total": 0,
     }
     labels = f'{{device="{GPU}",family="gpu",pool="node-1/gpu",product="Tesla T4"'
@@ -102,6 +105,48 @@ def test_counters_continue_after_a_reboot_without_what_the_driver_counted_before
     load(root, joules=950)
     rig.sample()
     assert rig.of_claim("energy_joules_total", "train", GPU) == 250
+
+
+def test_traffic_of_a_gpu_counts_for_its_claim(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    inject.load(root, "0", None, pcie_bytes=(1_000, 2_000))
+    rig.sample()
+    inject.load(root, "0", None, pcie_bytes=(1_500, 5_000))
+    rig.sample()
+    assert rig.of_claim("pcie_transmit_bytes_total", "train", GPU) == 500
+    assert rig.of_claim("pcie_receive_bytes_total", "train", GPU) == 3_000
+    assert rig.of_claim("nvlink_transmit_bytes_total", "train", GPU) is None, "this GPU has no NVLink"
+
+
+def test_xids_count_while_the_claim_holds_the_gpu(rig: Rig) -> None:
+    rig.xids = {GPU: 4}
+    rig.sample()
+    rig.entries = [claim("train", held(GPU))]
+    rig.sample()
+    assert rig.of_claim("xid_errors_total", "train", GPU) == 0
+    rig.xids = {GPU: 6}
+    rig.sample()
+    assert rig.of_claim("xid_errors_total", "train", GPU) == 2
+    rig.xids = {}
+    rig.sample()
+    assert rig.of_claim("xid_errors_total", "train", GPU) == 2, (
+        "of a time in which they cannot be read, nothing is known"
+    )
+
+
+def test_xids_count_on_after_a_restart_of_the_agent(rig: Rig) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    rig.xids = {GPU: 1}
+    rig.sample()
+    rig.xids = {GPU: 3}
+    rig.sample()
+    rig.xids = {GPU: 0}
+    rig.restart()
+    rig.sample()
+    rig.xids = {GPU: 5}
+    rig.sample()
+    assert rig.of_claim("xid_errors_total", "train", GPU) == 7
+    assert rig.sampler.snapshot().failures == ()
 
 
 def test_a_damaged_file_costs_the_counters_only(rig: Rig, root: Path) -> None:
@@ -182,3 +227,18 @@ def test_a_device_with_several_users_has_no_claim() -> None:
     ]
     holders = exclusive_holders(entries, inventory)
     assert {name: holder.name for name, holder in holders.items()} == {"gpu-a": "alone"}
+
+
+def test_data_of_nvlinks_counts_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    rig = Rig(simulate.build("dgx-h100", tmp_path / "host"), tmp_path / "state")
+    try:
+        gpu = next(one for one in rig.inventory.devices if one.family == "gpu")
+        rig.entries = [claim("train", held(gpu.name))]
+        rig.sample()
+        inject.load(tmp_path / "host", gpu.pci_address, None, nvlink_kibibytes=(3, 5))
+        rig.sample()
+        assert rig.of_claim("nvlink_transmit_bytes_total", "train", gpu.name) == 3 * 1024
+        assert rig.of_claim("nvlink_receive_bytes_total", "train", gpu.name) == 5 * 1024
+    finally:
+        rig.close()

@@ -323,6 +323,7 @@ class Agent:
             boot_id(hardware.host.proc),
             config.telemetry.interval,
             inventory=lambda: hardware.inventory,
+            xids=lambda: hardware.monitor.xids,
             entries=ledger.entries,
             is_newest=self._is_newest,
         )

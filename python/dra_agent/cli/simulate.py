@@ -22,6 +22,10 @@ _EXAMPLES = {
         ("./host 4711 --device 0 --memory 2048", "process 4711 uses 2 GiB of the first GPU"),
         ("./host 4711", "the process ends"),
     ),
+    "load": (
+        ("./host 0 training.csv", "the first NVIDIA GPU has the load of the file"),
+        ("./host 0", "and no longer"),
+    ),
     "hang": (("./host nvmlDeviceGetMemoryInfo --device 0", "calls of this function for one GPU hang"),),
     "latency": (("./host --init 500 --call nvmlDeviceGetName=100", "a slow library"),),
     "fail": (("./host nvmlDeviceGetUUID --code 15 --times 3", "three calls fail with GPU is lost"),),
@@ -95,6 +99,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="its GPU memory; 1024")
     process.add_argument("--cgroup", metavar="PATH", help="its cgroup, to which memory limits apply")
     _add_instance(process)
+
+    load = _add_action(actions, "load", "let an NVIDIA GPU play the load of a file by time, or end it")
+    load.add_argument("device", metavar="TARGET", help=_DEVICE)
+    load.add_argument(
+        "schedule",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        help="CSV: seconds,gpu_percent,memory_percent,memory_mib,power_watts; without it, the load ends",
+    )
+    _add_instance(load)
 
     hang = _add_action(actions, "hang", "make NVML calls hang, or take longer")
     _add_call(hang)
@@ -190,6 +205,12 @@ def run(args: argparse.Namespace) -> int:
                 cgroup=args.cgroup,
             )
             print(f"process {args.pid} computes on {uuid}")
+        case "load":
+            from dra_agent.simulate.schedule import read_schedule
+
+            steps = () if args.schedule is None else read_schedule(args.schedule)
+            uuid = inject.play(root, args.device, steps, gpu_instance=args.instance[0])
+            print(f"{uuid} plays {len(steps)} steps" if steps else f"{uuid} plays no load")
         case "hang" if args.milliseconds is None:
             inject.hang(root, args.function, args.device)
             print(f"{_calls(args)} hang until `dra-agent simulate clear {root}`")

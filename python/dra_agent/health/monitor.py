@@ -15,7 +15,7 @@ from dra_agent.health.issues import HealthIssue
 from dra_agent.health.settings import HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
-from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory, device_name
 
 _HOUR_S = 3600.0
 
@@ -89,12 +89,23 @@ class Monitor:
         self._known: set[str] = {active.device for active in known}
         self._observed_once = False
         self._happened: Counter[str] = Counter()
+        self._xids: dict[str, int] = {}
+        self._reporting: frozenset[str] = frozenset()
         self._summary = Summary()
 
     @property
     def summary(self) -> Summary:
         """Everything in numbers; may be read on any thread."""
         return self._summary
+
+    @property
+    def xids(self) -> dict[str, int]:
+        """XIDs of each device that reports them, since the start; may be read on any thread.
+
+        An XID of a GPU is not one of its partitions: which of them caused it is not known.
+        """
+        counts = self._xids
+        return {device: counts.get(device, 0) for device in self._reporting}
 
     def observe(self, inventory: Inventory, kept: Container[str] = ()) -> Inventory:
         """Record the issues that the inventory shows, and return it with the issues that apply.
@@ -117,6 +128,7 @@ class Monitor:
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
             changed |= self._count_errors(device, now)
+        self._reporting = frozenset(device.name for device in inventory.devices if _reports_xids(device))
         here = {device.name for device in inventory.devices}
         for gone in {active.device for active in self._tracker} - here:
             self._tracker.observe(gone, [], now)
@@ -132,6 +144,8 @@ class Monitor:
         for fault in faults:
             if not fault.cause:
                 continue
+            if issues.xid(fault.cause) is not None:
+                self._count_xid(fault, inventory)
             cause = issues.of_fault(fault.cause, fault.message, self._settings)
             if cause is None:
                 log.info("a fault that programs cause", extra={"device": fault.pci_address, "fault": fault.message})
@@ -159,6 +173,12 @@ class Monitor:
     def active_issues(self, device: str) -> list[ActiveIssue]:
         """Return the issues that apply to a device, the most severe first."""
         return self._tracker.of(device)
+
+    def _count_xid(self, fault: DeviceEvent, inventory: Inventory) -> None:
+        whole = (device_name("gpu", fault.pci_address),)
+        devices = [device.name for device in inventory.devices if device.name in (fault.devices or whole)]
+        if len(devices) == 1:
+            self._xids = {**self._xids, devices[0]: self._xids.get(devices[0], 0) + 1}
 
     def _count_errors(self, device: Device, now: float) -> bool:
         found = False
@@ -205,3 +225,8 @@ class Monitor:
         if changed and self._record is not None:
             self._record.write(list(self._tracker))
         return apply_health(inventory, self._settings, self._driver, lambda device: self._tracker.of(device.name))
+
+
+def _reports_xids(device: Device) -> bool:
+    """Whether XIDs of a device are read now."""
+    return (device.family, device.vendor) == ("gpu", "nvidia") and device.observed and device.health != "unmonitored"

@@ -58,7 +58,8 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
     """Return the values that the driver has, in its own units; what it does not have is left out.
 
     One call for all values: a GPU costs one exchange with the agent. nvmlDeviceGetPcieThroughput is not among them: it
-    measures for 20 ms. Energy is in mJ since the driver was loaded, memory of MIG devices is their own (all: nvml.h).
+    measures for 20 ms, and the counters of PCIe have the same. Energy is in mJ since the driver was loaded, memory of
+    MIG devices is their own (all: nvml.h).
 
     Raises:
         NVMLError: The GPU is lost or must be reset, or the device is unknown.
@@ -75,6 +76,10 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
         (("clock_event_reasons",), lambda: [module.nvmlDeviceGetCurrentClocksEventReasons(device)]),
         (("ecc_corrected",), lambda: [module.nvmlDeviceGetTotalEccErrors(device, 0, 0)]),
         (("ecc_uncorrected",), lambda: [module.nvmlDeviceGetTotalEccErrors(device, 1, 0)]),
+        (("nvlink_transmit_kibibytes",), lambda: [_counter(module, device, _NVLINK_TRANSMIT, _ALL_LINKS)]),
+        (("nvlink_receive_kibibytes",), lambda: [_counter(module, device, _NVLINK_RECEIVE, _ALL_LINKS)]),
+        (("pcie_transmit_bytes",), lambda: [_counter(module, device, _PCIE_TRANSMIT, 0)]),
+        (("pcie_receive_bytes",), lambda: [_counter(module, device, _PCIE_RECEIVE, 0)]),
     )
     ends = (module.NVML_ERROR_GPU_IS_LOST, module.NVML_ERROR_RESET_REQUIRED, module.NVML_ERROR_UNINITIALIZED)
     values: list[tuple[str, float]] = []
@@ -89,6 +94,23 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
     if not values and refused is not None:
         raise refused
     return values
+
+
+_NVLINK_TRANSMIT, _NVLINK_RECEIVE, _PCIE_TRANSMIT, _PCIE_RECEIVE = 138, 139, 197, 198
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, in KiB; NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (nvml.h)."""
+_ALL_LINKS = 0xFFFF_FFFF
+"""In place of a link: the sum of all."""
+_64_BITS = (2, 3)
+"""NVML_VALUE_TYPE_UNSIGNED_LONG and _UNSIGNED_LONG_LONG. A counter of 32 bits wraps between two samples."""
+
+
+def _counter(module: Any, device: Any, field: int, scope: int) -> int:
+    (found,) = module.nvmlDeviceGetFieldValues(device, [(field, scope)])
+    if found.nvmlReturn != module.NVML_SUCCESS:
+        raise module.NVMLError(found.nvmlReturn)
+    if found.valueType not in _64_BITS:
+        raise module.NVMLError(module.NVML_ERROR_NOT_SUPPORTED)
+    return int(found.value.ullVal)
 
 
 def _fields(utilization: Any) -> tuple[int, int]:

@@ -6,6 +6,7 @@ after it, never a partial file.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,6 +185,63 @@ def fabric(
 def load(root: Path, device: str, machine: Machine | None = None, **values: int | tuple[int, int]) -> str:
     """Set values that telemetry reads of a GPU, by the names of `nvml.Condition`; return the GPU's UUID."""
     return _set_condition(root, device, machine, **values)
+
+
+def play(
+    root: Path,
+    device: str,
+    steps: tuple[nvml.LoadStep, ...],
+    machine: Machine | None = None,
+    *,
+    gpu_instance: int = nvml.NO_INSTANCE,
+) -> str:
+    """Let a GPU, or a MIG instance of it, play a schedule from now on; return the GPU's UUID.
+
+    It replaces the schedule that is played there, whose energy stays counted; without steps, none is played.
+    """
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    now_ms = round(time.time() * 1000)
+    load = nvml.Load(uuid, now_ms, steps, gpu_instance)
+
+    def changed(state: nvml.NvmlState) -> nvml.NvmlState:
+        condition = state.conditions.get(uuid, nvml.Condition())
+        others = []
+        for one in state.loads:
+            if (one.device, one.gpu_instance) != (uuid, gpu_instance):
+                others.append(one)
+            elif gpu_instance == nvml.NO_INSTANCE:
+                energy = condition.energy_millijoules + _energy_millijoules(one, now_ms)
+                condition = msgspec.structs.replace(condition, energy_millijoules=energy)
+        loads = (*others, load) if steps else tuple(others)
+        return msgspec.structs.replace(state, loads=loads, conditions={**state.conditions, uuid: condition})
+
+    with nvml.locked(root / "lib"):
+        _edit(root, changed)
+    return uuid
+
+
+def skip(root: Path, seconds: float) -> None:
+    """Let that much time pass in all schedules that are played."""
+
+    def changed(state: nvml.NvmlState) -> nvml.NvmlState:
+        earlier = [
+            msgspec.structs.replace(one, started_at_ms=one.started_at_ms - round(seconds * 1000)) for one in state.loads
+        ]
+        return msgspec.structs.replace(state, loads=tuple(earlier))
+
+    with nvml.locked(root / "lib"):
+        _edit(root, changed)
+
+
+def _energy_millijoules(load: nvml.Load, now_ms: int) -> int:
+    elapsed_ms = now_ms - load.started_at_ms
+    ends_ms = [*(step.at_ms for step in load.steps[1:]), elapsed_ms]
+    used = (
+        step.power_milliwatts * max(0, min(end_ms, elapsed_ms) - step.at_ms)
+        for step, end_ms in zip(load.steps, ends_ms, strict=True)
+    )
+    return sum(used) // 1000
 
 
 def traffic(root: Path, interface: str, *, received_bytes: int, sent_bytes: int, received_errors: int = 0) -> None:

@@ -172,6 +172,9 @@ class Condition(msgspec.Struct, frozen=True):
     """Bits of nvmlClocksEventReason*; 1 is idle."""
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0
+    nvlink_kibibytes: tuple[int, int] = (0, 0)
+    """Transmitted and received by all links, like those of PCIe."""
+    pcie_bytes: tuple[int, int] = (0, 0)
     remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Corrected, uncorrected, pending, failed."""
     recovery_action: int = 0
@@ -189,6 +192,28 @@ class Process(msgspec.Struct, frozen=True):
     gpu_instance: int = NO_INSTANCE
     compute_instance: int = NO_INSTANCE
     cgroup: str | None = None
+
+
+class LoadStep(msgspec.Struct, frozen=True):
+    """Values of a GPU from a moment of a schedule on; utilization in percent (GPU, memory)."""
+
+    at_ms: int
+    utilization: tuple[int, int] = (0, 0)
+    memory_bytes: int = 0
+    power_milliwatts: int = 0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A schedule that a GPU (by its UUID) plays, or a MIG instance of it, of which it plays the memory only.
+
+    The values of a step hold until the next one; those of the last one stay. Energy is the integral of the power.
+    """
+
+    device: str
+    started_at_ms: int
+    """When the schedule began, in milliseconds since the epoch."""
+    steps: tuple[LoadStep, ...]
+    gpu_instance: int = NO_INSTANCE
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
@@ -241,6 +266,7 @@ class NvmlState(msgspec.Struct, frozen=True):
     memory_limits: dict[str, dict[str, MemoryLimit]] = {}
     """By UUID and control group."""
     access: Access = Access()
+    loads: tuple[Load, ...] = ()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ FABRIC_4 = ("nvmlDeviceGetGpuFabricInfo_v4",)
 
 
 def install(machine: Machine, present: Machine, folder: Path, access: Access) -> None:
-    """Write library and state to a host's directory; faults and processes of an existing state are kept.
+    """Write library and state to a host's directory; faults, processes and loads of an existing state are kept.
 
     A state that cannot be read is replaced.
     """
@@ -50,6 +50,7 @@ def install(machine: Machine, present: Machine, folder: Path, access: Access) ->
         events=old.events,
         conditions=old.conditions,
         processes=old.processes,
+        loads=old.loads,
         latency=old.latency,
         memory_limits=old.memory_limits,
     )

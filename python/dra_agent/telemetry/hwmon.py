@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-_UNKNOWN = frozenset(
+UNKNOWN_ERRORS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV, errno.EPERM}
 )
 """Errors of sensors that a device does not have or that are off (ENODATA: sysfs-interface.rst), or that amdgpu returns
@@ -26,7 +26,7 @@ def read_number(folder: Path, *names: str, factor: float = 1.0) -> float | None:
         try:
             return int((folder / name).read_text()) * factor
         except OSError as error:
-            if error.errno not in _UNKNOWN:
+            if error.errno not in UNKNOWN_ERRORS:
                 raise
     return None
 

@@ -36,6 +36,12 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     network_transmit_errors: float | None = None
     rdma_receive_bytes: float | None = None
     rdma_transmit_bytes: float | None = None
+    nvlink_receive_bytes: float | None = None
+    nvlink_transmit_bytes: float | None = None
+    pcie_receive_bytes: float | None = None
+    pcie_transmit_bytes: float | None = None
+    xid_errors: float | None = None
+    """XIDs of NVIDIA's driver that concern this device alone."""
 
 
 COUNTERS = (
@@ -48,6 +54,11 @@ COUNTERS = (
     "network_transmit_errors",
     "rdma_receive_bytes",
     "rdma_transmit_bytes",
+    "nvlink_receive_bytes",
+    "nvlink_transmit_bytes",
+    "pcie_receive_bytes",
+    "pcie_transmit_bytes",
+    "xid_errors",
 )
 """Fields that only grow while the driver stays loaded."""
 GAUGES = tuple(name for name in DeviceSample.__struct_fields__ if name not in COUNTERS and name != "throttle_reasons")

@@ -11,8 +11,8 @@ from dra_agent.telemetry.model import COUNTERS, GAUGES, DeviceSample
 
 MAX_POWER_WATTS = 20_000.0
 """More than any accelerator draws; a value above it is in another unit."""
-MAX_BYTES_PER_SECOND = 1e12
-"""8 Tbit/s: ten times the fastest adapter."""
+MAX_BYTES_PER_SECOND = 1e13
+"""80 Tbit/s: ten times the NVLinks of a Blackwell GPU in one direction, and more than any adapter."""
 COUNTER_RESOLUTION = {"energy_joules": 2_000.0}
 """By how much a counter may be ahead of its time: what the fastest device counts in 100 ms. NVIDIA documents no update
 interval of energy; PETSc's manual page PetscLogGpuEnergyMeter states 20 to 100 ms."""

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -63,11 +63,15 @@ class Sampler:
         *,
         inventory: Callable[[], Inventory],
         entries: Callable[[], list[LedgerEntry]],
+        xids: Callable[[], Mapping[str, int]] = dict,
         is_newest: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         device_timeout_s: float = DEVICE_TIMEOUT_S,
     ) -> None:
-        """`now` returns seconds since boot. Only the newest of several agents on a state directory samples."""
+        """`now` returns seconds since boot, `xids` the XIDs of devices since the start.
+
+        Only the newest of several agents on a state directory samples.
+        """
         self._sources = SourceRegistry(host)
         self._state_dir = state_dir
         self._boot_id = boot_id
@@ -76,6 +80,9 @@ class Sampler:
         self._interval_s = interval_s
         self._inventory = inventory
         self._entries = entries
+        self._xids = xids
+        self._xids_before: dict[str, float] = {}
+        """XIDs of earlier agents, as far as claims count them."""
         self._is_newest = is_newest
         self._now = now
         self._device_timeout_s = device_timeout_s
@@ -111,11 +118,15 @@ class Sampler:
     def sample(self) -> None:
         """Read all devices once."""
         began_at = self._now()
-        accounting = self._accounting = self._accounting or Accounting(self._state_dir, self._boot_id)
+        accounting = self._accounting = self._accounting or self._continued()
         inventory = self._inventory()
         before = exclusive_holders(self._entries(), inventory)
         failures: list[TelemetryFailure] = []
         samples = self._read(inventory, failures)
+        for device, count in self._xids().items():
+            if (sample := samples.get(device)) is not None:
+                xid_errors = count + self._xids_before.get(device, 0.0)
+                samples[device] = msgspec.structs.replace(sample, xid_errors=xid_errors)
         entries = self._entries()
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
         now = self._now()
@@ -129,6 +140,16 @@ class Sampler:
         self._report(failures)
         accounting.save(failures, now, period_s)
         self._snapshot = TelemetrySnapshot(samples, holders, accounting.usage(), tuple(failures), now, period_s)
+
+    def _continued(self) -> Accounting:
+        """Load the counters of claims. XIDs count on from there: the agent itself counts them from 0."""
+        accounting, counted = Accounting(self._state_dir, self._boot_id), self._xids()
+        self._xids_before = {
+            usage.device: usage.raw["xid_errors"][0] - counted.get(usage.device, 0)
+            for usage in accounting.usage()
+            if "xid_errors" in usage.raw
+        }
+        return accounting
 
     def _run(self) -> None:
         while not self._stopping.is_set():

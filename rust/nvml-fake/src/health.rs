@@ -15,6 +15,7 @@ const COUNTERS: c_uint = 2;
 const DEVICE_MEMORY: c_uint = 2;
 const LOCATIONS: c_uint = 8;
 const UNSIGNED_INT: u32 = 1;
+const UNSIGNED_LONG_LONG: u32 = 3;
 
 values! {
     nvmlDeviceGetPowerUsage: c_uint = |state, gpu| Ok(state.condition(gpu).power_milliwatts);
@@ -201,11 +202,11 @@ pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
         }
         // SAFETY: the caller provides `count` structures.
         for field in unsafe { std::slice::from_raw_parts_mut(values, count as usize) } {
-            match field_value(state, gpu, field.field_id) {
-                Ok(value) => {
-                    field.value_type = UNSIGNED_INT;
+            match field_value(state, gpu, field) {
+                Ok((value_type, value)) => {
+                    field.value_type = value_type;
                     field.code = SUCCESS;
-                    field.value = u64::from(value).to_ne_bytes();
+                    field.value = value.to_ne_bytes();
                 }
                 Err(Code(code)) => field.code = code,
             }
@@ -214,12 +215,32 @@ pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
     })
 }
 
-fn field_value(state: &State, gpu: &Gpu, field: u32) -> Result<u32, Code> {
+/// The type of a value, and the value.
+fn field_value(state: &State, gpu: &Gpu, field: &FieldValue) -> Result<(u32, u64), Code> {
+    /// NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, in KiB.
+    const NVLINK_TRANSMIT: u32 = 138;
+    const NVLINK_RECEIVE: u32 = 139;
+    /// In place of a link: all of them.
+    const ALL_LINKS: u32 = u32::MAX;
+    /// NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES.
+    const PCIE_TRANSMIT: u32 = 197;
+    const PCIE_RECEIVE: u32 = 198;
     /// NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, since driver 565 (change log of NVML).
     const RECOVERY_ACTION: u32 = 230;
     let branch = state.driver.as_ref().map_or(0, |driver| driver.branch());
-    match field {
-        RECOVERY_ACTION if branch >= 565 => Ok(state.condition(gpu).recovery_action),
+    let condition = state.condition(gpu);
+    match field.field_id {
+        RECOVERY_ACTION if branch >= 565 => {
+            Ok((UNSIGNED_INT, u64::from(condition.recovery_action)))
+        }
+        NVLINK_TRANSMIT | NVLINK_RECEIVE if gpu.nvlinks.is_empty() => Err(Code::NOT_SUPPORTED),
+        NVLINK_TRANSMIT | NVLINK_RECEIVE if field.scope_id != ALL_LINKS => {
+            Err(Code::INVALID_ARGUMENT)
+        }
+        NVLINK_TRANSMIT => Ok((UNSIGNED_LONG_LONG, condition.nvlink_kibibytes.0)),
+        NVLINK_RECEIVE => Ok((UNSIGNED_LONG_LONG, condition.nvlink_kibibytes.1)),
+        PCIE_TRANSMIT => Ok((UNSIGNED_LONG_LONG, condition.pcie_bytes.0)),
+        PCIE_RECEIVE => Ok((UNSIGNED_LONG_LONG, condition.pcie_bytes.1)),
         _ => Err(Code::NOT_SUPPORTED),
     }
 }

@@ -14,6 +14,7 @@ mod health;
 mod identity;
 mod latency;
 mod lifecycle;
+mod load;
 mod locality;
 mod memory;
 mod memory_limits;

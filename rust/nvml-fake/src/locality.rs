@@ -276,6 +276,7 @@ mod tests {
             latency: crate::state::Latency::default(),
             processes: vec![],
             access: Default::default(),
+            loads: vec![],
         };
         let order: Vec<_> = state
             .present()

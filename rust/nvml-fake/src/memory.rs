@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::abi::{Code, Memory, MemoryV2, ProcessInfo, version, write_list, write_value};
 use crate::call::{device, gpu_or_instance, values};
 use crate::handles::{Handle, Target};
+use crate::load;
 use crate::mig;
 use crate::state::{Gpu, Process, State};
 
@@ -38,7 +39,8 @@ fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Co
         .filter(|process| instance.is_none_or(|id| process.gpu_instance == id))
         .map(|process| process.memory_bytes)
         .sum::<u64>()
-        .min(total - reserved);
+        + load::memory_bytes(&state.loads, &gpu.uuid, instance);
+    let used = used.min(total - reserved);
     Ok(MemoryUse {
         total,
         reserved,

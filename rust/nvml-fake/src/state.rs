@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::abi::{Code, NO_INSTANCE};
 use crate::files::{self, CachedFile, LockedFile, lock};
+use crate::load::{self, Load};
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct State {
@@ -26,6 +27,8 @@ pub(crate) struct State {
     /// By UUID and control group.
     #[serde(default)]
     pub(crate) memory_limits: BTreeMap<String, BTreeMap<String, MemoryLimit>>,
+    #[serde(default)]
+    pub(crate) loads: Vec<Load>,
     #[serde(default)]
     pub(crate) access: Access,
 }
@@ -228,6 +231,9 @@ pub(crate) struct Condition {
     pub(crate) clock_event_reasons: u64,
     pub(crate) ecc_corrected: u64,
     pub(crate) ecc_uncorrected: u64,
+    /// Transmitted and received by all links, like those of PCIe.
+    pub(crate) nvlink_kibibytes: (u64, u64),
+    pub(crate) pcie_bytes: (u64, u64),
     /// Corrected, uncorrected, pending, failed.
     pub(crate) remapped_rows: (u32, u32, u32, u32),
     /// nvmlDeviceGpuRecoveryAction_t.
@@ -259,6 +265,8 @@ impl Default for Condition {
             clock_event_reasons: 1,
             ecc_corrected: 0,
             ecc_uncorrected: 0,
+            nvlink_kibibytes: (0, 0),
+            pcie_bytes: (0, 0),
             remapped_rows: (0, 0, 0, 0),
             recovery_action: 0,
             fabric: None,
@@ -301,7 +309,11 @@ impl State {
     }
 
     pub(crate) fn condition(&self, gpu: &Gpu) -> Condition {
-        self.conditions.get(&gpu.uuid).cloned().unwrap_or_default()
+        let mut condition = self.conditions.get(&gpu.uuid).cloned().unwrap_or_default();
+        if let Some(load) = load::of_gpu(&self.loads, &gpu.uuid) {
+            load.play(&mut condition);
+        }
+        condition
     }
 
     pub(crate) fn processes(&self, gpu: &Gpu) -> impl Iterator<Item = &Process> {

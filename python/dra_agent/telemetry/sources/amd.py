@@ -1,16 +1,22 @@
-"""AMD GPUs: amdgpu's files and sensors in sysfs.
+"""AMD GPUs: amdgpu's files and sensors in sysfs, and its table gpu_metrics for energy and throttling.
 
-Energy and the activity of partitions are only in the binary file gpu_metrics, which is not read.
+The activity of partitions is in that table too, and is not read.
 """
 
 from __future__ import annotations
+
+import logging
+from pathlib import Path
 
 import msgspec
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
-from dra_agent.telemetry.hwmon import find_sensors, read_number
+from dra_agent.telemetry.amd_gpu_metrics import MAX_BYTES, GpuMetrics, decode
+from dra_agent.telemetry.hwmon import UNKNOWN_ERRORS, find_sensors, read_number
 from dra_agent.telemetry.model import DeviceSample
+
+log = logging.getLogger(__name__)
 
 _PERCENT, _MICRO, _MILLI = 1e-2, 1e-6, 1e-3
 
@@ -27,6 +33,9 @@ class AmdSource:
 
     def __init__(self, host: Host) -> None:
         self._functions = host.sysfs / "bus/pci/devices"
+        self._residencies: dict[str, dict[str, int]] = {}
+        """By device, of the sample before."""
+        self._logged: set[str] = set()
 
     def can_read(self, device: Device) -> bool:
         """Return whether the values are the device's: those of a partition are of its GPU."""
@@ -41,11 +50,14 @@ class AmdSource:
         # 0: a GPU that uses the host's memory. Not verified: which APUs report 0.
         total = read_number(function, "mem_info_vram_total") or None
         used = read_number(function, "mem_info_vram_used") if total else None
+        metrics = self._metrics(function)
         sample = DeviceSample(
             gpu_utilization_ratio=read_number(function, "gpu_busy_percent", factor=_PERCENT),
             memory_utilization_ratio=read_number(function, "mem_busy_percent", factor=_PERCENT),
             memory_used_bytes=None if used is None else int(used),
             memory_limit_bytes=None if total is None else int(total),
+            energy_joules=metrics.energy_joules,
+            throttle_reasons=self._throttle_reasons(device.name, metrics),
         )
         sensors = find_sensors(function, "amdgpu")
         if sensors is None:
@@ -59,6 +71,31 @@ class AmdSource:
             sm_clock_hertz=read_number(sensors, "freq1_input"),
             memory_clock_hertz=read_number(sensors, "freq2_input"),
         )
+
+    def _metrics(self, function: Path) -> GpuMetrics:
+        """Read the table; a version that is not known is named once, and the other values do not depend on it."""
+        try:
+            with (function / "gpu_metrics").open("rb") as file:
+                return decode(file.read(MAX_BYTES))
+        except OSError as error:
+            if error.errno not in UNKNOWN_ERRORS:
+                raise
+        except ValueError as error:
+            if str(error) not in self._logged:
+                self._logged.add(str(error))
+                log.warning("energy and throttling of AMD GPUs are not known", extra={"reason": str(error)})
+        return GpuMetrics()
+
+    def _throttle_reasons(self, name: str, metrics: GpuMetrics) -> tuple[str, ...] | None:
+        """Return the present reasons, or those since the sample before; None before the second sample."""
+        if metrics.residencies is None:
+            return metrics.throttle_reasons
+        before = self._residencies.get(name)
+        self._residencies[name] = metrics.residencies
+        if before is None:
+            return None
+        # One that went back was reset with the driver.
+        return tuple(reason for reason, total in metrics.residencies.items() if total > before.get(reason, total))
 
     def close(self) -> None:
         """Nothing is open."""

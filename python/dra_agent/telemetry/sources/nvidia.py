@@ -17,7 +17,7 @@ from dra_agent.telemetry.model import DeviceSample
 
 CALL_TIMEOUT_S = 2.0
 """Seconds for the values of one GPU; a healthy driver needs a few milliseconds."""
-_MEGA = 1e6
+_MEGA, _KIBI = 1e6, 1024.0
 _MIG_PREFIX = "MIG-"
 _REASONS = (
     ("power_cap", 0x4),
@@ -105,6 +105,10 @@ def _sample(values: dict[str, float], *, is_instance: bool) -> DeviceSample:
         memory_clock_hertz=scaled("memory_clock_mhz", _MEGA),
         ecc_corrected_errors=values.get("ecc_corrected"),
         ecc_uncorrected_errors=values.get("ecc_uncorrected"),
+        nvlink_receive_bytes=scaled("nvlink_receive_kibibytes", _KIBI),
+        nvlink_transmit_bytes=scaled("nvlink_transmit_kibibytes", _KIBI),
+        pcie_receive_bytes=values.get("pcie_receive_bytes"),
+        pcie_transmit_bytes=values.get("pcie_transmit_bytes"),
         throttle_reasons=None if reasons is None else tuple(name for name, bits in _REASONS if int(reasons) & bits),
     )
 
