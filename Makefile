@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -256,6 +256,9 @@ $(SITE)/.synced: deploy/pages/requirements.lock
 
 docs: $(SITE)/.synced ## build the pages as a site in target/site; fails for links to missing pages and anchors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
+docs-pictures: build ## draw the pictures of the page (needs chromium-headless-shell)
+	PYTHONPATH=tests $(PY) -m page.pictures
 
 docs-reference: build ## generate docs/reference/cli.md, configuration-keys.md and man/ from the program
 	@$(PY) -m deploy.pages

@@ -47,6 +47,19 @@ return {
   background: getComputedStyle(document.body).backgroundColor,
 };
 })()"""
+BROKEN_WORDS = """((cells) => {
+const broken = [];
+for (const cell of document.querySelectorAll(cells)) {
+  const node = cell.firstChild;
+  for (const word of node.data.matchAll(/\\S+/g)) {
+    const range = document.createRange();
+    range.setStart(node, word.index);
+    range.setEnd(node, word.index + word[0].length);
+    if (new Set(Array.from(range.getClientRects(), (one) => one.top)).size > 1) broken.push(word[0]);
+  }
+}
+return broken;
+})"""
 READING = r"Number(/reading-(\d+)/.exec(document.body.textContent)[1])"
 
 pytestmark = pytest.mark.skipif(
@@ -150,6 +163,18 @@ def test_no_text_is_cut_off_or_hard_to_read(
     assert found["width"] <= found["window"], "it scrolls sideways"
     assert found["contrast"][0] >= MIN_CONTRAST, found["contrast"]
     assert (found["background"] == "rgb(255, 255, 255)") is not dark
+
+
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [(900, "thead th"), (1180, "thead th, #device-table tbody th"), (1280, "thead th, #device-table tbody th")],
+)
+def test_no_heading_and_no_device_is_broken_within_a_word(
+    browse: Browse, open_site: Callable[[Site], str], width: int, cells: str
+) -> None:
+    page = browse(open_site(Site(*views())), (width, DESKTOP[1]))
+    assert page.value(f"{BROKEN_WORDS}('{cells}')") == []
+    assert page.value("document.documentElement.scrollWidth") <= width
 
 
 def test_the_page_updates_itself(browse: Browse, open_site: Callable[[Site], str]) -> None:
