@@ -19,7 +19,8 @@ class ConnectProxy(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, target: tuple[str, int], response: bytes = OPEN) -> None:
+    def __init__(self, target: tuple[str, int], response: bytes | None = OPEN) -> None:
+        """Without a response, the proxy waits until the client closes the connection."""
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target
         self.response = response
@@ -45,11 +46,15 @@ class _Handler(socketserver.BaseRequestHandler):
                 return
             head += data
         self.server.heads.append(head.decode())
+        response = self.server.response
         with suppress(OSError):
+            if response is None:
+                client.recv(_CHUNK_BYTES)
+                return
             # In two parts, as a network may deliver it.
-            client.sendall(self.server.response[:9])
-            client.sendall(self.server.response[9:])
-            if self.server.response.endswith(OPEN):
+            client.sendall(response[:9])
+            client.sendall(response[9:])
+            if response.endswith(OPEN):
                 with socket.create_connection(self.server.target) as upstream:
                     self._relay(client, upstream)
 
@@ -66,7 +71,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def connect_proxy(target: tuple[str, int], response: bytes = OPEN) -> Iterator[ConnectProxy]:
+def connect_proxy(target: tuple[str, int], response: bytes | None = OPEN) -> Iterator[ConnectProxy]:
     """Run a proxy for one test."""
     proxy = ConnectProxy(target, response)
     thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))

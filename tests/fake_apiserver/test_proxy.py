@@ -164,6 +164,26 @@ def test_a_proxy_without_a_tunnel_is_reported(
     assert secure.requests == []
 
 
+@pytest.mark.parametrize("on_thread", [False, True], ids=["event loop", "thread"])
+def test_a_silent_proxy_is_reported_after_the_timeout(
+    secure: FakeApi, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_thread: bool
+) -> None:
+    monkeypatch.setattr("dra_agent.kube_client.connection.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dra_agent.kube_client.thread_reads.CONNECT_TIMEOUT_S", 0.2)
+    with connect_proxy(address_of(secure), None) as proxy:
+        path = kubeconfig(secure, tmp_path / "kubeconfig", authority, {"proxy-url": f"http://{proxy.address}"})
+
+        async def main() -> None:
+            async with connect(path) as api:
+                if on_thread:
+                    assert api.get_on_thread(NODES, "n1", timeout=DEADLINE_S) is None, "the event loop has the message"
+                else:
+                    with pytest.raises(UnavailableError, match="no connection in"):
+                        await api.get(NODES, "n1")
+
+        asyncio.run(main())
+
+
 def test_informational_responses_of_a_proxy_are_skipped(secure: FakeApi, authority: Authority, tmp_path: Path) -> None:
     with connect_proxy(address_of(secure), b"HTTP/1.1 103 Wait\r\n\r\n" + OPEN) as proxy:
         get(kubeconfig(secure, tmp_path / "kubeconfig", authority, {"proxy-url": f"http://{proxy.address}"}))
