@@ -22,7 +22,7 @@ GPU_IS_LOST = 15
 
 
 class BoundMeanwhile(VfioBindingStore):
-    """The handovers of a host on which a claim gets its GPU right after they were read for the first time."""
+    """The bindings of a host on which a claim gets its GPU right after they were read for the first time."""
 
     def __init__(self, bench: Bench, item: SetupDevice) -> None:
         super().__init__(bench.state)
@@ -37,8 +37,8 @@ class BoundMeanwhile(VfioBindingStore):
         return found
 
 
-def inventory_of(bench: Bench, topology: Topology, handovers: VfioBindingStore) -> Inventory:
-    collector = Collector(bench.host, EVERYTHING, handovers=handovers)
+def inventory_of(bench: Bench, topology: Topology, bindings: VfioBindingStore) -> Inventory:
+    collector = Collector(bench.host, EVERYTHING, handovers=bindings)
     try:
         return collector.collect(topology)
     finally:
