@@ -307,3 +307,25 @@ def test_a_missing_kubeconfig_ends_the_start(kubernetes: Callable[..., AgentProc
     assert agent.process.wait(60) in (1, 2)
     assert str(tmp_path / "absent") in agent.log_text()
     assert "Traceback" not in agent.log_text()
+
+
+def test_metrics_can_have_the_pods_of_claims(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[telemetry]\ninterval = 1\nclaim_pods = true\n")
+    claim = allocate(fake_api, "train")
+    (stored,) = fake_api.objects("resourceclaims")
+    users = [{"resource": "pods", "name": "train-0", "uid": "1"}]
+    fake_api.set_status("resourceclaims", "default", "train", {**stored["status"], "reservedFor": users})
+    agent = kubernetes("--config", str(config)).ready()
+    series = 'dra_agent_claim_pod_info{claim="train",namespace="default",pod="train-0"} 1.0'
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert not (await prepare(driver, claim)).error
+            assert series in agent.get("/metrics")[1]
+            assert await unprepare(driver, claim) == ""
+            assert series not in agent.get("/metrics")[1]
+
+    asyncio.run(scenario())

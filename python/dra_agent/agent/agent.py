@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.device_setup.notice.directory import NoticeDirectory
     from dra_agent.metrics.registry import Metrics
+    from dra_agent.telemetry.claim_pods import ClaimPods
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Agent:
         self._ledger: JournalLedger | None = None
         self._specs: SpecDirectory | None = None
         self._mode: Mode | None = None
+        self._claim_pods: ClaimPods | None = None
         self._reclaim: ReclaimRuntime | None = None
         self._is_newest: Callable[[], bool] = lambda: True
         """True for the newest running agent, which does the local work."""
@@ -338,6 +340,7 @@ class Agent:
                     config.node,
                     lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
                     claim_labels=labels == "on" or (labels == "auto" and not config.is_metrics_address_open),
+                    pods=self._claim_pods,
                 )
             )
         stack.push_async_callback(self._close, "telemetry", sampler.stop)
@@ -482,10 +485,21 @@ class Agent:
                 liveness=self._liveness,
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
+                claim_seen=self._remember_pods(),
             )
         self._mode = mode
         stack.push_async_callback(mode.close)
         return mode
+
+    def _remember_pods(self) -> Callable[[dict[str, Any]], None]:
+        """Return what is called with each claim that is read; it does nothing unless pods are wanted in metrics."""
+        telemetry = self._config.telemetry
+        if not telemetry.interval or not telemetry.claim_pods:
+            return lambda claim: None
+        from dra_agent.telemetry.claim_pods import ClaimPods
+
+        self._claim_pods = ClaimPods()
+        return self._claim_pods.seen
 
     def _ready(self, claims: int) -> None:
         assert self._hardware is not None

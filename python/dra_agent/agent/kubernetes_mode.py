@@ -55,6 +55,7 @@ class KubernetesMode:
         liveness: LivenessMonitor,
         leadership: Leadership,
         on_status_change: Callable[[], None],
+        claim_seen: Callable[[dict[str, Any]], None] = lambda claim: None,
     ) -> None:
         """`leadership` decides which agent publishes. `on_status_change` is called when `status` has changed.
 
@@ -65,6 +66,7 @@ class KubernetesMode:
         self._leadership = leadership
         self._on_status_change = on_status_change
         self._metrics = metrics
+        self._claim_seen = claim_seen
         self._liveness = liveness
         self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
         self._publisher: Publisher | None = None
@@ -80,7 +82,7 @@ class KubernetesMode:
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
             config.driver_name,
-            _Claims(self._api),
+            _Claims(self._api, claim_seen),
             health=True,
             metrics=metrics,
             registered=self._registered,
@@ -150,6 +152,7 @@ class KubernetesMode:
             self._reporting.events,
             driver=self._config.driver_name,
             confirm_after_s=self._config.claims.release_gone_after,
+            seen=self._claim_seen,
             active=self._leadership.is_leader,
         )
         stacked = self._stack_preparers(preparer, ledger, self._reclaim, drain, claims, self._reporting)
@@ -272,16 +275,22 @@ class KubernetesMode:
 class _Claims:
     """Claims from the API server, once connected."""
 
-    def __init__(self, api: asyncio.Future[ApiClient]) -> None:
+    def __init__(self, api: asyncio.Future[ApiClient], seen: Callable[[dict[str, Any]], None]) -> None:
         self._api = api
+        self._seen = seen
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
         if not self._api.done():
             async with asyncio.timeout(timeout):
                 await asyncio.shield(self._api)
-        return await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+        claim = await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+        self._seen(claim)
+        return claim
 
     def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
         if not self._api.done():
             return None
-        return self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+        claim = self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+        if claim is not None:
+            self._seen(claim)
+        return claim

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.telemetry.accounting import ClaimUsage
+from dra_agent.telemetry.claim_pods import ClaimPods
 from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS
 from dra_agent.telemetry.sampler import TelemetrySnapshot
 
@@ -30,13 +31,18 @@ class TelemetryMetrics:
         held: Callable[[], set[str]],
         *,
         claim_labels: bool,
+        pods: ClaimPods | None = None,
     ) -> None:
-        """`held` returns the uids of prepared claims: one that was released since the last sample has no series."""
+        """`held` returns the uids of prepared claims: one that was released since the last sample has no series.
+
+        `pods`: the pods of claims, where they are wanted too.
+        """
         self._read = read
         self._inventory = inventory
         self._node = node
         self._held = held
         self._claim_labels = claim_labels
+        self._pods = pods
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics: nothing is read before the first scrape."""
@@ -48,7 +54,10 @@ class TelemetryMetrics:
         yield from self._devices(snapshot)
         yield _failures(snapshot)
         if self._claim_labels:
-            yield from _claims(snapshot, self._held())
+            held = self._held()
+            yield from _claims(snapshot, held)
+            if self._pods is not None:
+                yield _pods(self._pods, held)
 
     def _devices(self, snapshot: TelemetrySnapshot) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -123,6 +132,18 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
         if counts is not None and counts.idle_seconds is not None:
             idle.add_metric(list(labels), counts.idle_seconds)
     yield idle
+
+
+def _pods(pods: ClaimPods, held: set[str]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(
+        f"{_CLAIM}_pod_info", "Always 1; pods that use a claim.", labels=["namespace", "claim", "pod"]
+    )
+    # Two claims of one name: the older one is being released.
+    for labels in sorted({(claim.namespace, claim.name, pod) for claim, pod in pods.of(held)}):
+        family.add_metric(list(labels), 1)
+    return family
 
 
 def _product(device: Device) -> str:

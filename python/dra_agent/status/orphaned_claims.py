@@ -56,11 +56,15 @@ class OrphanedClaims:
         *,
         driver: str,
         confirm_after_s: float = CONFIRM_AFTER_S,
+        seen: Callable[[dict[str, Any]], None] = lambda claim: None,
         active: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = boottime,
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`confirm_after_s`: 0 never releases on its own. `active`: whether this agent is the one that does so."""
+        """`confirm_after_s`: 0 never releases on its own. `active`: whether this agent is the one that does so.
+
+        `seen` is called with each claim that was read.
+        """
         self._api = api
         self._ledger = ledger
         self._host = host
@@ -68,6 +72,7 @@ class OrphanedClaims:
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
+        self._seen = seen
         self._active = active
         self._now = now
         self._spread = spread
@@ -263,6 +268,7 @@ class OrphanedClaims:
             return True if f'"{entry.name}" not found' in error.message else None
         except AgentError:
             return None
+        self._seen(claim)
         uid = claim.get("metadata", {}).get("uid")
         return uid != entry.uid if isinstance(uid, str) and uid else None
 

@@ -1,0 +1,90 @@
+"""The pods of claims in the agent's metrics are those that the kubelet reports in its PodResources API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from cluster.kube.agent import Agent
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+
+HARDWARE = {"node-a": "dgx-h100"}
+AGENT_CONFIG = '[telemetry]\ninterval = 1\nclaim_labels = "on"\nclaim_pods = true\n'
+CALL_TIMEOUT_S = 60.0
+
+PodOfClaim = tuple[str, str, str]
+"""Namespace, claim and pod."""
+
+
+def parts(message: bytes, number: int) -> Iterator[bytes]:
+    """Yield the values of a field with a length, in the encoding of protocol buffers."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value, shift = 0, 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        key = varint()
+        length = varint()
+        if key & 7 == 2:
+            if key >> 3 == number:
+                yield message[position : position + length]
+            position += length
+        else:
+            assert key & 7 == 0, "the API has no other types of fields"
+
+
+def reported_by_the_kubelet(kubelet_dir: Path) -> set[PodOfClaim]:
+    """Return the pods with claims (k8s.io/kubelet/pkg/apis/podresources/v1: List)."""
+    with grpc.insecure_channel(f"unix://{kubelet_dir}/pod-resources/kubelet.sock") as channel:
+        call = channel.unary_unary("/v1.PodResourcesLister/List", lambda request: request, lambda response: response)
+        response: bytes = call(b"", timeout=CALL_TIMEOUT_S)
+    found = set()
+    for pod in parts(response, 1):
+        (name,) = parts(pod, 1)
+        for container in parts(pod, 3):
+            for resource in parts(container, 5):
+                (claim,), (namespace,) = parts(resource, 2), parts(resource, 3)
+                found.add((namespace.decode(), claim.decode(), name.decode()))
+    return found
+
+
+def in_metrics(agent: Agent, namespace: Namespace) -> set[PodOfClaim]:
+    found = set()
+    for name in agent.metrics():
+        kind, _, labels = name.partition("{")
+        if kind == "dra_agent_claim_pod_info":
+            values = dict(label.split("=") for label in labels.rstrip("}").replace('"', "").split(","))
+            found.add((values["namespace"], values["claim"], values["pod"]))
+    return {one for one in found if one[0] == namespace.name}
+
+
+def test_pods_of_claims_are_those_of_the_kubelet(agents: dict[str, Agent], namespace: Namespace) -> None:
+    agent = agents["node-a"]
+    namespace.template("own", request("gpu", "gpu"))
+    names = [f"worker-{number}" for number in range(3)]
+    for name in names:
+        namespace.pod(name, template="own", node="node-a")
+    for name in names:
+        namespace.running(name)
+
+    def of_kubelet() -> set[PodOfClaim]:
+        return {one for one in reported_by_the_kubelet(agent.node.kubelet_dir) if one[0] == namespace.name}
+
+    assert {pod for _, _, pod in of_kubelet()} == set(names)
+    assert in_metrics(agent, namespace) == of_kubelet()
+    namespace.delete_pod(names[0])
+    namespace.wait_until_deleted(names[0])
+    until(lambda: in_metrics(agent, namespace) == of_kubelet(), "a released claim has no pod")
+    assert len(of_kubelet()) == 2
