@@ -342,6 +342,8 @@ def test_a_job_that_names_a_pod_group_needs_what_the_group_needs(explain: Run) -
     body = job("train", 3, "one", schedulingGroup={"podGroupName": "ring"})
     assert explain([slices("n1", "AA")], body, group(2))[0] == 0
     assert explain([slices("n1", "AA")], body, group(3))[0] == 1
+    _, answer = explain([slices("n1", "AA")], body)
+    assert "pod group ring is not known; all pods are needed" in answer["notes"]
     code, answer = explain([slices("n1", "AAA"), group(3)], body)
     assert code == 0 and answer["needed"] == 3
 
@@ -472,3 +474,19 @@ def test_a_job_of_the_cluster_is_explained(
         capsys.readouterr().err
     )
     assert {request.method for request in cluster.requests} == {"GET"}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_pod_group_of_the_cluster_is_explained(
+    cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_old: bool
+) -> None:
+    """Kubernetes 1.36 has the kind in v1alpha2."""
+    cluster.put("podgroups", group(3))
+    for name in ("p0", "p1", "p2"):
+        cluster.put("pods", member(name))
+    if is_old:
+        cluster.fail(404, methods="GET", path="/scheduling.k8s.io/v1beta1/", times=None)
+    path = str(cluster.kubeconfig(tmp_path / "kubeconfig"))
+    assert main(["explain", "podgroup/ring", "--kubeconfig", path, "-o", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["needed"], answer["placed"], answer["failure"]["member"]) == (3, 1, "p1")

@@ -131,7 +131,9 @@ def gang_of_workload(
         group = snapshot.group_of({"spec": {"schedulingGroup": {"podGroupName": name}}})
         if group is not None:
             return _with_group(gang, group)
-        if snapshot.groups is not None:
+        if snapshot.groups is None:
+            gang.notes.append(f"pod group {name} is not known; all pods are needed")
+        else:
             gang.problems.append(f"there is no pod group {snapshot.namespace}/{name}, which its pods wait for")
     return gang
 

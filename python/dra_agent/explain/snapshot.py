@@ -40,7 +40,8 @@ WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "Workload": tuple(
         Kind("kueue.x-k8s.io", version, "workloads", "Workload", namespaced=True) for version in ("v1beta2", "v1beta1")
     ),
-    "PodGroup": (POD_GROUPS,),
+    # Kubernetes 1.36 has v1alpha2 only.
+    "PodGroup": (POD_GROUPS, POD_GROUPS._replace(version="v1alpha2")),
 }
 """Objects with several pods, by kind; of several versions the first that the server has is read."""
 _MAX_EVENTS = 5
