@@ -77,7 +77,7 @@ class Connection:
                 raise ClosedError
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives; at its end the connection is ready for another request."""
+        """Yield the body as it arrives; at its end the connection is ready for another request. Raises ClosedError."""
         while True:
             event = await self._event()
             if isinstance(event, h11.Data):

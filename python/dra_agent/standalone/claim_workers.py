@@ -13,20 +13,15 @@ from functools import partial
 from dra_agent.daemon_threads import DaemonExecutor
 
 Job = Callable[[], None]
-Run = Callable[[str, Job], None]
-"""Has a job done for a claim, by its uid: now, or on another thread. The job never raises."""
-
-
-def run_inline(uid: str, job: Job) -> None:
-    """Do it before returning."""
-    job()
+"""Work for a claim; it never raises."""
 
 
 class InFlightClaims:
     """Claims with work in progress. Thread-safe."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, workers: ClaimWorkers | None) -> None:
+        """`workers` have the threads of the jobs; None: a job is done before `begin` returns."""
+        self._workers = workers
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
 
@@ -46,7 +41,10 @@ class InFlightClaims:
         with self._lock:
             self._under_way.add(uid)
         try:
-            self._run(uid, lambda: self._do(uid, job))
+            if self._workers is None:
+                self._do(uid, job)
+            else:
+                self._workers.run(uid, lambda: self._do(uid, job))
         except BaseException:
             self._done(uid)
             raise

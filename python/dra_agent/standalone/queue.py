@@ -28,7 +28,7 @@ from dra_agent.standalone.claim import (
     key_of,
     view_of,
 )
-from dra_agent.standalone.claim_workers import InFlightClaims, Run, run_inline
+from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import CLASS, ClaimIndex, Known
 from dra_agent.standalone.intake import now, store_all
@@ -47,7 +47,7 @@ class ClaimQueue:
     """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
     Work that may take long runs without the lock, so that requests are served then: the allocator is called by the
-    step itself, preparing and releasing is handed to `run`, at most one job for each claim. A device that hangs
+    step itself, preparing and releasing are jobs of `workers`, at most one for each claim. A device that hangs
     delays its own claim only. A step after each job continues with the changed claims.
     """
 
@@ -60,7 +60,7 @@ class ClaimQueue:
         allocator: ClusterAllocator,
         preparer: ClaimPreparer,
         clock: Callable[[], float],
-        run: Run = run_inline,
+        workers: ClaimWorkers | None = None,
     ) -> None:
         self._store = store
         self._node = node
@@ -75,7 +75,7 @@ class ClaimQueue:
         self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
         self._messages: dict[str, str] = {}
         self._retries = KeyedBackoff(clock)
-        self._work = InFlightClaims(run)
+        self._work = InFlightClaims(workers)
         self._devices_changed = False
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""

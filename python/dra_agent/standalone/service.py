@@ -101,7 +101,7 @@ class StandaloneService:
             allocator=allocator,
             preparer=preparer,
             clock=time.monotonic,
-            run=self._workers.run,
+            workers=self._workers,
         )
         self._server = Server(self.socket, self._handle, line_limit=MAX_LINE_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
