@@ -43,6 +43,13 @@ class CelExpression:
 
 # --- slices ---
 
+class KeptSlices:
+    """The slices of some pools, kept decoded for the next computation; thread-safe."""
+
+    def __init__(self) -> None: ...
+    def update(self, inventory: bytes) -> bytes:
+        """Compute the slices over the last result; null for a slice that is equal to the last one at its position."""
+
 def desired_slices(inventory: bytes) -> bytes: ...
 def diff_slices(desired: bytes, published: bytes) -> bytes: ...
 

@@ -6,15 +6,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from dra_agent import _native
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.model import FAMILIES, Device, Family, Inventory
-from dra_agent.slices.desired import DesiredSlices, Slice, SliceProblem, SliceRequest
+from dra_agent.slices.desired import DesiredSlices, Slice, SliceProblem, compute, encode_request
+
+
+class _Changed(msgspec.Struct, frozen=True):
+    slices: list[Slice | None]
+    """None for one that is equal to the last one at its position."""
+    problems: list[SliceProblem]
 
 
 class _Pool(NamedTuple):
     devices: tuple[Device, ...]
     counter_sets: tuple[CounterSet, ...]
-    encoded: list[msgspec.Raw]
+    kept: _native.KeptSlices
     slices: list[Slice]
     problems: list[SliceProblem]
 
@@ -29,33 +36,29 @@ class CurrentSlices:
 
     def update(self, inventory: Inventory) -> DesiredSlices:
         """Return the slices of the inventory; raises PermanentError where `desired_slices` does."""
-        pools: dict[Family, _Pool] = {}
         for family in FAMILIES:
             devices, sets = inventory.family(family), inventory.counter_sets.get(family, ())
-            if devices:
-                last = self._pools.get(family)
-                if last is None or not _is_of(last, devices, sets):
-                    last = self._pool(family, devices, sets, last)
-                pools[family] = last
-        self._pools = pools
+            last = self._pools.get(family)
+            if not devices:
+                self._pools.pop(family, None)
+            elif last is None or not _is_of(last, devices, sets):
+                self._pools[family] = self._pool(family, devices, sets, last)
+        pools = [self._pools[family] for family in FAMILIES if family in self._pools]
         return DesiredSlices(
-            [slice_ for pool in pools.values() for slice_ in pool.slices],
-            [problem for pool in pools.values() for problem in pool.problems],
+            [slice_ for pool in pools for slice_ in pool.slices],
+            [problem for pool in pools for problem in pool.problems],
         )
 
     def _pool(
         self, family: Family, devices: tuple[Device, ...], sets: tuple[CounterSet, ...], last: _Pool | None
     ) -> _Pool:
-        desired = SliceRequest(
-            Inventory(devices=devices, counter_sets={family: sets}),
-            node=self._node,
-            driver=self._driver,
-            published=last.encoded if last else (),
-            naming="fixed",
-        ).slices()
-        known = {bytes(raw): slice_ for raw, slice_ in zip(last.encoded, last.slices, strict=True)} if last else {}
-        slices = [known.get(bytes(raw)) or msgspec.json.decode(raw) for raw in desired.slices]
-        return _Pool(devices, sets, desired.slices, slices, desired.problems)
+        kept = last.kept if last is not None else _native.KeptSlices()
+        inventory = Inventory(devices=devices, counter_sets={family: sets})
+        request = encode_request(inventory, self._node, self._driver, (), "fixed", None)
+        changed = msgspec.json.decode(compute(kept.update, request, self._node), type=_Changed)
+        before = last.slices if last is not None else []
+        slices = [before[at] if slice_ is None else slice_ for at, slice_ in enumerate(changed.slices)]
+        return _Pool(devices, sets, kept, slices, changed.problems)
 
 
 def _is_of(pool: _Pool, devices: tuple[Device, ...], sets: tuple[CounterSet, ...]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -85,7 +85,7 @@ def desired_slices(
 
     Raises PermanentError where the node's or the driver's name is one that the API would refuse.
     """
-    response = _compute(_query(inventory, node, driver, published, naming, owner), node)
+    response = compute(_native.desired_slices, encode_request(inventory, node, driver, published, naming, owner), node)
     return msgspec.json.decode(response, type=DesiredSlices)
 
 
@@ -104,7 +104,7 @@ class SliceRequest:
     ) -> None:
         """The parameters are those of `desired_slices`."""
         self._node = node
-        self._query = _query(inventory, node, driver, published, naming, owner)
+        self._query = encode_request(inventory, node, driver, published, naming, owner)
 
     @property
     def fingerprint(self) -> int:
@@ -113,7 +113,7 @@ class SliceRequest:
 
     def slices(self) -> EncodedSlices:
         """Raise PermanentError where `desired_slices` does."""
-        return msgspec.json.decode(_compute(self._query, self._node), type=EncodedSlices)
+        return msgspec.json.decode(compute(_native.desired_slices, self._query, self._node), type=EncodedSlices)
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
@@ -130,7 +130,7 @@ def slice_name(encoded: msgspec.Raw) -> str:
     return msgspec.json.decode(encoded, type=_Named).metadata.name
 
 
-def _query(
+def encode_request(
     inventory: Inventory,
     node: str,
     driver: str,
@@ -138,6 +138,7 @@ def _query(
     naming: Naming,
     owner: dict[str, Any] | None,
 ) -> bytes:
+    """Encode the input of the Rust part; `desired_slices` has the parameters."""
     pools = [_pool(inventory, node, family) for family in FAMILIES if inventory.family(family)]
     request: dict[str, Any] = {
         "driver": driver,
@@ -151,9 +152,10 @@ def _query(
     return msgspec.json.encode(request)
 
 
-def _compute(query: bytes, node: str) -> bytes:
+def compute(call: Callable[[bytes], bytes], request: bytes, node: str) -> bytes:
+    """Call the Rust part; raises PermanentError for a name that the API would refuse."""
     try:
-        return _native.desired_slices(query)
+        return call(request)
     except ValueError as error:
         raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
 

@@ -24,14 +24,22 @@ pub const DEVICES_PER_SLICE: usize = MAX_DEVICES_WITH_FEATURES;
 /// # Errors
 /// The name of the driver, of the node or of a pool is invalid, or a pool is defined twice. Nothing can be published.
 pub fn desired_slices(mut inventory: Inventory) -> Result<Desired, Error> {
+    take_desired_slices(&mut inventory)
+}
+
+/// Like [`desired_slices`], but consumes only the pools of the inventory, so that the published slices remain.
+///
+/// # Errors
+/// As for [`desired_slices`].
+pub fn take_desired_slices(inventory: &mut Inventory) -> Result<Desired, Error> {
     let mut desired = Desired::default();
     let mut seen = HashSet::new();
     for pool in std::mem::take(&mut inventory.pools) {
         if !seen.insert(pool.name.clone()) {
             return Err(Error::DuplicatePool(pool.name));
         }
-        check_names(&inventory, &pool)?;
-        let slices = desired_pool(&inventory, pool, &mut desired);
+        check_names(inventory, &pool)?;
+        let slices = desired_pool(inventory, pool, &mut desired);
         desired.slices.extend(slices);
     }
     Ok(desired)

@@ -15,6 +15,6 @@ mod shard;
 mod time;
 mod validity;
 
-pub use desired::{DEVICES_PER_SLICE, desired_slices};
+pub use desired::{DEVICES_PER_SLICE, desired_slices, take_desired_slices};
 pub use diff::{Operation, Write, diff};
 pub use inventory::{Desired, DeviceInput, Error, Inventory, Naming, Order, PoolInput, Problem};
