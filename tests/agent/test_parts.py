@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import io
 import json
@@ -11,12 +12,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.liveness import READY, STALL_TIMEOUT_S, LivenessMonitor, Notifier
+from dra_agent.agent.liveness import READY, STALL_TIMEOUT_S, LivenessMonitor, MonitoredThread, Notifier
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.agent.rolling_update import StateLock
 from dra_agent.claim import ClaimDevice
@@ -25,6 +27,7 @@ from dra_agent.errors import PermanentError, RetryableError, UsageError
 from dra_agent.metrics.http_server import HttpServer
 from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot
+from eventually import DEADLINE_S, eventually_async
 
 
 @pytest.fixture
@@ -126,6 +129,28 @@ def test_liveness_reports_a_stuck_loop_and_overdue_work() -> None:
         assert liveness.failures()[0] == "the event loop has been stuck for 16 s"
     liveness.heartbeat()
     assert liveness.failures() == []
+
+
+def test_a_call_on_a_monitored_thread_is_overdue_until_it_ends() -> None:
+    now = [0.0]
+    liveness = LivenessMonitor(lambda: now[0])
+    may_end = threading.Event()
+
+    async def scenario() -> bool:
+        thread = MonitoredThread("hardware", liveness)
+        try:
+            call = asyncio.create_task(thread.run("scan", 5.0, lambda: may_end.wait(DEADLINE_S)))
+            await eventually_async(lambda: liveness.busy() == ["scan"])
+            now[0] = 7.0
+            assert liveness.failures() == ["scan is 2 s overdue"]
+            may_end.set()
+            return await call
+        finally:
+            may_end.set()
+            thread.shutdown()
+
+    assert asyncio.run(scenario())
+    assert (liveness.busy(), liveness.failures()) == ([], [])
 
 
 @pytest.fixture
