@@ -56,6 +56,7 @@ POD: Json = {
         "affinity": {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}},
         },
+        "nodeName": "",
         "schedulingGroup": {"podGroupName": "g"},
         "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "one"}],
     },

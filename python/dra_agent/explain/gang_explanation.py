@@ -19,7 +19,7 @@ from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_placement import Outcome, Placer, allocation_of
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
-from dra_agent.explain.gang_report import placements, summary
+from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
@@ -90,7 +90,7 @@ def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, dea
         return {**result, "summary": problems[0]}
     if not gang.order:
         fits = gang.running >= gang.needed
-        return {**result, "fits": fits, "summary": f"no pod waits for a node; {gang.running} have one"}
+        return {**result, "fits": fits, "summary": f"no pod waits for a node; {gang.running} {has(gang.running)} one"}
     waiting = [claim for kind in gang.kinds for member in kind.members for claim in member.claims]
     if not waiting:
         return {**result, "fits": True, "summary": "uses no claim, so devices are not the reason why it does not run"}

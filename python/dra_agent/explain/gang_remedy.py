@@ -34,6 +34,8 @@ def remedy(
         "impossible": impossible,
         "differs": [],
         "order": [],
+        "placed": 0,
+        "kinds": [],
         "placements": [],
         "upstream": None,
     }

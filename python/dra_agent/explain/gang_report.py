@@ -38,7 +38,7 @@ def summary(gang: Gang, outcome: Outcome, failure: Object | None, usable: int) -
     pods = f"waiting pod{'' if waiting == 1 else 's'}" if gang.running else f"pod{'' if waiting == 1 else 's'}"
     text = f"{number} {pods} can be placed{where}"
     if gang.running:
-        text += f"; {gang.running} have a node already"
+        text += f"; {gang.running} {has(gang.running)} a node already"
     if is_enough(gang, outcome) and placed < waiting:
         text += f"; {gang.needed} are needed"
     if outcome.is_late:
@@ -48,6 +48,11 @@ def summary(gang: Gang, outcome: Outcome, failure: Object | None, usable: int) -
     fits_nowhere = f"fits on none of {usable} nodes" if usable > 1 else "does not fit"
     at = f"{failure['node']}: " if failure["node"] else ""
     return f"{text}; {failure['member']} {fits_nowhere}; {at}{failure['reason']}"
+
+
+def has(number: int) -> str:
+    """Return the verb for a number of pods."""
+    return "has" if number == 1 else "have"
 
 
 def _alternatives(placed: Sequence[Placed]) -> dict[str, int]:

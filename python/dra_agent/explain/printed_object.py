@@ -23,6 +23,7 @@ _CLAIM_NAMES: list[Object] = [{"name": str, "resourceClaimName": str}]
 _POD: Object = {
     "metadata": {**_METADATA, "labels": {}},
     "spec": {
+        "nodeName": str,
         "nodeSelector": {},
         "tolerations": [{}],
         "affinity": _AFFINITY,
