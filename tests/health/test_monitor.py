@@ -48,6 +48,17 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     assert watched.observe(WELL) == WELL
 
 
+def test_a_device_with_unchanged_issues_stays_the_same_object(clock: Clock) -> None:
+    watched = monitor(clock)
+    lost = gpu(0, "gpu-lost")
+    first = watched.observe(inventory(lost, gpu(1))).devices[0]
+    assert watched.observe(inventory(lost)).devices[0] is first
+    assert watched.observe(inventory(gpu(0, "gpu-lost"))).devices[0] is not first, "another description"
+    clock.now += 10
+    confirmed = watched.observe(inventory(lost)).devices[0]
+    assert confirmed is not first and confirmed != first
+
+
 def test_a_device_that_was_not_looked_at_again_confirms_and_ends_nothing(clock: Clock) -> None:
     watched = monitor(clock)
     lost, other = gpu(0, "gpu-lost"), gpu(1)

@@ -64,6 +64,8 @@ class IssueTracker:
         found = self._by_device.get(device)
         if found is None:
             return []
+        if len(found) == 1:
+            return list(found.values())
         return sorted(
             found.values(), key=lambda active: (-active.cause.severity, active.began or 0.0, active.cause.name)
         )

@@ -14,7 +14,7 @@ from dra_agent.health.hysteresis import ActiveIssue, Confirmation, Grace, IssueT
 from dra_agent.health.issues import HealthIssue
 from dra_agent.health.settings import HealthSettings
 from dra_agent.health.state_file import HealthStateFile
-from dra_agent.health.taints import apply_health
+from dra_agent.health.taints import UnhealthyDevices
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory, device_name
 
 _HOUR_S = 3600.0
@@ -85,6 +85,7 @@ class Monitor:
         self._tracker = IssueTracker(settings, known)
         self._confirmation = Confirmation()
         self._grace = Grace(settings)
+        self._unhealthy = UnhealthyDevices()
         self._uncorrected, self._corrected = ErrorCounters(), ErrorCounters()
         self._known: set[str] = {active.device for active in known}
         self._observed_once = False
@@ -224,7 +225,7 @@ class Monitor:
         self._summary = Summary(dict(counts), issues, dict(self._happened), self._tracker.suppressed)
         if changed and self._record is not None:
             self._record.write(list(self._tracker))
-        return apply_health(inventory, self._settings, self._driver, lambda device: self._tracker.of(device.name))
+        return self._unhealthy.apply(inventory, self._settings, self._driver, self._tracker.of)
 
 
 def _reports_xids(device: Device) -> bool:

@@ -34,6 +34,39 @@ def apply_health(
     return msgspec.structs.replace(inventory, devices=devices)
 
 
+class UnhealthyDevices:
+    """The devices of the last inventory with issues: one whose issues have not changed stays the same object."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Device, list[object], Device]] = {}
+        """By name: as it was found, what its taints depend on, and with its issues."""
+
+    def apply(
+        self,
+        inventory: Inventory,
+        settings: HealthSettings,
+        driver: str,
+        active_issues: Callable[[str], Sequence[ActiveIssue]],
+    ) -> Inventory:
+        """Return the inventory with taints, as `apply_health` does."""
+        before, self._known = self._known, {}
+        offset = STEADY.offset
+        devices = []
+        for device in inventory.devices:
+            found = active_issues(device.name)
+            if found:
+                causes: list[object] = [settings, offset]
+                for active in found:
+                    causes += (active.cause, active.began)
+                known = before.get(device.name)
+                if known is None or known[0] is not device or known[1] != causes:
+                    known = device, causes, _with_taints(device, settings, driver, found)
+                self._known[device.name] = known
+                device = known[2]
+            devices.append(device)
+        return msgspec.structs.replace(inventory, devices=tuple(devices)) if self._known else inventory
+
+
 def apply_recorded(
     inventory: Inventory, settings: HealthSettings, driver: str, noted: Sequence[ActiveIssue]
 ) -> Inventory:

@@ -1,7 +1,7 @@
 """Keeps the descriptions of the back ends by PCI function, so that a uevent costs as much as it changes.
 
 This is the only place that decides what is described again. After uevents these are the functions that the events name,
-those below them, those whose entry in the topology is another object, and those with other shared facts. A back end
+those below them, those whose entry in the topology is another one, and those with other shared facts. A back end
 that describes its functions together is asked for all of them if one has to be described again. Facts that change
 without an event (a link, memory errors, instances of MIG) are found when everything is described again, at each health
 check.
@@ -23,13 +23,6 @@ class _Description(NamedTuple):
     """Facts that other functions share."""
     devices: tuple[Device, ...]
     problems: tuple[Diagnostic, ...]
-
-    def is_current(self, functions: Sequence[Function], facts: Hashable) -> bool:
-        return (
-            len(self.functions) == len(functions)
-            and all(known is now for known, now in zip(self.functions, functions, strict=True))
-            and self.facts == facts
-        )
 
     def kept_if_equal(self, before: _Description | None) -> _Description:
         """Return the devices of before if nothing changed: rules and slices work on an object only once."""
@@ -82,14 +75,15 @@ class Descriptions:
     ) -> bool:
         """Return True if `of` will ask a back end that describes its functions together."""
         known = self._known.get(name, {}).get("")
-        return not isinstance(backend, FunctionBackend) and not self._is_kept(known, functions, None)
+        return not isinstance(backend, FunctionBackend) and not self._is_kept(known, tuple(functions), None)
 
-    def _is_kept(self, known: _Description | None, functions: Sequence[Function], facts: Hashable) -> bool:
+    def _is_kept(self, known: _Description | None, functions: tuple[Function, ...], facts: Hashable) -> bool:
         touched = self._touched
         return (
             known is not None
             and touched is not None
-            and known.is_current(functions, facts)
+            and known.functions == functions
+            and known.facts == facts
             and not any(function.pci_address in touched for function in functions)
         )
 
@@ -117,7 +111,7 @@ class Descriptions:
     def _together(
         self, backend: DeviceBackend, functions: Sequence[Function], known: _Description | None
     ) -> _Description:
-        if known is not None and self._is_kept(known, functions, None):
+        if known is not None and self._is_kept(known, tuple(functions), None):
             self._kept += [device.name for device in known.devices]
             return known
         found: list[Diagnostic] = []
