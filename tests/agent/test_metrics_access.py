@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
+import shutil
 import socket
 import ssl
+import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +28,7 @@ from webhook.keys import Secret
 from .conftest import Start
 
 TOKEN, OTHER_TOKEN = "first-token-of-a-client", "other-token-of-a-client"
+METRICS = b"dra_agent_registered 1.0\n"
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def serve() -> Iterator[Serve]:
         certificate, key = (None, None) if secret is None else (secret.certificate, secret.key)
         server = HttpServer(
             ("127.0.0.1", 0),
-            render=lambda accept: (b"metrics", "text/plain"),
+            render=lambda accept: (METRICS, "text/plain; version=0.0.4"),
             healthy=list,
             ready=list,
             access=EndpointAccess(certificate, key, tokens),
@@ -79,7 +84,7 @@ def get(
 
 def test_metrics_require_a_token_and_probes_do_not(serve: Serve, token_file: Path) -> None:
     server = serve(tokens=token_file)
-    assert get(server, token=f"Bearer {TOKEN}") == (200, b"metrics")
+    assert get(server, token=f"Bearer {TOKEN}") == (200, METRICS)
     assert get(server, token=f"bearer  {TOKEN} ")[0] == 200, "RFC 9110: the scheme has no case"
     for wrong in (None, "", TOKEN, "Bearer", f"Bearer {OTHER_TOKEN}", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}"):
         assert get(server, token=wrong) == (401, b"a bearer token is required\n"), wrong
@@ -115,7 +120,7 @@ def test_tokens_change_with_their_file(
 
 def test_a_replaced_certificate_is_shown_to_the_next_client(serve: Serve, secret: Secret) -> None:
     server, old = serve(secret), secret.trusted()
-    assert get(server, trusted=old) == (200, b"metrics")
+    assert get(server, trusted=old) == (200, METRICS)
     secret.renew(secret.certificate.read_bytes())
     assert get(server, trusted=old)[0] == 200, "a pair that does not match changes nothing"
     secret.renew()
@@ -129,7 +134,7 @@ def test_clients_without_tls_get_nothing_and_delay_nobody(serve: Serve, secret: 
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(3)]
     try:
         silent[0].sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert b"metrics" not in silent[0].recv(4096)
+        assert METRICS not in silent[0].recv(4096)
         assert get(server, trusted=secret.trusted())[0] == 200
     finally:
         for connection in silent:
@@ -267,3 +272,46 @@ def test_names_of_claims_need_a_private_address_or_tls_with_a_token(
         metrics_token_file=files.get("metrics_token_file"),
     )
     assert config.is_metrics_address_open is is_open
+
+
+PROMETHEUS = shutil.which("prometheus")
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (package prometheus)")
+def test_prometheus_scrapes_with_tls_and_a_token(
+    serve: Serve, secret: Secret, token_file: Path, tmp_path: Path
+) -> None:
+    assert PROMETHEUS is not None
+    server = serve(secret, token_file)
+    (tmp_path / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s}\n"
+        "scrape_configs:\n"
+        "- job_name: dra-agent\n"
+        "  scheme: https\n"
+        f"  tls_config: {{ca_file: {secret.certificate}}}\n"
+        f"  authorization: {{credentials_file: {token_file}}}\n"
+        f"  static_configs: [{{targets: ['127.0.0.1:{server.port}']}}]\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}")
+    log = tmp_path / "prometheus.log"
+    with log.open("w") as output:
+        running = subprocess.Popen([PROMETHEUS, *flags], cwd=tmp_path, stdout=output, stderr=output)
+
+    def scraped() -> bool:
+        assert running.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=DEADLINE_S) as response:
+                (target,) = json.load(response)["data"]["activeTargets"]
+        except (OSError, ValueError):
+            return False
+        assert not target["lastError"], target
+        return bool(target["health"] == "up")
+
+    try:
+        eventually(scraped, log.read_text)
+    finally:
+        running.kill()
+        running.wait()
