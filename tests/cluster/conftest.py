@@ -73,6 +73,7 @@ SCENARIO_TIMEOUT_S = 3600
 EXTENDED = {
     "test_apiserver_down",
     "test_chart_api_versions",
+    "test_claim_pods",
     "test_crashes",
     "test_credentials",
     "test_device_metadata",
