@@ -62,6 +62,7 @@ def test_the_benchmark_measures_every_phase(tmp_path: Path) -> None:
     assert [one.name.removeprefix("20 functions, 2 devices: ") for one in measures] == [
         "apply, CPU",
         "snapshot, CPU",
+        "touched, CPU",
         "inventory, CPU",
         "health, CPU",
         "diff, CPU",

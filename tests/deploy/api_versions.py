@@ -69,6 +69,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "address": "[::]",
             "port": 9000,
             "healthPort": 9001,
+            "tlsSecret": "metrics-tls",
+            "tlsConfig": {"insecureSkipVerify": True},
+            "tokenSecret": "metrics-token",
+            "tokenKey": "key",
             "podMonitor": {
                 "create": True,
                 "labels": {"a": "b"},

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit, progress, write_binary
     from dra_agent.doctor.bundle import Bundle, Redactor, require_new, write_archive
     from dra_agent.doctor.record.identity import Replacements
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if file is not None:
             write_archive(file, data)
     if file is None:
-        sys.stdout.buffer.write(data)
+        write_binary(data)
         _print(manifest, "standard output", len(data), sys.stderr)
     elif args.output == "table":
         _print(manifest, str(file), len(data), sys.stdout)

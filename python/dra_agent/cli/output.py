@@ -91,6 +91,13 @@ def _guard(stream: TextIO) -> TextIO:
     return stream if isinstance(cast("Any", stream), Guarded) else cast("TextIO", Guarded(stream))
 
 
+def write_binary(data: bytes) -> None:
+    """Write data that is no text, such as an archive, to standard output."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
 FORMATS = ("table", "wide", "name", "json", "yaml")
 CDI = "cdi"
 """The format of commands that show claims: their CDI device ids only, one a line."""
