@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -230,6 +230,9 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
+
+test-sources: $(SYNC) ## run the quickstart without hardware from the sources to the claim, in a clean root; requires root, mmdebstrap and the network
+	PYTHONPATH=tests $(PY) -m packages.source_build
 
 wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)
