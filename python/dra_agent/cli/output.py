@@ -92,7 +92,7 @@ def _guard(stream: TextIO) -> TextIO:
 
 
 def write_binary(data: bytes) -> None:
-    """Write data that is no text, such as an archive, to standard output."""
+    """Write bytes, such as an archive, to standard output."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
