@@ -11,12 +11,14 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.health.hysteresis import CONFIRM_AFTER_S
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.recovery import evaluate_recovery
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
+from dra_agent.topology import Uevent
 from eventually import DEADLINE_S
 
 DRIVER = "dra-agent.internal"
@@ -92,6 +94,37 @@ def test_an_event_of_the_recovery_action_alone_is_enough(hardware: DeviceState, 
     inject.event(root, "0", inject.RECOVERY_EVENT)
     assert hardware.poll_events()
     assert causes(hardware) == ["reset-required"]
+
+
+def test_an_event_that_the_refresh_after_a_uevent_takes_is_enough(hardware: DeviceState, root: Path) -> None:
+    uuid = nvml.read(root / "lib").devices[0].uuid
+    inject._set_condition(root, uuid, None, recovery_action=1)
+    inject.event(root, "0", inject.RECOVERY_EVENT)
+    assert hardware.refresh([event_of_a_nic(hardware)], rescan=False, everything=False)
+    assert causes(hardware) == ["reset-required"]
+
+
+def test_uevents_do_not_postpone_the_confirmation_of_a_lost_gpu(
+    hardware: DeviceState, root: Path, clock: Clock
+) -> None:
+    """The library is not polled while uevents arrive one after the other."""
+    inject.fail(root, None, 15, hardware.inventory.family("gpu")[0].identity["uuid"])
+    uevent = event_of_a_nic(hardware)
+
+    def effects() -> list[str]:
+        return [taint.effect for taint in hardware.inventory.family("gpu")[0].taints]
+
+    hardware.refresh([], rescan=False)
+    assert effects() == ["NoSchedule"], "one observation evicts nothing"
+    clock.now += CONFIRM_AFTER_S
+    hardware.refresh([uevent], rescan=False, everything=False)
+    inject.clear(root)
+    assert effects() == ["NoExecute"]
+
+
+def event_of_a_nic(hardware: DeviceState) -> Uevent:
+    folder = hardware.host.sysfs / "bus/pci/devices" / hardware.inventory.family("nic")[0].pci_address
+    return Uevent("change", f"/{folder.resolve().relative_to(hardware.host.sysfs)}", "pci")
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,20 @@ class DeviceState:
             for event in events:
                 self._topology.apply(event)
         topology = self._topology.snapshot()
-        touched = None if rescan or everything else topology.touched_by(events)
+        touched = None if rescan or everything or self._is_scan_due() else topology.touched_by(events)
         self._tracker.refresh(topology, touched)
-        self.monitor.record_events(self._tracker.faults(), self._tracker.inventory)
+        faults = self._tracker.faults()
+        if faults and touched is not None:
+            # They are returned only once, and some require their device to be read again.
+            touched = None
+            self._tracker.refresh(topology)
+        self.monitor.record_events(faults, self._tracker.inventory)
         observed = self.monitor.observe(self._as_reported(), self._tracker.kept)
         return self._update(observed, scanned=True, everything=touched is None)
+
+    def _is_scan_due(self) -> bool:
+        """Return True if a scan of everything is due, for which `poll_events` looks while no kernel events arrive."""
+        return self.monitor.observation_due() or self._tracker.lost_event_stream()
 
     def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:
         """Apply changed rules and health settings to the known devices, and return the difference.
