@@ -14,7 +14,7 @@ from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.host import Host
-from dra_agent.inventory.collector import collect
+from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
@@ -47,11 +47,12 @@ class Machine:
         shutil.rmtree(self.folder / name)
         shutil.rmtree(self.host.sysfs / "class/net" / name)
 
-    def look(self, settings: InventorySettings = RULES) -> Inventory:
+    def topology(self) -> Topology:
         names = tuple(sorted(path.name for path in self.folder.iterdir()))
-        nic = self._function(ADDRESS, DeviceKind.NIC, "0x8086", "0x1592", net=names, infiniband=())
-        topology = self._topology_of(nic)
-        return collect(self.host, topology, settings, handovers=VfioBindingStore(self.state))
+        return self._topology_of(self._function(ADDRESS, DeviceKind.NIC, "0x8086", "0x1592", net=names, infiniband=()))
+
+    def look(self, settings: InventorySettings = RULES) -> Inventory:
+        return collect(self.host, self.topology(), settings, handovers=VfioBindingStore(self.state))
 
     def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
         agent = NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.1)
@@ -99,6 +100,26 @@ def test_an_mtu_of_a_claim_is_not_published(machine: Machine) -> None:
     for folder in (machine.folder / "ens1", machine.host.sysfs / "class/net/ens1"):
         (folder / "mtu").write_text("9000\n")
     assert machine.look().devices == before.devices
+
+
+def test_an_mtu_that_was_restored_is_published_after_an_event_of_another_device(machine: Machine) -> None:
+    topology = machine.topology()
+    collector = Collector(machine.host, RULES, handovers=VfioBindingStore(machine.state))
+    before = collector.collect(topology)
+
+    def set_mtu(mtu: int) -> None:
+        for folder in (machine.folder / "ens1", machine.host.sysfs / "class/net/ens1"):
+            (folder / "mtu").write_text(f"{mtu}\n")
+
+    machine.prepare(mtu=9000)
+    set_mtu(9000)
+    assert collector.collect(topology).devices == before.devices, "the health check reads the claim's MTU"
+    set_mtu(1500)
+    (machine.state / "net/nic-0000-3b-00-0.json").unlink()
+    assert collector.collect(topology, frozenset()).devices == before.devices
+    assert collector.collect(topology, frozenset()).devices == before.devices
+    assert collector.kept == {before.devices[0].name}, "no claim has it any more"
+    collector.close()
 
 
 def test_an_interface_that_no_claim_has_is_missed(machine: Machine) -> None:

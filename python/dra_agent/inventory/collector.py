@@ -6,7 +6,7 @@ A failure is a problem in the result; the other devices are still described.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
@@ -74,11 +74,11 @@ class Collector:
         rules = Rules(settings, self._driver)
         self._rules, self._settings = rules, settings
 
-    def collect(self, topology: Topology, touched: Container[str] | None = None) -> Inventory:
+    def collect(self, topology: Topology, touched: Set[str] | None = None) -> Inventory:
         """Describe every device that can be claimed; never raises for a device or a library that is broken.
 
         `touched`: addresses of functions with kernel events; others are described again only if the topology has
-        another object for them. None: everything is described again.
+        another object for them, or if a claim has changed their interface. None: everything is described again.
         """
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
         excluded: list[Exclusion] = []
@@ -86,6 +86,9 @@ class Collector:
         found: list[Device] = []
         if handed_over:
             found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
+        if self._handovers is not None:
+            changed = self._handovers.moved.changed_by_claims()
+            touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
         for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)

@@ -46,6 +46,16 @@ class MovedInterfaces:
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / "net"
         self._complained: set[str] = set()
+        self._last_noted = frozenset[str]()
+
+    def changed_by_claims(self) -> frozenset[str]:
+        """Return the addresses of NICs that claims have changed, now or at the last call.
+
+        The kernel sends no event of some changes, such as that of an MTU, nor when they are undone.
+        """
+        noted = frozenset(self._notes())
+        changed, self._last_noted = noted | self._last_noted, noted
+        return changed
 
     def apply(self, devices: Iterable[Device], topology: Topology) -> list[Device]:
         """Return the devices as published before their claims changed them."""

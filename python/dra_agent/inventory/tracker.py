@@ -6,7 +6,7 @@ The agent decides when to scan again (a uevent, a timer, a health event).
 from __future__ import annotations
 
 import threading
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import dataclass
 
 from dra_agent.inventory.collector import Collector
@@ -49,7 +49,7 @@ class InventoryTracker:
         """Names of devices that the last `refresh` did not describe again."""
         return self._collector.kept
 
-    def refresh(self, topology: Topology, touched: Container[str] | None = None) -> None:
+    def refresh(self, topology: Topology, touched: Set[str] | None = None) -> None:
         """Take the inventory again, of all devices or after events of the functions at these addresses.
 
         It waits for vendor libraries up to their deadlines, so never call it on a loop.
