@@ -24,7 +24,7 @@ from dra_agent.inventory.settings import (
 )
 from dra_agent.simulate import build, inject
 from dra_agent.slices import CurrentSlices, desired_slices
-from dra_agent.topology import LiveTopology, Uevent, scan
+from dra_agent.topology import DeviceKind, LiveTopology, Uevent, scan
 from eventually import DEADLINE_S
 from inventory.changing_host import ChangingHost
 
@@ -216,4 +216,21 @@ def test_another_object_in_the_topology_is_described_without_an_event_of_it(tmp_
         assert described is not None and described.numa_node == 7
         assert nic.name not in collector.kept and len(collector.kept) == len(before.devices) - 1
         collector.collect(topology)
+    collector.close()
+
+
+def test_a_partition_rule_is_not_reported_for_a_gpu_that_it_is_not_evaluated_for_any_more(tmp_path: Path) -> None:
+    host = replace(build("flex170", tmp_path / "host"), nvml_library=tmp_path / "missing.so")
+    settings = InventorySettings(partition=(PartitionRule(when=f"{_A}.misspelled", mode="sriov"),))
+    topology = scan(host)
+    collector = Collector(host, settings)
+    assert [problem.where for problem in collector.collect(topology).problems] == ["inventory.partition[0].when"]
+    bound = tuple(
+        msgspec.structs.replace(one, driver="vfio-pci") if one.kind is DeviceKind.GPU else one
+        for one in topology.devices
+    )
+    full = Collector(host, settings)
+    changed = msgspec.structs.replace(topology, devices=bound)
+    assert_same(collector.collect(changed, frozenset()), full.collect(changed))
+    full.close()
     collector.close()

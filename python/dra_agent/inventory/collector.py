@@ -90,7 +90,8 @@ class Collector:
             changed = self._handovers.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        for name, functions in self._by_backend(topology, handed_over, problems).items():
+        by_backend = self._by_backend(topology, handed_over, problems)
+        for name, functions in by_backend.items():
             found += self._devices(name, functions, problems)
         self.kept = self._descriptions.end()
         found = self._passthrough.with_new_bindings(found, handed_over, problems)
@@ -101,7 +102,12 @@ class Collector:
         # In the order of the topology, by address; partitions of one address keep their order.
         position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
         devices.sort(key=lambda device: _order(device.pci_address, position))
-        problems += self._partitions.problems(position)
+        problems += self._partitions.problems(
+            function.pci_address
+            for name, functions in by_backend.items()
+            if isinstance(self._backends.get(name), PartitioningBackend)
+            for function in functions
+        )
         for backend in self._backends.values():
             if isinstance(backend, ExclusionSource):
                 excluded += backend.withheld()
