@@ -13,9 +13,12 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import net_links
 from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.nic import NicBackend
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.uplink import Uplinks, foreign_interfaces, lower_devices
+from dra_agent.topology import DeviceKind
 from eventually import DEADLINE_S
+from inventory.conftest import FunctionMaker
 
 Write = Callable[[str, object], None]
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
@@ -32,6 +35,24 @@ def test_an_uplink_is_followed_through_vlan_and_bond_to_the_hardware(host: Host,
         "eno3\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0",
     )
     assert Uplinks(host).interfaces([]) == {"vlan7", "bond0", "eno1", "eno2"}
+
+
+def test_an_interface_that_joins_the_bond_of_the_default_route_is_an_uplink_at_the_next_event(
+    host: Host, write: Write, function: FunctionMaker
+) -> None:
+    net = host.sysfs / "class/net"
+    for name in ("bond0", "eno1"):
+        (net / name).mkdir()
+    write("proc/net/route", f"{HEADER}\nbond0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
+    backend = NicBackend(host)
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x8086", "0x1592", net=("eno1",))
+    assert backend.shared_facts([nic], [], again=True) == {}
+    (net / "bond0/lower_eno1").symlink_to("../eno1")
+    (net / "eno1/master").symlink_to("../bond0")
+    assert backend.shared_facts([nic], [], again=False) == {"0000:3b:00.0": "eno1"}
+    (net / "bond0/lower_eno1").unlink()
+    (net / "eno1/master").unlink()
+    assert backend.shared_facts([nic], [], again=False) == {}
 
 
 def test_an_ipv6_only_host_has_an_uplink_too(host: Host, write: Write) -> None:

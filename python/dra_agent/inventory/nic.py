@@ -38,7 +38,8 @@ class NicBackend:
         self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
     ) -> Mapping[str, Hashable]:
         """Return the interface of each function that the host's default traffic passes."""
-        uplinks = self._uplinks.interfaces(problems, again=again)
+        of_nics = [name for function in functions for name in function.net]
+        uplinks = self._uplinks.interfaces(problems, of_nics, again=again)
         carried = {function.pci_address: uplinks.intersection(function.net) for function in functions if function.net}
         return {address: min(names) for address, names in carried.items() if names}
 

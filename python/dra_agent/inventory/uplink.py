@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dra_agent.errors import RetryableError
@@ -21,8 +21,8 @@ _REJECT = 0x200
 _SIOCGIFHWADDR = 0x8927
 """netdevice(7): the hardware address of an interface, by its name."""
 
-_State = tuple[list[str], str | None, str | None]
-"""Names of interfaces, and the routes of both families."""
+_State = tuple[list[str], str | None, str | None, list[str | None]]
+"""Names of interfaces, the routes of both families, and the bond or bridge of each interface of a NIC."""
 
 
 class Uplinks:
@@ -34,17 +34,21 @@ class Uplinks:
         self._cached_state: _State | None = None
         self._facts = net_links.LinkFacts()
         self._last: tuple[_State, frozenset[str], tuple[Diagnostic, ...]] | None = None
-        """The last result, and the names and routes that it belongs to."""
+        """The last result, and the state that it belongs to."""
 
-    def interfaces(self, problems: list[Diagnostic], *, again: bool = True) -> frozenset[str]:
+    def interfaces(
+        self, problems: list[Diagnostic], of_nics: Iterable[str] = (), *, again: bool = True
+    ) -> frozenset[str]:
         """Return the names of all interfaces that the host's default traffic passes.
 
-        `again`: read also what carries each interface, if names and routes are those of the last call.
+        `of_nics`: names of the interfaces of NICs. `again`: read also what carries each interface, if names, routes and
+        the ports of bonds and bridges are those of the last call.
         """
         found: list[Diagnostic] = []
         net = SysfsDir(self._host.sysfs / "class/net", found)
         routes = SysfsDir(self._host.net or self._host.proc / "net", found)
-        state = net.names(), routes.text("route"), routes.text("ipv6_route")
+        masters = [net.subdir(name).link("master") for name in of_nics]
+        state = net.names(), routes.text("route"), routes.text("ipv6_route"), masters
         if again or self._last is None or self._last[0] != state:
             self._last = state, self._read(net, state, found), tuple(found)
         _, uplinks, reported = self._last
@@ -52,7 +56,7 @@ class Uplinks:
         return uplinks
 
     def _read(self, net: SysfsDir, state: _State, problems: list[Diagnostic]) -> frozenset[str]:
-        names, ipv4, ipv6 = state
+        names, ipv4, ipv6, _ = state
         # A configured path without files is an error, not a host without a default route.
         if self._host.net is not None and ipv4 is None and ipv6 is None:
             problems.append(
