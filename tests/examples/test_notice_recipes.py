@@ -60,9 +60,8 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 def end(process: subprocess.Popen[str]) -> str:
     """Return the output of a process that ends well."""
-    assert process.stdout is not None
-    output = process.stdout.read()
-    assert process.wait(DEADLINE_S) == 0, output
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
     return output
 
 
@@ -132,10 +131,17 @@ def test_a_server_finishes_its_requests_and_accepts_no_new_ones(container: Conta
     assert end(process) == "drained\n"
 
 
+def shell_server(on_sigterm: str) -> tuple[str, str, str]:
+    """Return a server that runs commands at SIGTERM and ends.
+
+    It starts no background process: a signal that reaches a child of a shell before its exec is lost.
+    """
+    return "sh", "-c", f"trap '{on_sigterm}; exit 0' TERM; echo serves; while :; do sleep 0.05; done"
+
+
 def test_a_wrapper_sends_sigterm_at_the_notice(container: Container) -> None:
     wrapper = str(RECIPES / "drain-on-notice.sh")
-    server = "trap 'echo drains; kill $!; exit 0' TERM; sleep 1000 & echo serves; wait"
-    process = container.start("sh", wrapper, "sh", "-c", server)
+    process = container.start("sh", wrapper, *shell_server("echo drains"))
     assert process.stdout is not None and process.stdout.readline() == "serves\n"
     container.announce("notice")
     assert end(process) == "drains\n"
@@ -145,9 +151,8 @@ def test_a_wrapper_sends_sigterm_at_the_notice(container: Container) -> None:
 
 def test_a_wrapper_waits_for_the_drain_when_its_pod_is_evicted(container: Container, tmp_path: Path) -> None:
     drained = tmp_path / "drained"
-    drain = f"echo drains; while [ ! -e {drained} ]; do sleep 0.05; done; echo done; kill $!; exit 0"
-    server = f"trap '{drain}' TERM; sleep 1000 & echo serves; wait"
-    process = container.start("sh", str(RECIPES / "drain-on-notice.sh"), "sh", "-c", server)
+    drain = f"echo drains; while [ ! -e {drained} ]; do sleep 0.05; done; echo done"
+    process = container.start("sh", str(RECIPES / "drain-on-notice.sh"), *shell_server(drain))
     assert process.stdout is not None and process.stdout.readline() == "serves\n"
     container.announce("notice")
     assert process.stdout.readline() == "drains\n"
