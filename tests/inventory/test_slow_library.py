@@ -21,7 +21,7 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia import gpu_start
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.nvml.client import CallTimeoutError, NvmlWorker
+from dra_agent.nvml.client import CallTimeoutError, NvmlWorker, WorkerExitedError
 from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually
@@ -171,6 +171,17 @@ def test_a_library_that_starts_again_slowly_leaves_known_gpus_as_they_are(
         inject.clear(root)
     finally:
         hardware.close()
+
+
+def test_a_start_after_the_close_starts_no_process(host: Host) -> None:
+    library = NvmlClient(host.nvml_library, DEADLINE_S)
+    library.close()
+    try:
+        with pytest.raises(WorkerExitedError, match="closed"):
+            library.start()
+        assert library.pid is None
+    finally:
+        library.stop()
 
 
 def test_a_start_that_hangs_does_not_keep_the_library_open(host: Host, root: Path) -> None:

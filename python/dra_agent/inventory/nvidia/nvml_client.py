@@ -120,6 +120,7 @@ class NvmlClient:
         self._generation = 0
         self._started = False
         self._users = 1
+        self._is_closed = False
         self._gpus = 1
         self._initialized: set[str] = set()
         """GPUs that this process of the library has looked up, so that they are initialized."""
@@ -174,11 +175,14 @@ class NvmlClient:
     def start(self) -> None:
         """Load and initialise the library; does nothing when that is done. Starts one again that has failed.
 
-        Raises CallTimeoutError if another thread starts it and does not finish in time.
+        Raises CallTimeoutError if another thread does not finish its start in time, WorkerExitedError after `close`.
         """
         if not self._life.acquire(timeout=self._timeout * SLOW_FACTOR):
             raise CallTimeoutError("NVML is still being started", where="NVML")
         try:
+            if self._is_closed:
+                # A start that another thread had begun before: its process would have no owner.
+                raise WorkerExitedError("its last user has closed it", where="NVML")
             self._let_go_of_failed()
             if self._process is None:
                 if (wait := self._restart_policy.remaining(time.monotonic())) > 0:
@@ -235,6 +239,7 @@ class NvmlClient:
                 return
             if _SHARED.get(self._source) is self:
                 del _SHARED[self._source]
+        self._is_closed = True
         self.stop()
 
     def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
