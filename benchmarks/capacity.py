@@ -31,7 +31,7 @@ from drivers_claims import GROUP, NAMESPACE, make_namespace
 from drivers_plane import ADMIN, ControlPlane
 from results import DIRECTORY, Target, measure, this_machine
 from results_table import publish
-from slices_scheduler import CLAIMS, PODS, scheduling
+from slices_scheduler import CLAIMS, PODS, READY, scheduling
 
 Object = dict[str, Any]
 NODES = "/api/v1/nodes"
@@ -140,7 +140,7 @@ class SimulatedCluster:
         before = [one for path in DUMPED for one in self._items(path)]
         began = time.monotonic()
         pods = self._make_pods(workload, f"more-{seed}", predicted + MORE)
-        bound = self._bound(pods, expected=predicted)
+        bound = len(self._bound(pods, expected=predicted))
         result = Round(
             seed,
             workload.name,
@@ -158,9 +158,7 @@ class SimulatedCluster:
         return result
 
     def _create(self, node: Node) -> None:
-        room = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
-        status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
-        body = {"metadata": {"name": node.name, "labels": node.labels}, "status": status}
+        body = {"metadata": {"name": node.name, "labels": node.labels}, "status": READY}
         made = self._plane.ask("POST", NODES, body)
         # Admission adds the taint of a node that is not ready, which no controller removes here.
         made["spec"] = {"taints": node.taints, "unschedulable": node.unschedulable}
@@ -171,10 +169,8 @@ class SimulatedCluster:
     def _use(self, workload: Workload, prefix: str) -> None:
         """Schedule pods, and remove those that do not fit."""
         pods = self._make_pods(workload, prefix, EARLIER_PODS)
-        if self._bound(pods) < len(pods):
-            for name in pods:
-                if "nodeName" not in self._plane.ask("GET", f"{PODS}/{name}")["spec"]:
-                    self._plane.ask("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+        for name in set(pods) - self._bound(pods):
+            self._plane.ask("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     def _make_pods(self, workload: Workload, prefix: str, count: int) -> list[str]:
         names = [f"{prefix}-{number}" for number in range(count)]
@@ -220,24 +216,24 @@ class SimulatedCluster:
             raise RuntimeError(f"{workload}: no complete result: {found['problems']}, {found['unexamined']}")
         return int(found["total"]), took
 
-    def _bound(self, pods: Sequence[str], *, expected: int | None = None) -> int:
-        """Wait until each pod is bound or waits for devices, and return how many are bound.
+    def _bound(self, pods: Sequence[str], *, expected: int | None = None) -> set[str]:
+        """Wait until each pod is bound or waits for devices, and return those that are bound.
 
         With another number than expected, the scheduler gets the time to try those that wait again.
         """
         wanted = set(pods)
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        last, since = -1, time.monotonic()
+        last, since = None, time.monotonic()
         while True:
             mine = [one for one in self._plane.ask("GET", PODS)["items"] if one["metadata"]["name"] in wanted]
-            bound = sum("nodeName" in one["spec"] for one in mine)
+            bound = {one["metadata"]["name"] for one in mine if "nodeName" in one["spec"]}
             if bound != last:
                 last, since = bound, time.monotonic()
             settled = all("nodeName" in one["spec"] or _waits(one) for one in mine)
-            if settled and (expected in (None, bound) or time.monotonic() > since + RETRY_S):
+            if settled and (expected in (None, len(bound)) or time.monotonic() > since + RETRY_S):
                 return bound
             if time.monotonic() > max(deadline, since + RETRY_S):
-                raise RuntimeError(f"{len(wanted) - bound} of {len(wanted)} pods are neither bound nor unschedulable")
+                raise RuntimeError(f"{len(wanted - bound)} of {len(wanted)} pods are neither bound nor unschedulable")
             time.sleep(0.1)
 
     def _items(self, path: str) -> list[Object]:

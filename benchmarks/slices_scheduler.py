@@ -21,6 +21,9 @@ from drivers_plane import ADMIN, ControlPlane
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CLAIMS = f"{GROUP}/namespaces/{NAMESPACE}/resourceclaims"
 WITHIN = 300.0
+_ROOM = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
+READY = {"capacity": _ROOM, "allocatable": _ROOM, "conditions": [{"type": "Ready", "status": "True"}]}
+"""The status of a node to which pods are scheduled; no kubelet sets it."""
 
 
 @contextmanager
@@ -51,8 +54,7 @@ def make_ready(plane: ControlPlane, node: str) -> None:
     body = plane.ask("GET", path)
     body["spec"]["taints"] = []
     body = plane.ask("PUT", path, body)
-    room = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
-    body["status"] = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+    body["status"] = READY
     plane.ask("PUT", f"{path}/status", body)
 
 

@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -137,20 +136,6 @@ def test_a_failing_exec_command_is_unavailable(
                 await api.get(NODES, "n1")
 
     asyncio.run(main())
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "pki")
-
-
-@pytest.fixture
-def secure(authority: Authority) -> Iterator[FakeApi]:
-    api = FakeApi(authority.server_context())
-    api.start()
-    api.put("nodes", {"metadata": {"name": "n1"}})
-    yield api
-    api.stop()
 
 
 def secure_config(api: FakeApi, path: Path, authority: Authority | None, **user: Any) -> Path:

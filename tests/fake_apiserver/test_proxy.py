@@ -25,20 +25,6 @@ TOKEN = "c2VjcmV0LXRva2Vu.of-this-node"
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
-
-
-@pytest.fixture
-def secure(authority: Authority) -> Iterator[FakeApi]:
-    api = FakeApi(authority.server_context())
-    api.start()
-    api.put("nodes", {"metadata": {"name": "n1"}})
-    yield api
-    api.stop()
-
-
-@pytest.fixture
 def proxy(secure: FakeApi) -> Iterator[ConnectProxy]:
     with connect_proxy(address_of(secure)) as proxy:
         yield proxy

@@ -10,6 +10,7 @@ from typing import Any
 
 from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
 from dra_agent.errors import PermanentError
+from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, pod_claims
@@ -118,7 +119,7 @@ def capacity(
     known = nodes_of(snapshot)
     if node is not None and node not in known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
-    held = [claim for claim in snapshot.claims if (claim.get("status") or {}).get("allocation")]
+    held = [claim for claim in snapshot.claims if allocation_of(claim)]
     cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held)
     blocked = (
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}

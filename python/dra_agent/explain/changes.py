@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dra_agent.errors import UsageError
+from dra_agent.explain.object_state import device_of, results_of
 from dra_agent.explain.snapshot import Snapshot
 
 Object = dict[str, Any]
@@ -190,8 +191,8 @@ def _with_other_devices(snapshot: Snapshot, change: Change, source: NodeSource) 
         f"claim {claim['metadata'].get('namespace') or 'default'}/{claim['metadata'].get('name')} holds "
         f"{result.get('device')}, which node {name} would not have"
         for claim in snapshot.claims
-        for result in _results(claim)
-        if (device := _device_of(result)) in before and device not in kept
+        for result in results_of(claim)
+        if (device := device_of(result)) in before and device not in kept
     ]
     return replace(
         snapshot,
@@ -210,13 +211,3 @@ def _devices(slices: Iterable[Object]) -> set[tuple[object, ...]]:
 
 def _spec(entry: Object) -> Object:
     return entry.get("spec") or {}
-
-
-def _results(claim: Object) -> list[Object]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results: list[Object] = (allocation.get("devices") or {}).get("results") or []
-    return results
-
-
-def _device_of(result: Object) -> tuple[object, ...]:
-    return result.get("driver"), result.get("pool"), result.get("device")

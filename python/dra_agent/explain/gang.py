@@ -14,6 +14,7 @@ from typing import Any
 
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS
+from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pod_claims import PodClaim, pod_claims, quota_blockers
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
@@ -230,7 +231,7 @@ def _signature(one: _Pod, users: Counter[str]) -> str:
     """Return what members of a kind have in common: a claim of several members by its name, others by their content."""
     spec = one.pod.get("spec") or {}
     claims = [
-        _key(need.claim) if _is_shared(need, users) else [need.claim.get("spec"), _allocation(need.claim)]
+        _key(need.claim) if _is_shared(need, users) else [need.claim.get("spec"), allocation_of(need.claim)]
         for need in one.needs
         if need.claim is not None
     ]
@@ -250,14 +251,9 @@ def _problems(need: PodClaim) -> list[str]:
 def _trimmed(claim: Object) -> Object:
     metadata = {key: claim["metadata"][key] for key in ("name", "namespace", "uid") if key in claim["metadata"]}
     trimmed: Object = {"metadata": metadata, "spec": claim.get("spec") or {}}
-    if allocation := _allocation(claim):
+    if allocation := allocation_of(claim):
         trimmed["status"] = {"allocation": allocation}
     return trimmed
-
-
-def _allocation(claim: Object) -> Object | None:
-    allocation: Object | None = (claim.get("status") or {}).get("allocation")
-    return allocation
 
 
 def _key(claim: Object) -> str:

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import Holding, Placed, Placer, allocation_of, identity, requests_of, results_of
+from dra_agent.explain.gang_placement import Holding, Placed, Placer, identity, requests_of
+from dra_agent.explain.object_state import allocation_of, results_of
 
 Object = dict[str, Any]
 MAX_STEPS = 4000

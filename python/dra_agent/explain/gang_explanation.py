@@ -17,10 +17,11 @@ from dra_agent.errors import PermanentError
 from dra_agent.explain.capacity import node_blockers
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
-from dra_agent.explain.gang_placement import Outcome, Placer, allocation_of
+from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
+from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import allocation_of, identity, requests_of
+from dra_agent.explain.gang_placement import identity, requests_of
+from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.snapshot import Snapshot
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang, Member
+from dra_agent.explain.object_state import allocation_of, results_of
 
 Object = dict[str, Any]
 MAX_ALTERNATIVES = 8
@@ -231,18 +232,6 @@ def _best_score(claims: Iterable[Object]) -> int:
 def identity(claim: Object) -> tuple[str, str]:
     """Return namespace and name."""
     return claim["metadata"].get("namespace") or "default", claim["metadata"].get("name") or ""
-
-
-def allocation_of(claim: Object) -> Object | None:
-    """Return the allocation of a claim."""
-    allocation: Object | None = (claim.get("status") or {}).get("allocation")
-    return allocation
-
-
-def results_of(claim: Object) -> list[Object]:
-    """Return the devices of an allocated claim."""
-    results: list[Object] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
-    return results
 
 
 def alternatives_score(claims: Iterable[Object]) -> int:

@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import Outcome, Placed, Placer, requests_of, results_of
+from dra_agent.explain.gang_placement import Outcome, Placed, Placer, requests_of
 from dra_agent.explain.gang_report import placements
 from dra_agent.explain.gang_search import Found, search
+from dra_agent.explain.object_state import device_of, results_of
 from dra_agent.explain.snapshot import Snapshot
 
 Object = dict[str, Any]
@@ -93,12 +94,7 @@ def _is_upstream_limit(snapshot: Snapshot, gang: Gang, placed: Iterable[Placed])
     """Return whether a member has alternatives or got a partition, of which kube-scheduler keeps the first choice."""
     if any(_alternatives(claim) for kind in gang.kinds for member in kind.members[:1] for claim in member.claims):
         return True
-    used = {
-        (result.get("driver"), result.get("pool"), result.get("device"))
-        for one in placed
-        for claim in one.claims
-        for result in results_of(claim)
-    }
+    used = {device_of(result) for one in placed for claim in one.claims for result in results_of(claim)}
     return any(
         (spec.get("driver"), (spec.get("pool") or {}).get("name"), device.get("name")) in used
         for entry in snapshot.slices or ()

@@ -8,17 +8,34 @@ Object = dict[str, Any]
 _CONSUMERS = {"pods": "pod", "podgroups": "pod group"}
 
 
+def allocation_of(claim: Object) -> Object | None:
+    """Return the allocation of a claim."""
+    allocation: Object | None = (claim.get("status") or {}).get("allocation")
+    return allocation
+
+
+def results_of(claim: Object) -> list[Object]:
+    """Return the devices of an allocated claim, as its allocation has them."""
+    results: list[Object] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
+    return results
+
+
+def device_of(result: Object) -> tuple[object, ...]:
+    """Return driver, pool and name of an allocated device."""
+    return result.get("driver"), result.get("pool"), result.get("device")
+
+
 def claim_state(claim: Object) -> dict[str, Any]:
     """Describe a claim as the API server has it."""
     metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
-    allocation = status.get("allocation")
+    allocation = allocation_of(claim)
     reserved = [_consumer(entry) for entry in status.get("reservedFor") or ()]
     state: dict[str, Any] = {
         "claim": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
         "state": "pending",
         "summary": "is not allocated",
         "node": node_of(claim),
-        "devices": _devices(status),
+        "devices": _devices(claim),
         "reserved_for": reserved,
     }
     if allocation:
@@ -79,7 +96,7 @@ def node_of(claim: Object) -> str | None:
 
 def allocated_node_selector(claim: Object) -> Object | None:
     """Return the node selector to which an allocation binds its pods."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
+    allocation = allocation_of(claim) or {}
     selector: Object | None = allocation.get("nodeSelector")
     return selector
 
@@ -89,15 +106,13 @@ def _consumer(entry: Object) -> str:
     return f"{_CONSUMERS.get(resource, resource)} {entry.get('name')}"
 
 
-def _devices(status: Object) -> list[dict[str, Any]]:
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+def _devices(claim: Object) -> list[dict[str, Any]]:
     by_device = {
-        (entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")): entry
-        for entry in status.get("devices") or ()
+        (*device_of(entry), entry.get("shareID")): entry for entry in (claim.get("status") or {}).get("devices") or ()
     }
     found = []
-    for result in results:
-        key = (result.get("driver"), result.get("pool"), result.get("device"), result.get("shareID"))
+    for result in results_of(claim):
+        key = (*device_of(result), result.get("shareID"))
         conditions = (by_device.get(key) or {}).get("conditions") or ()
         ready = next((one for one in conditions if one.get("type") == "Ready"), None)
         found.append(

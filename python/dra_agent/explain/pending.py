@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dra_agent.cluster import Cluster
-from dra_agent.explain.object_state import allocated_node_selector, claim_state, pod_state
+from dra_agent.explain.object_state import allocated_node_selector, allocation_of, claim_state, pod_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
 from dra_agent.explain.snapshot import Snapshot
@@ -39,11 +39,11 @@ def explain_pod(snapshot: Snapshot, pod: Object, *, node: str | None = None) -> 
     if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
         return _with(result, False, problems[0])
     there = [need.claim for need in needs if need.claim is not None]
-    waiting = [claim for claim in there if not _allocation(claim)]
+    waiting = [claim for claim in there if not allocation_of(claim)]
     if not waiting:
         on = (pod.get("spec") or {}).get("nodeName")
         return _with(result, True, _all_allocated(claims, on))
-    return _on_nodes(result, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, node)
+    return _on_nodes(result, snapshot, waiting, [claim for claim in there if allocation_of(claim)], pod, node)
 
 
 def explain_claim(snapshot: Snapshot, claim: Object, *, node: str | None = None) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def explain_claim(snapshot: Snapshot, claim: Object, *, node: str | None = None)
     }
     if entry["state"] == "deleting":
         return _with(result, False, entry["summary"])
-    if _allocation(claim):
+    if allocation_of(claim):
         return _with(result, True, entry["summary"])
     pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
     if users and not pending:
@@ -76,8 +76,8 @@ def explain_claim(snapshot: Snapshot, claim: Object, *, node: str | None = None)
     pod = pending[0] if pending else None
     result["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
     others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
-    waiting = [claim, *(other for other in others if not _allocation(other))]
-    allocated = [other for other in others if _allocation(other)]
+    waiting = [claim, *(other for other in others if not allocation_of(other))]
+    allocated = [other for other in others if allocation_of(other)]
     result = _on_nodes(result, snapshot, waiting, allocated, pod, node)
     if pod is None and snapshot.pods is not None:
         # Claims are allocated when a pod that uses them is scheduled, and not before.
@@ -236,10 +236,6 @@ def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
 
 def _labels(node: Object) -> dict[str, str]:
     return (node.get("metadata") or {}).get("labels") or {}
-
-
-def _allocation(claim: Object) -> Any:
-    return (claim.get("status") or {}).get("allocation")
 
 
 def _identity(claim: Object) -> str:
