@@ -179,7 +179,7 @@ $(CARGO_MUTANTS):
 
 # The two models of the ledger do not use its code, so they are excluded. Its tests use every 11th byte and fewer random
 # sequences (DRA_TEST_SAMPLE). The score counts only the defects that the tests of the same crate detect.
-MUTANTS_ledger := --lib $(foreach test,damage failing_disk files opening rules leases waiting,--test=$(test))
+MUTANTS_ledger := --lib $(foreach test,damage failing_disk files opening relative remounted rules leases waiting,--test=$(test))
 mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates that no test detects (CRATES=ledger, ARGS='--shard 0/8')
 	@export CARGO_TARGET_DIR=$(abspath target/mutants/build) DRA_TEST_SAMPLE=11 \
 	  PROPTEST_RNG_SEED=1 PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1; \
