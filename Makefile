@@ -59,7 +59,6 @@ image-base: ## create the local base images of `make image` again; requires root
 	python3 -m deploy.image.bases $(if $(ARGS),$(ARGS),--replace)
 
 image: revision ## build the image as an OCI archive in target/image (ARGS='--variant debug'); requires root and buildah
-	@python3 -m deploy.image.bases
 	@python3 -m deploy.image.build $(ARGS)
 
 .PHONY: release

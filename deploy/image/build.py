@@ -43,6 +43,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         buildah = Buildah()
+        bases.create({args.base, args.rust}, buildah)
         archive = build(
             buildah,
             args.context,
@@ -89,9 +90,12 @@ def build(
     tag = f"{NAME}:{version}{suffix}"
     options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     options += ["--layers", "--no-cache"] if fresh else ["--layers"]
+    # A local base is in no registry. Others are pulled if they are missing; their digests are in the Containerfile.
+    is_local = all(arguments.get(name, "").startswith("localhost/") for name in ("BASE", "RUST"))
+    options.append("--pull=never" if is_local else "--pull=false")
     buildah.run(
         "build", "--isolation=chroot", "--format=oci", f"--timestamp={epoch}", f"--target={variant}",
-        f"--file={context / 'deploy/Containerfile'}", f"--tag={tag}", "--pull-never", *options, str(context),
+        f"--file={context / 'deploy/Containerfile'}", f"--tag={tag}", *options, str(context),
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     architecture = ARCHITECTURES[platform.machine()]

@@ -10,7 +10,9 @@ from typing import cast
 
 import pytest
 from deploy.image import bases, packages
-from deploy.image.buildah import Buildah
+from deploy.image import build as build_module
+from deploy.image.build import build
+from deploy.image.buildah import Buildah, BuildError
 from deploy.image.packages import Package
 
 from deploy.rendering import ROOT
@@ -110,3 +112,45 @@ def test_a_machine_without_mmdebstrap_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deploy.image.bases", "--update-lock"]
     done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "mmdebstrap is not installed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("base", "rust", "policy"),
+    [
+        (bases.BASE, bases.RUST, "--pull=never"),
+        ("", "", "--pull=false"),
+        (bases.BASE, "", "--pull=false"),
+        ("registry.example.com/python@sha256:0", bases.RUST, "--pull=false"),
+    ],
+)
+def test_bases_of_a_registry_are_pulled_if_they_are_missing(base: str, rust: str, policy: str, tmp_path: Path) -> None:
+    """buildah(1): `false` pulls an image that is not present, `never` ends with an error."""
+    commands: list[tuple[str, ...]] = []
+
+    class Stopped:
+        def run(self, *command: str) -> str:
+            commands.append(command)
+            raise BuildError("stopped")
+
+    with pytest.raises(BuildError):
+        build(
+            cast("Buildah", Stopped()),
+            ROOT,
+            tmp_path,
+            variant="plain",
+            arguments={"BASE": base, "RUST": rust},
+            epoch=0,
+            fresh=False,
+        )
+    assert [flag for flag in commands[0] if flag.startswith("--pull")] == [policy]
+
+
+def test_make_image_creates_only_the_local_bases_that_it_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    used: list[set[str]] = []
+    monkeypatch.setattr(build_module, "Buildah", lambda: None)
+    monkeypatch.setattr(bases, "create", lambda names, _: used.append(set(names)))
+    monkeypatch.setattr(build_module, "build", lambda *_, **__: tmp_path)
+    for arguments in ([], ["--base", "", "--rust", ""]):
+        monkeypatch.setattr(sys, "argv", ["build", *arguments])
+        assert build_module.main() == 0
+    assert used == [{bases.BASE, bases.RUST}, {""}]
