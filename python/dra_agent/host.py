@@ -5,11 +5,11 @@ A simulated host is the same value with other roots, so nothing else in the agen
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.driver_root import DriverMissingError, DriverRoot, DriverTool
+from dra_agent.path_search import find_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Host:
                 return found
         if self.dev != Path("/dev") or (name == "nvidia-smi" and self.nvidia_smi is not None):
             return self.nvidia_smi if name == "nvidia-smi" else None
-        on_path = shutil.which(name)
-        return Path(on_path) if on_path else None
+        return find_program(name)
 
     def driver_tool(self, name: str) -> DriverTool | None:
         """Find a program of NVIDIA's driver, with the libraries of the same driver; None without it."""

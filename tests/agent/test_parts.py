@@ -25,7 +25,8 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from dra_agent.metrics.http_server import HttpServer
-from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
+from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
+from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot
 from eventually import DEADLINE_S, eventually_async
 

@@ -20,8 +20,7 @@ from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.registration import RegistrationStatus
 from dra_agent.kubelet_plugin.sockets import socket_paths
-from dra_agent.metrics.api_server import PublishMetrics
-from dra_agent.metrics.registry import InstrumentedPreparer
+from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
@@ -140,6 +139,8 @@ class KubernetesMode:
             node_watch=self._node_watch(),
         )
         if self._metrics is not None:
+            from dra_agent.metrics.api_server import PublishMetrics
+
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)

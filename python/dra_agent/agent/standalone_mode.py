@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +14,7 @@ from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.reload import Reload
 from dra_agent.conflicts import delete
-from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
+from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
@@ -22,6 +23,9 @@ from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.standalone import StandaloneDrain
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.service import StandaloneService
+
+if TYPE_CHECKING:
+    from dra_agent.metrics.registry import Metrics
 
 log = logging.getLogger(__name__)
 

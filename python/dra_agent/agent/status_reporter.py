@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
@@ -11,7 +12,6 @@ from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.kube_client.client import ApiClient
-from dra_agent.metrics.api_server import ReportingMetrics
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish.errors import PartiallyAcceptedError
 from dra_agent.status import (
@@ -22,6 +22,9 @@ from dra_agent.status import (
 )
 from dra_agent.status.device_status import prepared_claims
 from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
+
+if TYPE_CHECKING:
+    from dra_agent.metrics.api_server import ReportingMetrics
 
 
 class StatusReporter:
@@ -52,6 +55,8 @@ class StatusReporter:
 
     def metrics(self) -> ReportingMetrics:
         """Return the state of the reporting."""
+        from dra_agent.metrics.api_server import ReportingMetrics
+
         return ReportingMetrics(self._status, self.events)
 
     @property

@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import os
 import re
-import shutil
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -119,6 +118,9 @@ class MetadataDirectory:
         """Remove the files of a claim; False if there were none. Raises RetryableError if they cannot be removed."""
         folder = self.path / check_uid(uid)
         try:
+            os.lstat(folder)
+            import shutil  # not loaded on nodes whose claims have no files: 0.4 MiB
+
             shutil.rmtree(folder)
         except FileNotFoundError:
             return False

@@ -13,7 +13,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB of the worker
+if TYPE_CHECKING:
+    from typing import Any
 
 Translate = Callable[[int], int]
 _WORD = ctypes.sizeof(ctypes.c_void_p)

@@ -22,9 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
-from typing import Any
 
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
+
+TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def has_memory_limits(module: Any) -> bool:

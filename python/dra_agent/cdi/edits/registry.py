@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,6 +15,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.vendors import GPU_VENDORS
+from dra_agent.path_search import find_program
 
 
 class EditProviders:
@@ -59,5 +59,4 @@ def find_nvidia_ctk(host: Host) -> Path | None:
     """Return the path of nvidia-ctk; None if missing, or on a simulated host, which the tool cannot read."""
     if host.dev != Path("/dev"):
         return None
-    found = shutil.which("nvidia-ctk")
-    return Path(found) if found else None
+    return find_program("nvidia-ctk")
