@@ -63,6 +63,14 @@ def test_required_columns_are_never_wrapped_or_truncated(
     assert ("2026-01-01T00:00:00Z" in "".join(lines)) == bool(flags)
 
 
+def test_columns_are_as_wide_as_their_escaped_text(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+    with output.guarded():
+        table(("name", "state"), [["a\x1b[2J", "free"], ["b", "held"]])
+    lines = capsys.readouterr().out.splitlines()
+    column = len(r"a\x1b[2J") + 3
+    assert [line.index(state) for line, state in zip(lines, ("STATE", "free", "held"), strict=True)] == [column] * 3
+
+
 def test_output_of_names_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert render(capsys, "-o", "name") == ["gpu-0", "gpu-1"]
     Rows(COLUMNS, named=lambda row: "the same").write(ROWS)

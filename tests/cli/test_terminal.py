@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import io
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.progress import Progress, TextColumn
 
 from dra_agent.agent import signals
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.cli.main import main
-from dra_agent.cli.output import emit, progress, table
+from dra_agent.cli.output import console, emit, progress, table
 from dra_agent.cli.parser import COMMANDS
 from dra_agent.errors import AgentError, PermanentError, UsageError
 from dra_agent.printable import printable
@@ -116,6 +119,39 @@ def test_table_colors_reach_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: 
     text = capsys.readouterr().out
     assert "\x1b[1mNAME" in text
     assert "\x1b]" not in text and "\\x1b]8" in text
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def show_in_status(text: str) -> None:
+    with progress(text):
+        pass
+
+
+def show_in_bar(text: str) -> None:
+    """As `reclaim --watch` does."""
+    with Progress(TextColumn("{task.fields[rest]}", markup=False), console=console(stderr=True)) as bar:
+        bar.add_task("claims released", total=None, rest=text)
+
+
+@pytest.mark.parametrize("show", [show_in_status, show_in_bar])
+def test_live_lines_escape_their_text(monkeypatch: pytest.MonkeyPatch, show: Callable[[str], None]) -> None:
+    """Their own control codes move the cursor and reach the terminal."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "1000")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show(f"[/x] {HOSTILE}")
+    text = terminal.getvalue()
+    assert "\x1b[" in text and "[/x] a\\x1b]8;;https://evil.example/" in text
+    own_codes = re.compile(r"\x1b\[\??[0-9;]*[A-Za-z]|\r")
+    assert_harmless(own_codes.sub("", text))
+    assert "\x1b[2J" not in text and "\x1b[1;1H" not in text
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])

@@ -199,7 +199,6 @@ def _release(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.presence import exists
-    from dra_agent.printable import printable
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.status.release_socket import Release, call
 
@@ -211,8 +210,8 @@ def _release(args: argparse.Namespace) -> int:
         emit(done, args.output)
         return 0
     existence = {True: "still exists", False: "no longer exists", None: "is not known to exist"}[done["exists"]]
-    print(printable(f"{done['namespace']}/{done['name']} (uid {done['uid']}) {existence} in the API server"))
-    print(printable(f"released {', '.join(done['devices'])}"))
+    print(f"{done['namespace']}/{done['name']} (uid {done['uid']}) {existence} in the API server")
+    print(f"released {', '.join(done['devices'])}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 
@@ -65,26 +65,15 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Escaped:
-        """The output of a console: text is escaped, and the console's control codes are unchanged."""
+    class EscapingConsole(Console):
+        """Escapes the text that it renders, also on live lines; its own control codes are unchanged."""
 
-        def __init__(self, inner: RenderableType) -> None:
-            self._inner = inner
-
-        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            for segment in console.render(self._inner, options):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-    class Hook:
-        """Called by the console with everything that it is about to print."""
-
-        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-            return [cast("ConsoleRenderable", Escaped(renderable)) for renderable in renderables]
-
     stream: Any = sys.stderr if stderr else sys.stdout
-    result = Console(file=stream.raw if isinstance(stream, Guarded) else stream, width=width, highlight=False)
-    result.push_render_hook(cast("Any", Hook()))
-    return result
+    return EscapingConsole(file=stream.raw if isinstance(stream, Guarded) else stream, width=width, highlight=False)
 
 
 def _guard(stream: TextIO) -> TextIO:
@@ -211,9 +200,10 @@ class Rows:
             return
         if not listed and self._empty is not None:
             if self._widths is None and self._empty:
-                print(printable(self._empty), file=sys.stderr)
+                print(self._empty, file=sys.stderr)
             return
         on_terminal = is_terminal()
+        # As they will be shown: a column is as wide as its escaped text.
         cells = [["-" if cell is None or cell == "" else printable(str(cell)) for cell in row] for row in listed]
         if not on_terminal:
             cells = [[", ".join(cell.split("\n")) for cell in row] for row in cells]
@@ -285,7 +275,7 @@ def table(
 ) -> None:
     """Print rows under upper-case headings at once, as `Rows` lays them out."""
     if title is not None and _layout.name != "name":
-        print(printable(title))
+        print(title)
     Rows(columns, optional=optional, wide=wide, prose=prose, named=named, empty=empty).write(rows)
 
 
@@ -325,5 +315,8 @@ def progress(doing: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with console(stderr=True).status(printable(doing)):
+    from rich.text import Text
+
+    # Not as a string, which is markup: a name may have brackets.
+    with console(stderr=True).status(Text(doing)):
         yield

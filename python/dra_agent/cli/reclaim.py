@@ -14,7 +14,6 @@ from dra_agent.cli import output
 from dra_agent.cli.flags import seconds
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import add_group_examples, examples
-from dra_agent.printable import printable
 
 WATCH_INTERVAL_S = 0.5
 """Seconds between two queries of `status --watch`."""
@@ -177,7 +176,7 @@ def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -
             rest = ", ".join(
                 part for part in ("" if remaining_s is None else f"{remaining_s:.0f} s left", waits) if part
             )
-            bar.update(task, total=total, completed=total - len(kept), rest=printable(rest))
+            bar.update(task, total=total, completed=total - len(kept), rest=rest)
             line = f"{total - len(kept)} of {total} claims released" + (f", {waits}" if waits else "")
             if not console.is_terminal and line != last_line:
                 last_line = line
