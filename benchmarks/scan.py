@@ -137,6 +137,7 @@ def build_ours() -> Path:
         [
             cargo,
             "build",
+            "--locked",
             "--quiet",
             "--release",
             "--package",
