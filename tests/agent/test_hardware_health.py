@@ -23,6 +23,7 @@ from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml import client
 from dra_agent.simulate import inject
+from dra_agent.topology import LiveTopology, Topology
 from eventually import eventually
 
 DRIVER = "dra-agent.internal"
@@ -233,6 +234,21 @@ def test_an_idle_library_causes_no_refresh(hardware: DeviceState, monkeypatch: p
     for _ in range(3):
         hardware.poll_events()
     assert refreshes == [], "the library runs: no refresh is needed"
+
+
+def test_no_event_and_no_scan_computes_distances(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number grows with the square of the devices."""
+    requested: list[bool] = []
+    snapshot = LiveTopology.snapshot
+
+    def record(topology: LiveTopology, *, distances: bool = False) -> Topology:
+        requested.append(distances)
+        return snapshot(topology, distances=distances)
+
+    monkeypatch.setattr(LiveTopology, "snapshot", record)
+    hardware.refresh([], rescan=False)
+    hardware.refresh([], rescan=True)
+    assert requested == [False, False]
 
 
 def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:

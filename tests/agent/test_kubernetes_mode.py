@@ -210,6 +210,26 @@ def test_the_kubelet_gets_responses_while_the_nvidia_library_hangs(
     asyncio.run(scenario())
 
 
+def test_claims_are_prepared_while_those_of_an_earlier_agent_are_repaired(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
+) -> None:
+    """A repair can hang for as long as a driver does."""
+    claim = allocate(fake_api, "one")
+    agent = kubernetes(
+        patch="import threading\nfrom dra_agent.prepare import Preparer\n"
+        "Preparer.recover = lambda *_: print('repairing', file=sys.stderr, flush=True) or threading.Event().wait()"
+    )
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert not (await prepare(driver, claim)).error
+
+    asyncio.run(scenario())
+    agent.ready().wait_for("repairing")
+    assert agent.get("/healthz")[0] == 200
+    assert agent.end() == 0
+
+
 def test_temporary_api_errors_are_retried_and_permanent_ones_fail(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
 ) -> None:

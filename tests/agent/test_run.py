@@ -130,6 +130,24 @@ def test_the_log_is_json_where_configured(start: Start) -> None:
     assert ready["devices"] > 0
 
 
+def test_a_replaced_cdi_directory_ends_the_liveness(start: Start, tmp_path: Path) -> None:
+    """A pod keeps the directory that it mounted, here an open one, after the host has put another one in its place."""
+    mounted, path = tmp_path / "mounted", tmp_path / "path"
+    mounted.mkdir()
+    handle = os.open(mounted, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{handle}")
+        flags = ("--cdi-dir", str(path), "--metrics-address", "127.0.0.1:0")
+        agent = start(*flags, patch="from dra_agent.agent import agent\nagent.CDI_REPLACED_GRACE_S = 0.0").ready()
+        assert agent.get("/healthz") == (200, "ok\n")
+        mounted.rmdir()
+        mounted.mkdir()
+        message = "the CDI directory was removed or replaced on the host since it was mounted\n"
+        assert agent.get("/healthz") == (503, message)
+    finally:
+        os.close(handle)
+
+
 def test_systemd_gets_ready_watchdog_and_stopping(start: Start, service_manager: ServiceManager) -> None:
     agent = start(environment={"NOTIFY_SOCKET": str(service_manager.path), "WATCHDOG_USEC": "300000"})
     eventually(lambda: len(service_manager.messages) >= 4, agent.log_text)

@@ -22,6 +22,14 @@ MOVES_AN_INTERFACE = """
 from dra_agent.device_setup.rtnetlink import RestoreRequest, ask
 print(ask(RestoreRequest("no-such-link0", ()), 60).state)
 """
+ACCESSES_SYSFS = """
+import sys
+from pathlib import Path
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
+Path(sys.argv[1]).mkdir()
+Path(sys.argv[1], "driver_override").write_text("vfio-pci")
+print(RealSysfsWriter(Path(sys.argv[1])).read("driver_override"))
+"""
 STARTS_MPS = """
 import sys
 from pathlib import Path
@@ -119,11 +127,12 @@ def hostile_directory(tmp_path: Path) -> HostileDirectory:
     [
         (QUERIES_RTNETLINK, "True"),
         (MOVES_AN_INTERFACE, "away"),
+        (ACCESSES_SYSFS, "vfio-pci"),
         (STARTS_MPS, "started"),
         (LOADS_NVML, "pid True"),
         (RUNS_NVIDIA_SMI, ""),
     ],
-    ids=["rtnetlink facts", "interface moves", "MPS launcher", "NVML", "simulated nvidia-smi"],
+    ids=["rtnetlink facts", "interface moves", "access to /sys", "MPS launcher", "NVML", "simulated nvidia-smi"],
 )
 def test_child_processes_run_no_code_of_the_current_directory(
     launcher: Path, hostile_directory: HostileDirectory, tmp_path: Path, script_text: str, expected: str

@@ -39,5 +39,14 @@ def test_a_failing_request_breaks_no_guarantee(
 
 
 def test_every_kind_of_server_failure_has_a_fault() -> None:
-    actions = {make().action for make in FAULTS.values()}
-    assert actions == {"answer", "reset", "hang", "reset-after", "late", "truncate", "stale"}
+    faults = [make() for make in FAULTS.values()]
+    assert {fault.action for fault in faults} == {
+        "answer",
+        "reset",
+        "hang",
+        "reset-after",
+        "late",
+        "truncate",
+        "stale",
+    }
+    assert {fault.status for fault in faults if fault.action == "answer"} == {200, 409, 410, 429, 500, 503}

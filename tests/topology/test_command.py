@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.cli.main import main
+from dra_agent.topology.pci_ids import PciIds
 from topology.conftest import Machine
 
 AGENT = Path(sys.executable).with_name("dra-agent")
@@ -67,3 +69,12 @@ def test_errors_are_reported_once(arguments: tuple[str, ...], code: int, message
     assert done.returncode == code
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_products_have_names_on_a_host_without_pci_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PciIds, "of_this_machine", classmethod(lambda cls: PciIds(b"")))
+    assert main(["topology", "--simulate", "dgx-h100", "--state-dir", str(tmp_path)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "0000:1b:00.0" in line)
+    assert "10de:2330  NVIDIA H100 80GB HBM3" in line
