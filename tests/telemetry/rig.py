@@ -72,8 +72,8 @@ class Rig:
         self.now_s += after_s
         self.sampler.sample()
 
-    def series(self) -> dict[str, float]:
-        """Return the series of telemetry that have a value."""
+    def exposition(self) -> str:
+        """Return the text of /metrics, with telemetry as the only additional collector."""
         metrics = Metrics(MetricsSnapshot)
         metrics.add(
             TelemetryMetrics(
@@ -84,7 +84,11 @@ class Rig:
                 claim_labels=self.claim_labels,
             )
         )
-        lines = [line for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
+        return metrics.render()[0].decode()
+
+    def series(self) -> dict[str, float]:
+        """Return the series that have a value."""
+        lines = [line for line in self.exposition().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def of_claim(self, metric: str, name: str, device: str) -> float | None:

@@ -16,6 +16,8 @@ from dra_agent.cli.flags import add_namespace_flags, add_timeout_flag, add_watch
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag, guarded
 from dra_agent.cli.parser import Parser, add_group_examples, examples
+from dra_agent.cli.top import add_display_flags
+from dra_agent.cli.top_cluster import add_cluster_flags
 
 PROGRAM = "kubectl dra"
 _EXAMPLES = {
@@ -36,6 +38,10 @@ _EXAMPLES = {
         ("reclaim status", "nodes that are being reclaimed, and their claims"),
         ("reclaim status node-1 -o json", "one node, for programs"),
     ),
+    "top": (
+        ("top --show nodes --once", "what the devices of each node use now, if telemetry is on"),
+        ("top --sort idle -o json", "values of devices and claims, for programs"),
+    ),
     "topology": (
         ("topology node-1", "published devices of a node by NUMA node and PCIe root, and the claims that hold them"),
     ),
@@ -45,6 +51,7 @@ _SUMMARIES = {
     "explain": "explain why a pod, claim or workload waits, node by node",
     "capacity": "count how many more copies of a pod or claim fit",
     "reclaim": "show which nodes are being reclaimed",
+    "top": "show what devices and claims use now, live, if telemetry is on",
     "topology": "show the devices of a node by NUMA node and PCIe root",
 }
 
@@ -84,12 +91,15 @@ def build_parser() -> Parser:
     add_namespace_flags(parsers["capacity"], default="that of the kubeconfig's context")
     add_query_flags(parsers["capacity"])
     parsers["topology"].add_argument("node", metavar="NODE", help="NAME or node/NAME")
+    add_display_flags(parsers["top"])
+    add_cluster_flags(parsers["top"])
+    parsers["top"].set_defaults(all_nodes=True)
     verbs = parsers["reclaim"].add_subparsers(dest="verb", metavar="VERB", required=True)
     status = verbs.add_parser(
         "status", help=_SUMMARIES["reclaim"], epilog=examples(*_EXAMPLES["reclaim"], program=PROGRAM)
     )
     status.add_argument("node", nargs="?", metavar="NODE", help="NAME or node/NAME; without, every node")
-    for command in (parsers["claims"], explain, parsers["capacity"], parsers["topology"], status):
+    for command in (parsers["claims"], explain, parsers["capacity"], parsers["top"], parsers["topology"], status):
         command.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
         command.add_argument("--context", metavar="CONTEXT", help="its context (default: the current one)")
         command.set_defaults(is_plugin=True)
@@ -115,6 +125,11 @@ def _run(arguments: Sequence[str]) -> int:
         return explain(args)
     if args.command == "capacity":
         return capacity(args)
+    if args.command == "top":
+        from dra_agent.cli.top import CLUSTER_INTERVAL_S, show
+        from dra_agent.cli.top_cluster import read_cluster
+
+        return show(lambda: read_cluster(args), args, CLUSTER_INTERVAL_S)
     from dra_agent.cli.cluster_nodes import print_reclaims, print_topology
     from dra_agent.cli.object_names import NODE, parse
 

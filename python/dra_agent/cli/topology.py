@@ -78,7 +78,7 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
 
 def picture_facts(shown: ShownHost, devices: Sequence[Device]) -> tuple[Holders | None, PciIds]:
     """Return the holders of PCI functions, None without an agent, and the names of products."""
-    from dra_agent.cli.agent_view import by_address
+    from dra_agent.cli.agent_view import accepts_claims, by_address
     from dra_agent.topology.display_tree import KnownHolders
     from dra_agent.topology.pci_ids import PciIds
 
@@ -91,6 +91,9 @@ def picture_facts(shown: ShownHost, devices: Sequence[Device]) -> tuple[Holders 
     known = PciIds.of_this_machine().with_known(names)
     if holders is None:
         return None, known
+    if not accepts_claims(shown):
+        # Also the devices of claims that a notice has released: their containers may still run.
+        return KnownHolders(holders, ()), known
     offered = (
         device.pci_address
         for device in devices

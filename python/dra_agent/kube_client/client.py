@@ -106,6 +106,13 @@ class ApiClient:
         """
         return self._http.json_on_thread(Request("GET", kind.path(namespace, name)), timeout=timeout)
 
+    async def get_text(self, path: str, *, timeout: float, max_bytes: int) -> str:
+        """Read text that another server returns: through a proxy of the API server, or at the address of this client.
+
+        `path` is that of the URL, `timeout` is in seconds, for the whole of it. The caller bounds how many run at once.
+        """
+        return await self._http.text(Request("GET", path), timeout=timeout, max_bytes=max_bytes)
+
     async def list(
         self,
         kind: Kind,

@@ -57,8 +57,8 @@ class Request(NamedTuple):
 class HttpTransport:
     """Sends requests. Connections are opened when they are needed and kept for the next request.
 
-    At most `slots.MAX_REQUESTS` requests run at once, those on other threads included; each watch has a connection
-    besides.
+    At most `slots.MAX_REQUESTS` requests run at once, those on other threads included; each watch, and each request for
+    text, has a connection besides.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -67,6 +67,8 @@ class HttpTransport:
         self._in_flight: set[Connection] = set()
         self._closed = False
         self._slots = RequestSlots()
+        self._texts = 0
+        """How many requests for text run."""
         self._thread_reads = ThreadReads(credentials, lambda: self._count("GET"))
         self._counting = threading.Lock()
         credentials.watch(self._close_outdated)
@@ -99,6 +101,36 @@ class HttpTransport:
             if running:
                 self._slots.release(resource)
         return _object(data, where)
+
+    async def text(self, request: Request, *, timeout: float, max_bytes: int) -> str:
+        """Send a GET and return the text of the response, which another server has written.
+
+        It takes no slot: the caller bounds how many run at once. A 401 may be that server's, so it does not concern the
+        credentials. Raises the errors of `kube_client.errors`; `timeout` bounds all of it.
+        """
+        where = self._where(request)
+        self._texts += 1
+        try:
+            async with asyncio.timeout(timeout):
+                _, connection, status, headers = await self._send(request, where)
+                try:
+                    data = await _read_body(connection, where, max_bytes)
+                finally:
+                    self._keep(connection)
+        except TimeoutError as error:
+            raise UnavailableError(f"no response within {timeout:g} s", where=where) from error
+        except (ClosedError, h11.ProtocolError, OSError) as error:
+            raise UnavailableError("the connection ended within a response", where=where) from error
+        finally:
+            self._texts -= 1
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(status, headers, data, where)
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise UnavailableError(f"redirects to another address (HTTP {status})", where=where)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidObjectError("the response is not UTF-8", where=where) from error
 
     def json_on_thread(self, request: Request, *, timeout: float) -> dict[str, Any] | None:
         """Send a GET on the calling thread, and return the object; None if `json` is to send it, for any reason.
@@ -248,7 +280,7 @@ class HttpTransport:
 
     def _keep(self, connection: Connection) -> None:
         self._in_flight.discard(connection)
-        kept = MAX_REQUESTS if self._slots.waiting else _MAX_IDLE
+        kept = MAX_REQUESTS if self._slots.waiting else max(_MAX_IDLE, self._texts)
         is_current = connection.version == self._credentials.version
         if is_current and connection.reusable and not self._closed and len(self._idle) < kept:
             self._idle.append(connection)
@@ -256,13 +288,13 @@ class HttpTransport:
             connection.close()
 
 
-async def _read_body(connection: Connection, where: str) -> bytes:
+async def _read_body(connection: Connection, where: str, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     parts: list[bytes] = []
     size = 0
     async for part in connection.body():
         size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise InvalidObjectError(f"the response is larger than {MAX_BODY_BYTES >> 20} MiB", where=where)
+        if size > max_bytes:
+            raise InvalidObjectError(f"the response is larger than {max_bytes >> 20} MiB", where=where)
         parts.append(part)
     return b"".join(parts)
 

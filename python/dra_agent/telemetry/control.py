@@ -43,6 +43,10 @@ class DeviceValues(msgspec.Struct, frozen=True, omit_defaults=True):
     claims: tuple[str, ...] = ()
     """NAMESPACE/NAME of the claims that hold it."""
     values: DeviceSample = DeviceSample()
+    node: str = ""
+    """Empty: this host."""
+    pool: str = ""
+    """Where the device was read from /metrics."""
 
 
 class ClaimValues(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +59,8 @@ class ClaimValues(msgspec.Struct, frozen=True, omit_defaults=True):
     values: DeviceSample = DeviceSample()
     """Its counters start with the first sample of the claim."""
     idle_seconds: float | None = None
+    node: str = ""
+    """Empty: this host."""
 
 
 class CurrentValues(msgspec.Struct, frozen=True):

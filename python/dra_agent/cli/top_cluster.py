@@ -1,0 +1,247 @@
+"""`dra-agent top --all-nodes` and `kubectl dra top`: the telemetry of a cluster, node by node.
+
+Values come from the agents' /metrics. The claims that hold devices come from the API server. The values of a claim are
+only those that its agent reports as the claim's own: the values of a shared device are not those of one claim.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dra_agent.cli.top_endpoints import DirectAccess, Endpoint, Reading
+    from dra_agent.cli.top_tables import NodeValues, Shown
+    from dra_agent.kube_client import ApiClient
+    from dra_agent.telemetry.control import ClaimValues, DeviceValues
+
+Item = dict[str, Any]
+_DIRECT_FLAGS = ("metrics_ca", "metrics_server_name", "metrics_token_file")
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """Define the flags that choose agents and protect the connections to them."""
+    group = parser.add_argument_group("agents of a cluster")
+    group.add_argument("--node", metavar="NODE", help="only the agents of this node")
+    group.add_argument(
+        "--agent-namespace", metavar="NAMESPACE", help="namespace of the agents' pods (default: every one)"
+    )
+    group.add_argument(
+        "--direct",
+        action="store_true",
+        help="connect to the addresses of the pods instead of through the API server, for /metrics with a token",
+    )
+    group.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="[NODE=]URL",
+        help="read this address instead of the agents' pods; may be repeated",
+    )
+    group.add_argument("--metrics-ca", metavar="FILE", help="authority of the certificates of direct connections")
+    group.add_argument("--metrics-server-name", metavar="NAME", help="name in these certificates")
+    group.add_argument("--metrics-token-file", metavar="FILE", help="file with the token for direct connections")
+
+
+def is_of_cluster(args: argparse.Namespace) -> bool:
+    """Return whether the flags ask for agents of a cluster; raises UsageError for flags that need --all-nodes."""
+    from dra_agent.errors import UsageError
+
+    if args.all_nodes or args.endpoint:
+        return True
+    for flag in ("kubeconfig", "context", "node", "agent_namespace", "direct", *_DIRECT_FLAGS):
+        if getattr(args, flag):
+            raise UsageError("needs --all-nodes or --endpoint", where=f"--{flag.replace('_', '-')}")
+    return False
+
+
+def read_cluster(args: argparse.Namespace) -> Shown:
+    """Read the agents. Raises UsageError for wrong flags, and the errors of an API server that does not list pods."""
+    import asyncio
+
+    from dra_agent.cli.connection import call_cluster
+    from dra_agent.cli.top_endpoints import given_endpoint, read_endpoints
+
+    access = _access(args)
+    given = [given_endpoint(text, access) for text in args.endpoint]
+    if given:
+        if not args.all_nodes:
+            return merged(asyncio.run(read_endpoints(None, given, access)))
+        # With a cluster, its claims.
+        return call_cluster(args, lambda api: _read(api, args, access, given))
+    return call_cluster(args, lambda api: _read(api, args, access, None))
+
+
+async def _read(
+    api: ApiClient, args: argparse.Namespace, access: DirectAccess, endpoints: list[Endpoint] | None
+) -> Shown:
+    import asyncio
+
+    from dra_agent.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, read_endpoints
+    from dra_agent.errors import PermanentError
+
+    if endpoints is None:
+        endpoints = await find_endpoints(api, args.agent_namespace, args.node, direct=args.direct, access=access)
+        if not endpoints:
+            raise PermanentError(
+                "no pod of an agent was found",
+                where=f"pods with {NAME_LABEL} {' or '.join(AGENT_NAMES)}"
+                + (f" in namespace {args.agent_namespace}" if args.agent_namespace else "")
+                + (f" on node {args.node}" if args.node else ""),
+                hint="if they have other labels, name the addresses of their metrics with --endpoint",
+            )
+    drivers = {endpoint.driver for endpoint in endpoints if endpoint.driver}
+    (rows, notes), readings = await asyncio.gather(
+        _claims(api, args.node, drivers), read_endpoints(api, endpoints, access)
+    )
+    return merged(readings, rows, notes)
+
+
+async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) -> tuple[list[Item], list[str]]:
+    """Return the devices of these drivers that claims hold, of every driver if none is known.
+
+    Without permission there are none, and a note.
+    """
+    from dra_agent.cli.claims import allocated_devices
+    from dra_agent.errors import AgentError
+    from dra_agent.kube_client import RESOURCE_CLAIMS
+
+    try:
+        claims = (await api.list(RESOURCE_CLAIMS)).items
+    except AgentError as error:
+        return [], [f"claims are not known: {error.message}"]
+    rows = (row for claim in claims for row in allocated_devices(claim))
+    return [row for row in rows if node in (None, row["node"]) and (not drivers or row["driver"] in drivers)], []
+
+
+def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequence[str] = ()) -> Shown:
+    """Combine the values of agents with the devices that claims hold, as `allocated_devices` returns them."""
+    import msgspec
+
+    from dra_agent.cli.top_tables import NodeValues, Shown
+
+    holders: dict[tuple[str, str], set[str]] = {}
+    nodes: dict[tuple[str, str], str] = {}
+    devices: list[DeviceValues] = []
+    found: list[NodeValues] = []
+    failures: list[str] = []
+    own: dict[tuple[str, str, str, str], ClaimValues] = {}
+    for row in rows:
+        holders.setdefault((row["pool"], row["device"]), set()).add(f"{row['namespace']}/{row['claim']}")
+    unnamed = off = 0
+    for reading in readings:
+        node, values = reading.endpoint.node, reading.values
+        if values is None:
+            found.append(NodeValues(node, reading.endpoint.shown, reading.problem))
+            failures.append(f"no values: {node}: {reading.endpoint.shown}: {reading.problem}")
+            continue
+        if not values.is_on:
+            off += 1
+            found.append(NodeValues(node, reading.endpoint.shown, "telemetry is off"))
+            continue
+        unnamed += not values.names_claims
+        failures += (f"incomplete: {node}: {problem}" for problem in values.problems)
+        named: dict[str, set[str]] = {}
+        for claim in values.claims:
+            own[node, claim.namespace, claim.name, claim.device] = msgspec.structs.replace(claim, node=node)
+            named.setdefault(claim.device, set()).add(f"{claim.namespace}/{claim.name}")
+        of_node = []
+        for device in values.devices:
+            nodes[device.pool, device.device] = node
+            names = holders.get((device.pool, device.device)) or named.get(device.device, set())
+            of_node.append(msgspec.structs.replace(device, node=node, claims=tuple(sorted(names))))
+        devices += of_node
+        found.append(_node(node, reading.endpoint.shown, of_node))
+    known = [one for row in rows if (one := _claim(row, nodes, own)) is not None]
+    # A device that several requests of a claim share is one row.
+    claims = {(one.node, one.namespace, one.name, one.device): one for one in (*own.values(), *known)}
+    read = sum(reading.values is not None for reading in readings)
+    messages = list(notes)
+    if off:
+        messages.append(f"telemetry is off on {off} of {read} agents: set `interval` in the section [telemetry]")
+    if unnamed:
+        messages.append(
+            f"{unnamed} of {read} agents show no values of claims on their /metrics: claim_labels in [telemetry]"
+        )
+    return Shown(
+        title=f"cluster: {read} of {len(readings)} agents responded",
+        devices=devices,
+        claims=list(claims.values()),
+        nodes=found,
+        failures=failures,
+        notes=messages,
+        document={"agents": len(readings), "responded": read, "notes": messages, "failures": failures},
+    )
+
+
+def _claim(
+    row: Item, nodes: dict[tuple[str, str], str], own: dict[tuple[str, str, str, str], ClaimValues]
+) -> ClaimValues | None:
+    """Return a device of a claim with the values that are the claim's own; None for a device of an unknown node."""
+    import msgspec
+
+    from dra_agent.telemetry.control import ClaimValues
+    from dra_agent.telemetry.model import DeviceSample
+
+    node = row["node"] or nodes.get((row["pool"], row["device"]))
+    if node is None:
+        return None
+    values = own.get((node, row["namespace"], row["claim"], row["device"]))
+    if values is None:
+        values = ClaimValues(row["namespace"], row["claim"], row["device"], values=DeviceSample(), node=node)
+    return msgspec.structs.replace(values, uid=row["uid"] or "")
+
+
+def _node(node: str, endpoint: str, devices: Sequence[DeviceValues]) -> NodeValues:
+    from dra_agent.cli.top_tables import NodeValues
+
+    def known(field: str) -> list[Any]:
+        return [value for one in devices if (value := getattr(one.values, field)) is not None]
+
+    busy, used, limits, power, heat = map(
+        known,
+        ("gpu_utilization_ratio", "memory_used_bytes", "memory_limit_bytes", "power_watts", "temperature_celsius"),
+    )
+    return NodeValues(
+        node,
+        endpoint,
+        devices=len(devices),
+        held=sum(bool(one.claims) for one in devices),
+        gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,
+        memory_used_bytes=sum(used) if used else None,
+        memory_limit_bytes=sum(limits) if limits else None,
+        power_watts=sum(power) if power else None,
+        temperature_celsius=max(heat) if heat else None,
+    )
+
+
+def _access(args: argparse.Namespace) -> DirectAccess:
+    """Raises UsageError if a file of the flags cannot be used, or is not used at all."""
+    from dra_agent.bearer_tokens import read_tokens
+    from dra_agent.cli.top_endpoints import DirectAccess
+    from dra_agent.errors import UsageError
+
+    token = None
+    for flag in _DIRECT_FLAGS:
+        if getattr(args, flag) and not (args.direct or args.endpoint):
+            raise UsageError(
+                "is used for direct connections only",
+                where=f"--{flag.replace('_', '-')}",
+                hint="the API server accepts any certificate of a pod, and forwards no token; add --direct",
+            )
+    if args.metrics_ca and not Path(args.metrics_ca).is_file():
+        raise UsageError("there is no such file", where=f"--metrics-ca {args.metrics_ca}")
+    if args.metrics_token_file:
+        where = f"--metrics-token-file {args.metrics_token_file}"
+        try:
+            tokens = read_tokens(Path(args.metrics_token_file))
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the token cannot be read: {getattr(error, 'strerror', None) or error}", where=where
+            ) from error
+        token = tokens[0].decode("ascii")
+    return DirectAccess(
+        authority=Path(args.metrics_ca) if args.metrics_ca else None, server_name=args.metrics_server_name, token=token
+    )
