@@ -90,6 +90,9 @@ def test_the_page_follows_the_agent(start: Start, ui: Callable[..., Ui], state: 
     shown = page.shows("Notice: the node is being reclaimed")
     assert re.search(r'Time left: <strong role="timer" data-seconds="\d+\.\d">\d+ ', shown)
     assert "operator: maintenance" in shown and "team/training" in shown
+    # The notice releases the claim, whose containers may still run: its device is not free.
+    picture = page.get("topology.svg")
+    assert "gpu 0000:00:04.0" in picture and ">free<" not in picture and "\nfree<" not in picture
     assert agent.end() == 0
     shown = page.shows("No agent responds on this host")
     assert "no agent is running here" in shown

@@ -46,6 +46,19 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
     return holders
 
 
+def accepts_claims(shown: ShownHost) -> bool:
+    """Return whether new claims get devices: not while the agent of this host has a hint or notice of a reclaim."""
+    from dra_agent.errors import AgentError
+    from dra_agent.reclaim.control import Status, send_request
+
+    if not shown.is_agents:
+        return True
+    try:
+        return send_request(shown.config.state_dir, Status())["phase"] not in ("hint", "notice")
+    except AgentError:
+        return True  # the agent may stop during the request
+
+
 def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
     """Return the claims that hold a PCI function or a partition of it; None if no agent runs on this host."""
     if not shown.is_agents:
