@@ -349,3 +349,33 @@ def test_metrics_can_have_the_pods_of_claims(
             assert series not in agent.get("/metrics")[1]
 
     asyncio.run(scenario())
+
+
+def test_a_pod_can_request_the_notice_file(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[reclaim]\npod_notices = true\n")
+    claim = allocate(fake_api, "train")
+    annotations = {f"{DRIVER}/reclaim-notice": "true"}
+    metadata = {"namespace": "default", "name": "train-0", "annotations": annotations}
+    pod = fake_api.put("pods", {"metadata": metadata, "spec": {}})
+    (stored,) = fake_api.objects("resourceclaims")
+    users = [{"resource": "pods", "name": "train-0", "uid": pod["metadata"]["uid"]}]
+    fake_api.set_status("resourceclaims", "default", "train", {**stored["status"], "reservedFor": users})
+    kubernetes("--config", str(config)).ready()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert not (await prepare(driver, claim)).error
+            (spec,) = specs(tmp_path)
+            assert f"DRA_AGENT_NOTICE_DIR=/run/dra-agent/notice/{claim[2]}" in spec
+            # The annotation counts when the claim is prepared: its containers run.
+            fake_api.put("pods", {**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+            assert not (await prepare(driver, claim)).error
+            assert specs(tmp_path) == [spec]
+            assert await unprepare(driver, claim) == ""
+            assert not (await prepare(driver, claim)).error
+            assert "DRA_AGENT_NOTICE_DIR" not in specs(tmp_path)[0]
+
+    asyncio.run(scenario())

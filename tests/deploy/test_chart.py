@@ -236,6 +236,8 @@ def test_eviction_permission_is_optional_and_limited(render: Render) -> None:
         ("pods", "delete"),
         ("pods/eviction", "create"),
     }
+    assert pod_permissions({"podNotices": True}) == {("pods", "get")}
+    assert pod_permissions({"podNotices": True, "podEviction": "delete"}) == {("pods", "get"), ("pods", "delete")}
     objects = render({"podEviction": "delete"})
     policies = objects_by_name(objects, "ValidatingAdmissionPolicy")
     bound = {

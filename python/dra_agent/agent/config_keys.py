@@ -24,12 +24,16 @@ RELOADABLE = frozenset(
         "inventory.attributes",
         "inventory.host_uplink",
         "health",
-        *(f"reclaim.{key}" for key in ReclaimSettings.__struct_fields__ if key not in ("evict", "cordon")),
+        *(
+            f"reclaim.{key}"
+            for key in ReclaimSettings.__struct_fields__
+            if key not in ("evict", "cordon", "pod_notices")
+        ),
     }
 )
 """Keys, or sections with all their keys, that apply to a running agent.
 
-`evict` and `cordon` need permissions, which the chart grants together with a restart."""
+`evict`, `cordon` and `pod_notices` need permissions, which the chart grants together with a restart."""
 
 
 class ConfigKey(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
+from dra_agent.reclaim.claim_pods import PodClient
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
@@ -35,6 +36,7 @@ from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
+    from dra_agent.reclaim.pod_notices import PodNotices
 
 CONNECT_TIMEOUT_S = 30.0
 """Timeout of reading credentials; the server is not contacted for it."""
@@ -78,10 +80,11 @@ class KubernetesMode:
         self._drain: NodeDrain | None = None
         self._orphaned: OrphanedClaims | None = None
         self._release_socket: ReleaseSocket | None = None
+        self._claims = _Claims(self._api, claim_seen, by_pod=config.reclaim.pod_notices)
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
             config.driver_name,
-            _Claims(self._api, claim_seen),
+            self._claims,
             health=True,
             metrics=metrics,
             registered=self._registered,
@@ -156,6 +159,10 @@ class KubernetesMode:
             seen=self._claim_seen,
             active=self._leadership.is_leader,
         )
+        if self._config.reclaim.pod_notices:
+            from dra_agent.reclaim.pod_notices import PodNotices
+
+            self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         stacked = self._stack_preparers(preparer, ledger, self._reclaim, drain, claims, self._reporting)
         self._plugin.serve(stacked, hardware.published_health)
         claims.start(stacked.unprepare)
@@ -276,9 +283,14 @@ class KubernetesMode:
 class _Claims:
     """Claims from the API server, once connected."""
 
-    def __init__(self, api: asyncio.Future[ApiClient], seen: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, api: asyncio.Future[ApiClient], seen: Callable[[dict[str, Any]], None], *, by_pod: bool = False
+    ) -> None:
+        """`by_pod`: pods can request the notice file, as soon as `pod_notices` has a result."""
         self._api = api
         self._seen = seen
+        self._by_pod = by_pod
+        self.pod_notices: asyncio.Future[PodNotices] = asyncio.get_running_loop().create_future()
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
         if not self._api.done():
@@ -286,11 +298,14 @@ class _Claims:
                 await asyncio.shield(self._api)
         claim = await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
         self._seen(claim)
+        if self._by_pod:
+            async with asyncio.timeout(timeout):
+                return await (await asyncio.shield(self.pod_notices)).apply(claim)
         return claim
 
     def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
-        if not self._api.done():
-            return None
+        if not self._api.done() or self._by_pod:
+            return None  # pods are read on the event loop
         claim = self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
         if claim is not None:
             self._seen(claim)

@@ -121,5 +121,8 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cordon: Literal["auto"] | bool = "auto"
     """In a cluster: keep new pods off the node while a notice holds. auto: where a claim of the node is one that pods
     name, so that the next pod of the same claim would come here again."""
+    pod_notices: bool = False
+    """In a cluster: pods with the annotation `<driver>/reclaim-notice: "true"` get the notice file, as with
+    ReclaimNoticeConfig. Reads the pods of each claim that is prepared, which needs permission to get pods."""
     azure_acknowledge: bool = False
     """Acknowledge a user-initiated Azure event once every claim is released."""
