@@ -152,3 +152,31 @@ def test_a_thousand_nodes_and_many_pending_claims_have_limits(monkeypatch: pytes
     assert view.pending[0].reason.startswith("not evaluated")
     page = document("c", *cluster_page.content(Known(view, 0.0, None, None), 1), active="cluster", has_cluster=True)
     assert len(page) < 60_000
+
+
+def test_a_thousand_nodes_are_read_with_few_requests(
+    fake_api: FakeApi, args: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ui_cluster, "EXPLAIN_BUDGET_S", 0)
+    fake_api.put("namespaces", {"metadata": {"name": "default"}})
+    fake_api.put("deviceclasses", {"metadata": {"name": "any"}, "spec": {}})
+    for number in range(1000):
+        name = f"node-{number:04}"
+        fake_api.put("nodes", {"metadata": {"name": name}, "spec": {}})
+        entry = slice_of(device("gpu-0", {"type": "gpu"}), name=name, pool=name, nodeName=name)
+        fake_api.put("resourceslices", entry)
+        held = held_claim(f"train-{name}", name, "gpu-0")
+        held["status"]["allocation"]["devices"]["results"][0]["driver"] = entry["spec"]["driver"]
+        fake_api.put("resourceclaims", held)
+    for waiting in pending_claims(30):
+        fake_api.put("resourceclaims", waiting)
+    view = read_cluster_view(args)
+    assert (len(view.nodes), sum(node.held for node in view.nodes), view.pending_total) == (1000, 1000, 30)
+    # Pages of 500 objects: nodes, slices and claims; classes, taint rules, and the objects of one namespace.
+    assert len(fake_api.requests) <= 2 + 2 + 3 + 2 + 4
+    # Each page of the view has the size of its own nodes, wherever it is.
+    sizes = {
+        len(document("c", *cluster_page.content(Known(view, 0.0, None, None), page), active="", has_cluster=True))
+        for page in (1, 10, 20)
+    }
+    assert max(sizes) < 60_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from urllib.parse import urlsplit
 
@@ -131,8 +132,22 @@ def test_a_cluster_of_a_thousand_nodes_has_pages(serve: Serve) -> None:
     assert "Nodes 1 to 50 of 1,000" in first.text and 'href="cluster?page=2"' in first.text
     assert "Nodes 951 to 1,000 of 1,000" in last.text and 'rel="next"' not in last.text
     assert len(first.text) < 40_000
+    assert re.findall(r'href="cluster\?page=(\d+)" rel', last.text) == ["19"]
+    assert re.findall(r'page=(\d+)"[^>]*>\d+<', last.text) == [str(number) for number in range(1, 21)]
+    assert 'href="cluster?page=20" aria-current="page"' in last.text
     for query in ("page=0", "page=999999", "page=-1", "page=1&x=1", "page=²", "page=" + "9" * 500, "x"):
         assert request(server.url, path=f"{path}cluster?{query}".encode("ascii", "ignore").decode()).status == 200
+
+
+def test_pages_of_the_largest_cluster_are_few_links() -> None:
+    nodes = tuple(node(number) for number in range(5000))
+    page = document(
+        "c", *cluster.content(Known(ClusterView(nodes=nodes), 0.0, None, None), 42), active="", has_cluster=True
+    )
+    numbers = [int(number) for number in re.findall(r'page=(\d+)"[^>]*>\d+<', page)]
+    assert len(numbers) <= cluster.MAX_PAGE_LINKS + 2
+    assert {1, 42, 100} <= set(numbers) and numbers == sorted(numbers)
+    assert max(after - before for before, after in itertools.pairwise(numbers)) <= 5
 
 
 def test_reclaims_and_pending_claims_have_reasons_and_limits() -> None:

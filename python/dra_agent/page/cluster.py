@@ -11,6 +11,8 @@ from dra_agent.page.last_known import Known
 from dra_agent.page.views import ClusterView, NodeView
 
 NODES_PER_PAGE = 50
+MAX_PAGE_LINKS = 20
+"""Pages that are linked by number, besides the present one and the last."""
 MAX_RECLAIMS = 50
 """Nodes being reclaimed that are listed."""
 MAX_NAMES = 8
@@ -99,13 +101,24 @@ def _nodes(nodes: Sequence[NodeView], page: int) -> Html:
 
 
 def _pages(page: int, pages: int) -> Content:
+    """Return links to the neighbors of a page, and to a few others, so that no page is far away."""
     if pages == 1:
         return None
-    links = [
+    steps = [
         element("a", label, href=f"cluster?page={target}", rel=rel)
         for label, target, rel in (("Previous", page - 1, "prev"), ("Next", page + 1, "next"))
         if 1 <= target <= pages
     ]
+    every = -(-pages // MAX_PAGE_LINKS)
+    numbers = [
+        element("a", f"{number:,}", href=f"cluster?page={number}", aria_current="page" if number == page else None)
+        for number in sorted({page, *range(1, pages + 1, every), pages})
+    ]
     return element(
-        "nav", [[link, " "] for link in links], f"Page {page} of {pages}", aria_label="Pages of nodes", class_="pages"
+        "nav",
+        [[link, " "] for link in steps],
+        f"Page {page} of {pages}: ",
+        [[link, " "] for link in numbers],
+        aria_label="Pages of nodes",
+        class_="pages",
     )
