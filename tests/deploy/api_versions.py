@@ -39,6 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "claimStatus": "all",
         "podEviction": "evict",
         "logind": True,
+        "podNotices": True,
+        "podResources": True,
         "secondManager": "publish",
         "image": {"repository": "a.example/b", "tag": "1", "digest": f"sha256:{'0' * 64}", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],

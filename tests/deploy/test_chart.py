@@ -14,6 +14,7 @@ import yaml
 from deploy.rendering import CHART, Objects, RefusedError, Render, container, objects_by_name, only_object
 from dra_agent.agent.config import HELP, Config
 from dra_agent.inventory.settings import DEFAULT_DRIVER
+from dra_agent.kubelet_plugin.pod_resources import SOCKET
 from dra_agent.reclaim.settings import ReclaimSettings
 
 
@@ -83,6 +84,15 @@ def test_the_dbus_of_the_node_is_mounted_only_on_request(render: Render) -> None
     directory = Path(ReclaimSettings().dbus_address.removeprefix("unix:path=")).parent
     assert (mount["name"], mount["mountPath"], mount["readOnly"]) == (volume["name"], str(directory), True)
     assert volume["hostPath"] == {"path": str(directory), "type": "DirectoryOrCreate"}
+
+
+def test_the_kubelets_list_of_containers_is_mounted_only_on_request(render: Render) -> None:
+    def mounts(values: dict[str, Any]) -> list[dict[str, Any]]:
+        return [one for one in container(render(values))["volumeMounts"] if one["name"] == "pod-resources"]
+
+    assert mounts({}) == []
+    (mount,) = mounts({"podResources": True, "kubeletDir": "/var/data/kubelet"})
+    assert mount["mountPath"] == str(Path("/var/data/kubelet") / SOCKET).rpartition("/")[0] and mount["readOnly"]
 
 
 def test_every_variable_is_known_to_the_agent(render: Render) -> None:

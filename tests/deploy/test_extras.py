@@ -15,6 +15,7 @@ EVERYTHING: dict[str, Any] = {
     "mig": "partition",
     "config": '[[inventory.partition]]\nmode = "mig"\nwhen = "true"\n',
     "logind": True,
+    "podResources": True,
     "nvidia": {"driverRoot": "auto"},
     "metrics": {"tlsSecret": "certificate", "tokenSecret": "tokens"},
 }

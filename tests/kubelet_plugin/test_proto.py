@@ -15,6 +15,7 @@ from dra_agent.kubelet_plugin.proto import (
     health_v1_pb2,
     health_v1alpha1_pb2,
     pluginregistration_pb2,
+    podresources_v1_pb2,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ FOLDER = Path("dra_agent/kubelet_plugin/proto")
 
 def test_generated_code_is_reproducible(tmp_path: Path) -> None:
     sources = sorted((ROOT / "python" / FOLDER).glob("*.proto"))
-    assert len(sources) == 5
+    assert len(sources) == 6
     plugin = Path(sys.executable).with_name("protoc-gen-mypy")
     compiler = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin=protoc-gen-mypy={plugin}"]
     outputs = [f"-I{ROOT / 'python'}", f"--python_out={tmp_path}", f"--mypy_out=quiet:{tmp_path}"]
@@ -47,6 +48,7 @@ def test_generated_code_is_reproducible(tmp_path: Path) -> None:
         ),
         (health_v1_pb2, "v1.DRAResourceHealth", ["NodeWatchResources"]),
         (health_v1alpha1_pb2, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
+        (podresources_v1_pb2, "v1.PodResourcesLister", ["List"]),
     ],
 )
 def test_service_names_match_the_kubelet(messages: ModuleType, service: str, methods: list[str]) -> None:
@@ -75,6 +77,13 @@ def test_encoding_of_device_health() -> None:
         message="m",
     )
     assert health.SerializeToString() == b"\x0a\x06\x0a\x01p\x12\x01d\x10\x02\x18\x07\x20\x1e\x2a\x01m"
+
+
+def test_encoding_of_the_containers_of_a_claim() -> None:
+    response = podresources_v1_pb2.ListPodResourcesResponse()
+    container = response.pod_resources.add(name="p", namespace="n").containers.add(name="c")
+    container.dynamic_resources.add(claim_name="k", claim_namespace="n")
+    assert response.SerializeToString() == b"\x0a\x13\x0a\x01p\x12\x01n\x1a\x0b\x0a\x01c\x2a\x06\x12\x01k\x1a\x01n"
 
 
 def test_encoding_of_plugin_info() -> None:

@@ -341,6 +341,7 @@ class Agent:
                     lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
                     claim_labels=labels == "on" or (labels == "auto" and not config.is_metrics_address_open),
                     pods=self._claim_pods,
+                    containers=self._list_containers(stack, ledger),
                 )
             )
         stack.push_async_callback(self._close, "telemetry", sampler.stop)
@@ -500,6 +501,22 @@ class Agent:
 
         self._claim_pods = ClaimPods()
         return self._claim_pods.seen
+
+    def _list_containers(
+        self, stack: AsyncExitStack, ledger: JournalLedger
+    ) -> Callable[[], list[tuple[str, str, str, str]]] | None:
+        """Return what lists the containers of prepared claims; None unless they are wanted, and there is a kubelet."""
+        config = self._config
+        if config.standalone or not config.telemetry.claim_containers:
+            return None
+        from dra_agent.kubelet_plugin.pod_resources import ClaimContainers
+
+        containers = ClaimContainers(config.kubelet_dir, config.telemetry.interval)
+        stack.push_async_callback(self._close, "containers of claims", containers.stop)
+        containers.start()
+        return lambda: containers.of(
+            {(entry.namespace, entry.name) for entry in ledger.entries() if entry.state == "completed"}
+        )
 
     def _ready(self, claims: int) -> None:
         assert self._hardware is not None

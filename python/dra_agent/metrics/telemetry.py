@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dra_agent.claim import ClaimRef
@@ -32,10 +32,12 @@ class TelemetryMetrics:
         *,
         claim_labels: bool,
         pods: ClaimPods | None = None,
+        containers: Callable[[], Iterable[Sequence[str]]] | None = None,
     ) -> None:
         """`held` returns the uids of prepared claims: one that was released since the last sample has no series.
 
-        `pods`: the pods of claims, where they are wanted too.
+        `pods`: the pods of claims, where they are wanted too. `containers` returns namespace, claim, pod and name of
+        each container of a prepared claim.
         """
         self._read = read
         self._inventory = inventory
@@ -43,6 +45,7 @@ class TelemetryMetrics:
         self._held = held
         self._claim_labels = claim_labels
         self._pods = pods
+        self._containers = containers
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics: nothing is read before the first scrape."""
@@ -58,6 +61,8 @@ class TelemetryMetrics:
             yield from _claims(snapshot, held)
             if self._pods is not None:
                 yield _pods(self._pods, held)
+            if self._containers is not None:
+                yield _containers(self._containers())
 
     def _devices(self, snapshot: TelemetrySnapshot) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -143,6 +148,19 @@ def _pods(pods: ClaimPods, held: set[str]) -> Metric:
     # Two claims of one name: the older one is being released.
     for labels in sorted({(claim.namespace, claim.name, pod) for claim, pod in pods.of(held)}):
         family.add_metric(list(labels), 1)
+    return family
+
+
+def _containers(containers: Iterable[Sequence[str]]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(
+        f"{_CLAIM}_container_info",
+        "Always 1; containers that use a claim.",
+        labels=["namespace", "claim", "pod", "container"],
+    )
+    for labels in containers:
+        family.add_metric(labels, 1)
     return family
 
 

@@ -16,3 +16,5 @@ class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Whether /metrics has series with the name of a claim. auto: on a loopback address, or with TLS and a token."""
     claim_pods: bool = False
     """Whether /metrics also has the pods of each claim, where it has names of claims."""
+    claim_containers: bool = False
+    """In a cluster: whether /metrics also has the containers of each claim, from the kubelet's PodResources API."""

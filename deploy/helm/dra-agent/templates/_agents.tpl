@@ -192,7 +192,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" "nvidia-driver" "metrics-tls" "metrics-token" }}
+{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" "pod-resources" "nvidia-driver" "metrics-tls" "metrics-token" }}
 {{- range .Values.extraVolumes }}
 {{- if has .name $names }}
 {{- fail (printf "%sextraVolumes: the chart, or an earlier entry, has a volume %q" $where .name) }}
@@ -200,7 +200,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- $names = append $names .name }}
 {{- end }}
 {{- $paths := list "/etc/dra-agent" "/tmp" "/run/dra-agent" "/sys" "/dev" "/run/host-net" "/run/dbus" "/etc/metrics-tls" "/etc/metrics-token" .Values.cdiDir .Values.staticCdiDir .Values.stateDir }}
-{{- $paths = concat $paths (list (printf "%s/plugins_registry" .Values.kubeletDir) (printf "%s/plugins/%s" .Values.kubeletDir .Values.driverName) (include "dra-agent.nvidiaDriverMount" .)) }}
+{{- $paths = concat $paths (list (printf "%s/plugins_registry" .Values.kubeletDir) (printf "%s/pod-resources" .Values.kubeletDir) (printf "%s/plugins/%s" .Values.kubeletDir .Values.driverName) (include "dra-agent.nvidiaDriverMount" .)) }}
 {{- range .Values.extraVolumeMounts }}
 {{- $path := trimSuffix "/" .mountPath }}
 {{- if has $path $paths }}
