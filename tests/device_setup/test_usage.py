@@ -206,6 +206,17 @@ def test_usage_without_a_counter_is_unknown(tree: Path, meter: Meter) -> None:
     assert meter(tree).read(held(), amd()).used is None
 
 
+def test_a_sample_never_starts_the_library(tree: Path) -> None:
+    host = Host(tree / "sys", tree / "dev", tree / "proc")
+    reader = UsageReader(host, tree / "state", 1.0, (held(),), is_sample=True)
+    try:
+        for device in (gpu("mps", uuid="GPU-1"), gpu("nvml-cgroup", uuid="GPU-1")):
+            usage = reader.read(held(), device)
+            assert (usage.used, usage.note) == (None, "NVML is not running")
+    finally:
+        reader.close()
+
+
 CLAIM = b"DRA_AGENT_DEVICE_GPU_0000_1B_00_0=default/train/gpu\0"
 
 

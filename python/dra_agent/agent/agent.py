@@ -327,6 +327,8 @@ class Agent:
             inventory=lambda: hardware.inventory,
             xids=lambda: hardware.monitor.xids,
             entries=ledger.entries,
+            pods=dict if self._claim_pods is None else self._claim_pods.uids,
+            standalone=config.standalone,
             is_newest=self._is_newest,
         )
         if metrics is not None:
@@ -340,7 +342,7 @@ class Agent:
                     config.node,
                     lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
                     claim_labels=labels == "on" or (labels == "auto" and not config.is_metrics_address_open),
-                    pods=self._claim_pods,
+                    pods=self._claim_pods if config.telemetry.claim_pods else None,
                     containers=self._list_containers(stack, ledger),
                 )
             )
@@ -493,9 +495,8 @@ class Agent:
         return mode
 
     def _remember_pods(self) -> Callable[[dict[str, Any]], None]:
-        """Return what is called with each claim that is read; it does nothing unless pods are wanted in metrics."""
-        telemetry = self._config.telemetry
-        if not telemetry.interval or not telemetry.claim_pods:
+        """Return what is called with each claim that is read; it does nothing without telemetry."""
+        if not self._config.telemetry.interval:
             return lambda claim: None
         from dra_agent.telemetry.claim_pods import ClaimPods
 

@@ -34,7 +34,7 @@ EPILOG = (
     )
     + """
 The agent samples at `interval` of its section [telemetry], not for this command. A value that is not known is a dash.
-Only a claim that holds a device alone has values: those of a shared device are not its own.
+A claim that holds a device alone has its values; one that shares a device has its memory at most.
 """
 )
 

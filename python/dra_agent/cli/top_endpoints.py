@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -19,8 +20,6 @@ import msgspec
 from dra_agent.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dra_agent.kube_client import ApiClient, Object
     from dra_agent.telemetry.exposition import ExposedValues
 

@@ -22,7 +22,7 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.cli.flags import chosen_namespace, in_namespace
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.device_setup.shares.usage import UsageReader
+    from dra_agent.device_setup.shares.usage import UsageReader, held_shares
     from dra_agent.inventory.collector import collect
     from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET
@@ -32,7 +32,7 @@ def print_usage(args: argparse.Namespace) -> int:
     config = shown.config
     entries = _entries(shown.records)
     standalone = config.standalone or exists(config.state_dir / SOCKET)
-    holdings = _holdings(entries, {} if standalone else _pods(args, entries))
+    holdings = held_shares(entries, {} if standalone else _pods(args, entries))
     with command_host(config) as host:
         inventory = collect(host, scan(host), config.inventory, driver=config.driver_name)
         everything = [held for held, _ in holdings]
@@ -74,31 +74,6 @@ def _entries(state_dir: Path) -> list[LedgerEntry]:
 
     entries, _ = read_copy(state_dir) or ([], None)
     return entries
-
-
-def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str]) -> list[tuple[HeldShare, bool]]:
-    """Return the usage of claims, and True if it is shown; `pods`: the UIDs of a claim's pods, or why they are unknown.
-
-    A claim with admin access, and a claim whose record cannot be read, may use a device, but have no amount of it.
-    """
-    from dra_agent.device_setup.shares.usage import HeldShare
-    from dra_agent.inventory.shares import MEMORY
-    from dra_agent.prepare.record import read
-
-    found = []
-    for entry in entries:
-        record = read(entry)
-        users = pods.get(entry.uid, "")
-        known, why = (None, users) if isinstance(users, str) else (users, "")
-        name = f"{entry.namespace}/{entry.name}"
-        if record is None:
-            keys = [(item.key, item.pool) for item in entry.devices if item.request]
-            found += [(HeldShare(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
-            continue
-        for item in record.devices:
-            consumed = item.consumed_capacity.get(MEMORY)
-            found.append((HeldShare(entry.uid, name, item.key, consumed, item.pool, known, why), not item.admin_access))
-    return found
 
 
 def _pods(args: argparse.Namespace, entries: list[LedgerEntry]) -> dict[str, frozenset[str] | str]:

@@ -9,7 +9,7 @@ from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.telemetry.accounting import ClaimUsage
 from dra_agent.telemetry.claim_pods import ClaimPods
-from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS
+from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS, DeviceSample
 from dra_agent.telemetry.sampler import TelemetrySnapshot
 
 if TYPE_CHECKING:
@@ -113,10 +113,14 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
         if claim.uid in held
     }
     usage: dict[tuple[str, str], ClaimUsage] = {(one.claim.uid, one.device): one for one in snapshot.usage}
+    shares = _shares(snapshot, held)
     for name in GAUGES:
         gauge = GaugeMetricFamily(f"{_CLAIM}_{name}", f"{_help(name)}, of a claim.", labels=_CLAIM_LABELS)
         for labels, (_, device) in holders.items():
             sample = snapshot.samples.get(device)
+            if sample is not None and (value := getattr(sample, name)) is not None:
+                gauge.add_metric(list(labels), value)
+        for labels, sample in shares.items():
             if sample is not None and (value := getattr(sample, name)) is not None:
                 gauge.add_metric(list(labels), value)
         yield gauge
@@ -137,6 +141,16 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
         if counts is not None and counts.idle_seconds is not None:
             idle.add_metric(list(labels), counts.idle_seconds)
     yield idle
+
+
+def _shares(snapshot: TelemetrySnapshot, held: set[str]) -> dict[tuple[str, str, str], DeviceSample | None]:
+    """Return the memory of claims that share a device; None for two claims of one name, of which one ends."""
+    found: dict[tuple[str, str, str], DeviceSample | None] = {}
+    for (claim, device), sample in snapshot.shares.items():
+        labels = (claim.namespace, claim.name, device)
+        if claim.uid in held:
+            found[labels] = None if labels in found else sample
+    return found
 
 
 def _pods(pods: ClaimPods, held: set[str]) -> Metric:

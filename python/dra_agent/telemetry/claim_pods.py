@@ -24,6 +24,8 @@ class ClaimPods:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pods: dict[str, tuple[ClaimRef, tuple[str, ...]]] = {}
+        self._uids: dict[str, frozenset[str]] = {}
+        """UIDs of all pods by claim; a claim with other users than pods is missing."""
 
     def seen(self, claim: Mapping[str, Any]) -> None:
         """Record a claim as the API server returned it; one of another form is ignored."""
@@ -43,14 +45,36 @@ class ClaimPods:
             and not user.get("apiGroup")
             and isinstance(user.get("name"), str)
         }
+        uids = _uids(users)
         with self._lock:
             self._pods.pop(claim_ref.uid, None)
             self._pods[claim_ref.uid] = claim_ref, tuple(sorted(pods)[:MAX_PODS])
+            self._uids.pop(claim_ref.uid, None)
+            if uids is not None:
+                self._uids[claim_ref.uid] = uids
             if len(self._pods) > MAX_CLAIMS:
-                del self._pods[next(iter(self._pods))]
+                oldest = next(iter(self._pods))
+                del self._pods[oldest]
+                self._uids.pop(oldest, None)
 
     def of(self, prepared: Collection[str]) -> list[tuple[ClaimRef, str]]:
         """Return each claim of these UIDs with each of its pods."""
         with self._lock:
             found = [self._pods[uid] for uid in prepared if uid in self._pods]
         return [(claim, pod) for claim, pods in found for pod in pods]
+
+    def uids(self) -> dict[str, frozenset[str]]:
+        """Return the UIDs of the pods of each claim, when it was read; claims with other users are missing."""
+        with self._lock:
+            return dict(self._uids)
+
+
+def _uids(users: Any) -> frozenset[str] | None:
+    """Return the UIDs of the pods for which a claim is reserved; None if it is reserved for anything else."""
+    found = set()
+    for user in users if isinstance(users, list) else ():
+        is_pod = isinstance(user, Mapping) and user.get("resource") == "pods" and not user.get("apiGroup")
+        if not is_pod or not isinstance(user.get("uid"), str):
+            return None
+        found.add(user["uid"])
+    return frozenset(found) or None

@@ -119,9 +119,10 @@ def current_values(
 ) -> CurrentValues:
     """Return the values of devices that were sampled, and those of every claim on a device of this host.
 
-    A claim that shares its device is there without values: they are not its own.
+    A claim that shares its device has the memory that is counted for it, and no other values: they are not its own.
     """
     usage = {(one.claim.uid, one.device): one for one in snapshot.usage}
+    shares = {(claim.uid, device): sample for (claim, device), sample in snapshot.shares.items()}
     holders: dict[str, list[str]] = {}
     claims: list[ClaimValues] = []
     for entry in entries:
@@ -139,7 +140,9 @@ def current_values(
                     entry.name,
                     name,
                     entry.uid,
-                    DeviceSample() if sample is None else msgspec.structs.replace(sample, **totals),
+                    shares.get((entry.uid, name), DeviceSample())
+                    if sample is None
+                    else msgspec.structs.replace(sample, **totals),
                     counts.idle_seconds if is_own and counts is not None else None,
                 )
             )

@@ -24,6 +24,7 @@ from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFail
 from dra_agent.telemetry.claims import Holders, exclusive_holders, same_before_and_after
 from dra_agent.telemetry.model import DeviceSample, TelemetrySource
 from dra_agent.telemetry.plausibility import drop_impossible
+from dra_agent.telemetry.shares import ShareReader, ShareSamples
 from dra_agent.telemetry.sources.registry import SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class TelemetrySnapshot(msgspec.Struct, frozen=True):
     """By device; one whose values are unknown is missing."""
     holders: Holders = {}
     """Claims whose values are those of their device."""
+    shares: ShareSamples = {}
+    """Memory of claims that share their device, where it is known."""
     usage: tuple[ClaimUsage, ...] = ()
     failures: tuple[TelemetryFailure, ...] = ()
     sampled_at: float = 0.0
@@ -64,15 +67,18 @@ class Sampler:
         inventory: Callable[[], Inventory],
         entries: Callable[[], list[LedgerEntry]],
         xids: Callable[[], Mapping[str, int]] = dict,
+        pods: Callable[[], Mapping[str, frozenset[str]]] = dict,
+        standalone: bool = False,
         is_newest: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         device_timeout_s: float = DEVICE_TIMEOUT_S,
     ) -> None:
-        """`now` returns seconds since boot, `xids` the XIDs of devices since the start.
+        """`now` returns seconds since boot, `xids` the XIDs of devices since the start, `pods` UIDs of pods by claim.
 
         Only the newest of several agents on a state directory samples.
         """
         self._sources = SourceRegistry(host)
+        self._shares = ShareReader(host, state_dir, pods, standalone=standalone)
         self._state_dir = state_dir
         self._boot_id = boot_id
         self._accounting: Accounting | None = None
@@ -120,9 +126,11 @@ class Sampler:
         began_at = self._now()
         accounting = self._accounting = self._accounting or self._continued()
         inventory = self._inventory()
-        before = exclusive_holders(self._entries(), inventory)
+        entries_before = self._entries()
+        before = exclusive_holders(entries_before, inventory)
         failures: list[TelemetryFailure] = []
         samples = self._read(inventory, failures)
+        shares = self._shares.read(entries_before, inventory, before)
         for device, count in self._xids().items():
             if (sample := samples.get(device)) is not None:
                 xid_errors = count + self._xids_before.get(device, 0.0)
@@ -139,7 +147,11 @@ class Sampler:
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
         self._report(failures)
         accounting.save(failures, now, period_s)
-        self._snapshot = TelemetrySnapshot(samples, holders, accounting.usage(), tuple(failures), now, period_s)
+        if entries != entries_before:
+            # A claim that began or ended meanwhile may have a part of what was counted.
+            shares = {}
+        usage = accounting.usage()
+        self._snapshot = TelemetrySnapshot(samples, holders, shares, usage, tuple(failures), now, period_s)
 
     def _continued(self) -> Accounting:
         """Load the counters of claims. XIDs count on from there: the agent itself counts them from 0."""

@@ -6,7 +6,7 @@ container can choose neither, unlike its environment. If they are ambiguous, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,9 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.process_visibility import hidden_processes_reason
-from dra_agent.inventory.shares import offered_enforcement
+from dra_agent.inventory.shares import MEMORY, offered_enforcement
+from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.prepare.record import read
 
 
 class HeldShare(msgspec.Struct, frozen=True):
@@ -63,14 +65,26 @@ class UsageReader:
     """Reads usage on one host, once; `close` releases NVML."""
 
     def __init__(
-        self, host: Host, state_dir: Path, timeout: float, everything: Sequence[HeldShare], *, standalone: bool = False
+        self,
+        host: Host,
+        state_dir: Path,
+        timeout: float,
+        everything: Sequence[HeldShare],
+        *,
+        standalone: bool = False,
+        is_sample: bool = False,
     ) -> None:
-        """`everything` includes claims with admin access. `standalone`: claims have no pods."""
+        """`everything` includes claims with admin access. `standalone`: claims have no pods.
+
+        `is_sample`: for telemetry. NVML is not started, and the pods of claims may be incomplete, so the usage of a
+        device is unknown while a pod that is in no claim uses it.
+        """
         self._host = host
         self._grants = ShareLimitStore(state_dir / "limits")
         self._nvml = acquire(host.nvml, timeout)
         self._driver = DriverLimit(host.nvml, timeout)
         self._standalone = standalone
+        self._is_sample = is_sample
         self._everything = everything
         self._computing: dict[str, dict[int, int | None]] = {}
         self._places: dict[int, Place] | None = None
@@ -88,6 +102,8 @@ class UsageReader:
         limited = enforcement not in (None, "none") and held.consumed is not None
         limit = _native.quantity_value(held.consumed) if limited and held.consumed is not None else None
         each = _LIMIT_SCOPE.get(enforcement or "") if limited else None
+        if self._is_sample and device.vendor == "nvidia" and not self._nvml.is_running:
+            return Usage(limit, None, None, "NVML is not running", each)
         try:
             if enforcement == "nvml-cgroup":
                 return Usage(limit, self._by_driver(held, device), "driver, per cgroup", limit_for=each)
@@ -139,8 +155,9 @@ class UsageReader:
         self._check_visibility()
         uuid = device.identity["uuid"]
         if uuid not in self._computing:
-            self._nvml.start()
-            about = device.pci_address
+            if not self._is_sample:
+                self._nvml.start()
+            about = f"telemetry of {device.name}" if self._is_sample else device.pci_address
             handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=about)
             self._computing[uuid] = dict(self._nvml.call("compute_processes", handle, about=about))
         amounts = []
@@ -171,6 +188,8 @@ class UsageReader:
         candidates = [one for one in self._everything if _device(one) == _device(held)]
         if place.kind == "pod":
             candidates = [one for one in candidates if one.pods is None or place.pod_uid in one.pods]
+            if self._is_sample and not candidates:
+                return "its pod may have joined a claim after that was prepared"
         if held not in candidates:
             return None
         if place.kind == "unknown":
@@ -184,6 +203,30 @@ class UsageReader:
         if held.pods is None:
             return held.pods_unknown or "the pods of the claim are not known"
         return "" if place.kind == "pod" else "its cgroup names no pod"
+
+
+def held_shares(
+    entries: Iterable[LedgerEntry], pods: Mapping[str, frozenset[str] | str]
+) -> list[tuple[HeldShare, bool]]:
+    """Return the devices and shares of claims, and True for those that have an amount.
+
+    `pods`: the UIDs of a claim's pods, or why they are unknown. A claim with admin access, and a claim whose record
+    cannot be read, may use a device, but have no amount of it.
+    """
+    found = []
+    for entry in entries:
+        record = read(entry)
+        users = pods.get(entry.uid, "")
+        known, why = (None, users) if isinstance(users, str) else (users, "")
+        name = f"{entry.namespace}/{entry.name}"
+        if record is None:
+            keys = [(item.key, item.pool) for item in entry.devices if item.request]
+            found += [(HeldShare(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
+            continue
+        for item in record.devices:
+            consumed = item.consumed_capacity.get(MEMORY)
+            found.append((HeldShare(entry.uid, name, item.key, consumed, item.pool, known, why), not item.admin_access))
+    return found
 
 
 def _device(held: HeldShare) -> tuple[str, str]:
