@@ -1,8 +1,8 @@
 """`make image-base`: local images in place of the two that deploy/Containerfile names, for machines without a registry.
 
-The base is a Debian with Python and a C compiler, made by mmdebstrap from the packages of base.lock; its name contains
-the hash of that file. The other one has the Rust toolchain of this machine, whose version is that of
-rust-toolchain.toml. Requires root.
+The base is a Debian with Python and a C compiler, made by mmdebstrap from the packages that are recorded for its
+architecture; its name contains the hash of that record. The other one has the Rust toolchain of this machine, whose
+version is that of rust-toolchain.toml. Requires root.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def create(names: Collection[str], buildah: Buildah, *, replace: bool = False) -
 
 
 def create_base(buildah: Buildah) -> None:
-    """Create the base from Debian packages; raises BuildError if they are not those of base.lock."""
+    """Create the base from Debian packages; raises BuildError if they are not the recorded ones."""
     with tempfile.TemporaryDirectory(prefix="dra-agent-base-") as folder:
         found = bootstrap(Path(folder))
         try:

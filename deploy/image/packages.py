@@ -1,4 +1,4 @@
-"""The Debian packages of the local base: their versions and hashes are recorded in base.lock, and compared.
+"""The Debian packages of the local base: their versions and hashes are recorded for each architecture, and compared.
 
 apt verifies each package against the hash in the signed index of the suite; mmdebstrap then reports what it has
 installed. A mirror serves only the newest version of a package, so a point release of Debian ends the build until the
@@ -8,12 +8,15 @@ file is written again: a base never changes without a change in this repository.
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-LOCK = Path(__file__).with_name("base.lock")
+LOCKS = {"x86_64": "base.lock", "aarch64": "base-arm64.lock"}
+"""The file of each machine: an update on one of them keeps the record of the other."""
+LOCK = Path(__file__).with_name(LOCKS.get(platform.machine(), "base.lock"))
 HEADER = "# package version architecture SHA-256; written by `make image-base ARGS=--update-lock`\n"
 MAX_NAMED = 5
 """Differences that are named in one message."""

@@ -12,8 +12,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from deploy.image import packages
+
 SUMS = "SHA256SUMS"
-LOCKS = ("Cargo.lock", "deploy/image/base.lock", "requirements.lock", "rust-toolchain.toml")
+LOCKS = (
+    "Cargo.lock",
+    *(f"deploy/image/{name}" for name in sorted(packages.LOCKS.values())),
+    "requirements.lock",
+    "rust-toolchain.toml",
+)
 
 
 def write(output: Path, sources: Path, *, version: str, revision: str, bases: dict[str, str]) -> None:

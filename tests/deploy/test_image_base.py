@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from deploy.image import bases, packages
 from deploy.image import build as build_module
-from deploy.image.build import build
+from deploy.image.build import ARCHITECTURES, build
 from deploy.image.buildah import Buildah, BuildError
 from deploy.image.packages import Package
 
@@ -70,10 +70,15 @@ def test_other_packages_end_the_build(found: list[Package], message: str, tmp_pa
         packages.check(found, lock)
 
 
+@pytest.mark.parametrize(("machine", "architecture"), ARCHITECTURES.items())
+def test_the_packages_of_each_architecture_are_recorded(machine: str, architecture: str) -> None:
+    recorded = packages.read(packages.LOCK.with_name(packages.LOCKS[machine]))
+    assert set(bases.INCLUDED.split(",")) <= {package.name for package in recorded}
+    assert all(re.fullmatch(r"[0-9a-f]{64}", package.sha256) for package in recorded)
+    assert {package.architecture for package in recorded} == {architecture, "all"}
+
+
 def test_the_base_is_named_by_its_packages_and_the_toolchain_by_its_version() -> None:
-    names = {package.name for package in packages.read()}
-    assert set(bases.INCLUDED.split(",")) <= names
-    assert all(re.fullmatch(r"[0-9a-f]{64}", package.sha256) for package in packages.read())
     assert bases.BASE.partition(":") == ("localhost/dra-agent-base", ":", f"bookworm-{packages.digest()[:12]}")
     assert bases.RUST.rpartition(":")[2] == bases.TOOLCHAIN
 
