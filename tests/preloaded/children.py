@@ -105,14 +105,17 @@ class ForkedProcess(subprocess.Popen[Any]):
 
 
 def read_status(status: int, timeout_s: float | None) -> int | None:
-    """Return the exit code that the preloaded process writes to a pipe, and close it; None after `timeout_s`."""
+    """Return the exit code that the preloaded process writes to a pipe, and close it; None after `timeout_s`.
+
+    The pipe stays open if the preloaded process has ended, so that each call reports this.
+    """
     poll = select.poll()
     poll.register(status, select.POLLIN)
     if not poll.poll(None if timeout_s is None else timeout_s * 1000):
         return None
     text = os.read(status, 32)
-    os.close(status)
     assert text, "the preloaded process has ended before its child"
+    os.close(status)
     return os.waitstatus_to_exitcode(int(text))
 
 
