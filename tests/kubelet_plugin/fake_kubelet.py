@@ -37,7 +37,13 @@ class Driver:
     messages: ModuleType
     channel: grpc.aio.Channel
 
-    async def call(self, method: str, claims: Sequence[tuple[str, str, str]], timeout: float = 45.0) -> Any:
+    async def call(
+        self,
+        method: str,
+        claims: Sequence[tuple[str, str, str]],
+        timeout: float = 45.0,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Any:
         """Call with `claims` as (namespace, name, uid)."""
         service = self.messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
         kind = "NodePrepareResources" if method == "prepare" else "NodeUnprepareResources"
@@ -50,7 +56,7 @@ class Driver:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response.FromString,
         )
-        return await call(request, timeout=timeout)
+        return await call(request, timeout=timeout, metadata=grpc.aio.Metadata(*metadata))
 
 
 @dataclass

@@ -59,6 +59,7 @@ from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.signals.detection import select_sources
 
 if TYPE_CHECKING:
+    from dra_agent.agent.otlp_export import OtlpExport
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.device_setup.notice.directory import NoticeDirectory
     from dra_agent.metrics.registry import Metrics
@@ -97,6 +98,7 @@ class Agent:
         self._specs: SpecDirectory | None = None
         self._mode: Mode | None = None
         self._claim_pods: ClaimPods | None = None
+        self._otlp: OtlpExport | None = None
         self._reclaim: ReclaimRuntime | None = None
         self._is_newest: Callable[[], bool] = lambda: True
         """True for the newest running agent, which does the local work."""
@@ -256,7 +258,7 @@ class Agent:
         housekeeping.start()
 
     def _serve(self, stack: AsyncExitStack) -> Metrics | None:
-        """Serve /metrics, /healthz and /readyz if an address is configured; returns the metrics of requests."""
+        """Serve and export metrics as configured; returns the metrics of requests, None if none are wanted."""
         if self._config.health_address:
             from dra_agent.metrics.http_server import HttpServer
 
@@ -269,17 +271,17 @@ class Agent:
             health.start()
             stack.push_async_callback(self._close, "the HTTP server of probes", health.close)
             log.info("answering probes", extra={"probes": health.port})
-        if not self._config.metrics_address:
+        if self._config.otlp.endpoint:
+            from dra_agent.agent.otlp_export import OtlpExport
+
+            self._otlp = OtlpExport(self._config)
+        if not self._config.metrics_address and self._otlp is None:
             return None
-        from dra_agent.metrics.access import EndpointAccess
         from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
-        from dra_agent.metrics.http_server import HttpServer
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
-        config = self._config
-        access = EndpointAccess(config.metrics_tls_cert, config.metrics_tls_key, config.metrics_token_file)
         tracker = AllocatableTracker()
 
         def read() -> MetricsSnapshot:
@@ -297,8 +299,21 @@ class Agent:
 
         metrics = Metrics(read)
         metrics.add(ConfigMetrics(self._configuration))
+        if self._otlp is not None:
+            self._otlp.start(metrics, lambda: [] if self._ledger is None else self._ledger.entries())
+            stack.push_async_callback(self._close, "the export to OpenTelemetry", self._otlp.stop)
+        if self._config.metrics_address:
+            self._serve_metrics(stack, metrics)
+        return metrics
+
+    def _serve_metrics(self, stack: AsyncExitStack, metrics: Metrics) -> None:
+        from dra_agent.metrics.access import EndpointAccess
+        from dra_agent.metrics.http_server import HttpServer
+
+        config = self._config
+        access = EndpointAccess(config.metrics_tls_cert, config.metrics_tls_key, config.metrics_token_file)
         server = HttpServer(
-            listen_address(self._config.metrics_address),
+            listen_address(config.metrics_address),
             render=metrics.render,
             healthy=self._liveness.failures,
             ready=self._unready,
@@ -307,7 +322,6 @@ class Agent:
         server.start()
         stack.push_async_callback(self._close, "the HTTP server of metrics", server.close)
         log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
-        return metrics
 
     async def _sample(
         self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, metrics: Metrics | None
@@ -334,14 +348,13 @@ class Agent:
         if metrics is not None:
             from dra_agent.metrics.telemetry import TelemetryMetrics
 
-            labels = config.telemetry.claim_labels
             metrics.add(
                 TelemetryMetrics(
                     sampler.snapshot,
                     lambda: hardware.inventory,
                     config.node,
                     lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
-                    claim_labels=labels == "on" or (labels == "auto" and not config.is_metrics_address_open),
+                    claim_labels=config.names_claims_in_metrics,
                     pods=self._claim_pods if config.telemetry.claim_pods else None,
                     containers=self._list_containers(stack, ledger),
                 )
@@ -474,10 +487,11 @@ class Agent:
 
     def _choose(self, stack: AsyncExitStack, thread: MonitoredThread, metrics: Metrics | None) -> Mode:
         mode: Mode
+        tracer = None if self._otlp is None else self._otlp.tracer
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config, self._liveness, metrics, self._reload)
+            mode = StandaloneMode(self._config, self._liveness, metrics, self._reload, tracer)
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
@@ -489,6 +503,7 @@ class Agent:
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
                 claim_seen=self._remember_pods(),
+                tracer=tracer,
             )
         self._mode = mode
         stack.push_async_callback(mode.close)

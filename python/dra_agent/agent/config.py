@@ -23,6 +23,7 @@ from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
+from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.recording import named_recording
 from dra_agent.telemetry.settings import TelemetrySettings
@@ -97,6 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health: HealthSettings = HealthSettings()
     claims: ClaimSettings = ClaimSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    otlp: OtlpSettings = OtlpSettings()
 
     @property
     def node(self) -> str:
@@ -108,6 +110,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether others than users of this host, and clients with a token, can read or overhear /metrics."""
         is_private = self.metrics_tls_cert is not None and self.metrics_token_file is not None
         return not is_private and not is_loopback(self.metrics_address)
+
+    @property
+    def names_claims_in_metrics(self) -> bool:
+        """Whether metrics have series of claims: `claim_labels`, or whether only permitted clients can read them.
+
+        Without a metrics address only the export reads them, which leaves such series out where they are not permitted.
+        """
+        labels = self.telemetry.claim_labels
+        return labels == "on" or (labels == "auto" and not (self.metrics_address and self.is_metrics_address_open))
 
     @property
     def claim_status_families(self) -> frozenset[str] | None:
@@ -292,10 +303,28 @@ def _check_for_start(config: Config, check: Callable[[str, Callable[[str], objec
         from dra_agent.reclaim.signals.http import MetadataService
 
         check("reclaim.endpoint", lambda place: MetadataService(config.reclaim.endpoint))
+    _check_otlp(config, check)
     if config.pod_uid and not config.standalone:
         from dra_agent.agent.rolling_update import check_uid
 
         check("pod_uid", lambda place: check_uid(config.pod_uid))
+
+
+def _check_otlp(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
+    otlp = config.otlp
+    if otlp.endpoint:
+        from dra_agent.otlp.endpoint import parse_endpoint
+
+        check("otlp.endpoint", lambda place: parse_endpoint(otlp.endpoint, place))
+        if not otlp.metrics and not otlp.traces:
+            check("otlp.endpoint", _refuse_without_signal)
+    if otlp.attributes:
+        from dra_agent.otlp.endpoint import check_attributes
+
+        check("otlp.attributes", lambda place: check_attributes(otlp.attributes, place))
+    for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
+        if getattr(otlp, one) is not None and getattr(otlp, other) is None:
+            check(f"otlp.{one}", partial(_refuse_without, f"otlp.{other}"))
 
 
 def _derived(
@@ -361,6 +390,12 @@ def watched_file(args: argparse.Namespace, environment: Mapping[str, str] | None
 
 def _refuse_without(other: str, where: str) -> None:
     raise UsageError(f"it is set, and {other} is not", where=where, hint="set both for TLS, or none")
+
+
+def _refuse_without_signal(where: str) -> None:
+    raise UsageError(
+        "there is nothing to export: metrics and traces are false", where=where, hint="set one of them, or no endpoint"
+    )
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:

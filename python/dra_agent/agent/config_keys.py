@@ -105,6 +105,8 @@ def _kind(kind: Any) -> str:
     if origin is tuple:
         inner = _kind(parts[0])
         return f"list of {inner if inner == 'text' else inner + 's'}"
+    if origin is dict:
+        return f"table of {_kind(parts[1])}"
     if hasattr(kind, "__metadata__"):
         return _kind(parts[0])
     if parts:

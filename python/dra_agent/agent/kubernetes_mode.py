@@ -36,6 +36,7 @@ from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
+    from dra_agent.otlp.spans import Tracer
     from dra_agent.reclaim.pod_notices import PodNotices
 
 CONNECT_TIMEOUT_S = 30.0
@@ -57,6 +58,7 @@ class KubernetesMode:
         leadership: Leadership,
         on_status_change: Callable[[], None],
         claim_seen: Callable[[dict[str, Any]], None] = lambda claim: None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`leadership` decides which agent publishes. `on_status_change` is called when `status` has changed.
 
@@ -87,6 +89,7 @@ class KubernetesMode:
             self._claims,
             health=True,
             metrics=metrics,
+            tracer=tracer,
             registered=self._registered,
         )
 

@@ -26,6 +26,7 @@ from dra_agent.standalone.service import StandaloneService
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
+    from dra_agent.otlp.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,14 @@ class StandaloneMode:
         liveness: LivenessMonitor,
         metrics: Metrics | None,
         reload: Reload,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`reload` has the configuration in effect."""
+        """`reload` has the configuration in effect. `tracer`: None: claims have no spans."""
         self._config = config
         self._liveness = liveness
         self._metrics = metrics
         self._reload = reload
+        self._tracer = tracer
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
         self._drain: StandaloneDrain | None = None
@@ -71,7 +74,7 @@ class StandaloneMode:
             node=config.node,
             driver=config.driver_name,
             devices=hardware,
-            preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
+            preparer=self._instrumented(preparer),
             allocator=ClusterAllocator(),
             validate=validation_messages,
         )
@@ -84,6 +87,14 @@ class StandaloneMode:
         await self._drain.prepare()
         await self._service.start()
         self._drain.start()
+
+    def _instrumented(self, preparer: ClaimPreparer) -> ClaimPreparer:
+        measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
+        if self._tracer is None:
+            return measured
+        from dra_agent.otlp.preparer import TracedPreparer
+
+        return TracedPreparer(measured, self._tracer)
 
     def devices_changed(self) -> None:
         """Have waiting claims tried again."""

@@ -138,6 +138,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         store_name=FILE,
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
+        otlp=config.otlp,
     )
     if config.metrics_address:
         examination.endpoint = EndpointFiles(

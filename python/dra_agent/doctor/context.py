@@ -14,6 +14,7 @@ from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
+from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.topology import Topology
 
 TIMEOUT_S = 5.0
@@ -114,6 +115,8 @@ class CheckContext:
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     endpoint: EndpointFiles | None = None
     """None: no metrics address is configured."""
+    otlp: OtlpSettings | None = None
+    """The export to OpenTelemetry."""
     restart_keys: tuple[str, ...] = ()
     """Changed keys of the configuration that wait for a restart of the agent."""
 

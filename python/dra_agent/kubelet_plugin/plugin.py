@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,6 +22,9 @@ from dra_agent.kubelet_plugin.registration import Registration, RegistrationStat
 from dra_agent.kubelet_plugin.service import DraService
 from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
 from dra_agent.prepare import ClaimPreparer
+
+if TYPE_CHECKING:
+    from dra_agent.otlp.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class KubeletPlugin:
         *,
         health: bool = False,
         metrics: PluginMetrics | None = None,
+        tracer: Tracer | None = None,
         registered: Callable[[RegistrationStatus], None] = lambda state: None,
     ) -> None:
         """`health`: whether `serve` will get a health source; it is advertised to the kubelet before.
@@ -62,7 +67,7 @@ class KubeletPlugin:
         self._metrics = metrics
         self._on_registered = registered
         self._executor = ClaimExecutor(MAX_THREADS)
-        self._service = DraService(claims, self._executor, metrics)
+        self._service = DraService(claims, self._executor, metrics, tracer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self._health = HealthService() if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more

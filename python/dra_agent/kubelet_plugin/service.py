@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -30,6 +30,10 @@ from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.operations import Operation, PendingPreparer, Prepare, Result, Unprepare
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
 from dra_agent.prepare import ClaimPreparer
+
+if TYPE_CHECKING:
+    from dra_agent.kubelet_plugin.traced import CallTracing
+    from dra_agent.otlp.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -82,20 +86,33 @@ class _Call:
 class DraService:
     """Serves NodePrepareResources and NodeUnprepareResources."""
 
-    def __init__(self, claims: ClaimSource, executor: ClaimExecutor, metrics: PluginMetrics | None = None) -> None:
+    def __init__(
+        self,
+        claims: ClaimSource,
+        executor: ClaimExecutor,
+        metrics: PluginMetrics | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Create it on the event loop. `tracer`: None: calls have no spans, and nothing of them is loaded."""
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._preparer = PendingPreparer()
         self._watchdog = CallWatchdog()
         self._numbers = itertools.count(1)
-        self._operations = (
+        self._operations: tuple[Operation, ...] = (
             Prepare(claims, executor, self._preparer, metrics),
             Unprepare(executor, self._preparer),
         )
+        self._tracing: CallTracing | None = None
+        if tracer is not None:
+            from dra_agent.kubelet_plugin.traced import CallTracing
+
+            self._tracing = CallTracing(tracer)
+            self._operations = tuple(map(self._tracing.operation, self._operations))
 
     def set_preparer(self, preparer: ClaimPreparer) -> None:
         """Start to prepare: earlier calls wait for this."""
-        self._preparer.set(preparer)
+        self._preparer.set(preparer if self._tracing is None else self._tracing.preparer(preparer))
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for a gRPC server."""
@@ -114,8 +131,10 @@ class DraService:
             call = _Call(operation, messages, next(self._numbers))
             return self._response(call, operation, message.claims, context)
 
+        service_name = messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
+        tracing = self._tracing
         return grpc.unary_unary_rpc_method_handler(
-            handle,
+            handle if tracing is None else tracing.handler(handle, service_name, operation.method),
             request_deserializer=decoder(kind),
             response_serializer=getattr(messages, f"{operation.method}Response").SerializeToString,
         )

@@ -19,6 +19,11 @@ _DEVICE, _CLAIM = "dra_agent_device", "dra_agent_claim"
 _DEVICE_LABELS = ["device", "family", "product", "pool"]
 _CLAIM_LABELS = ["namespace", "claim", "device"]
 
+DEVICE_COUNTERS = frozenset(f"{_DEVICE}_{name}_total" for name in COUNTERS)
+"""Counters of the hardware, which began before this process."""
+CLAIM_COUNTERS = frozenset(f"{_CLAIM}_{name}_total" for name in (*COUNTERS, "idle_seconds"))
+"""Counters that survive a restart of the agent."""
+
 
 class TelemetryMetrics:
     """Collector for `Metrics.add`."""

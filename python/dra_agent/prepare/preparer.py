@@ -70,7 +70,7 @@ OWNER_TIMEOUT_S = 1.0
 """Minimum timeout for the files that record which agent of the host owns a device."""
 
 PhaseObserver = Callable[[str, float], None]
-"""Called with a phase (lock, ledger, setup, cdi) and its seconds, on the thread that prepares."""
+"""Called with a phase (lock, ledger, setup, cdi, undo, release) and its seconds, on the thread that prepares."""
 
 
 class ClaimPreparer(Protocol):
@@ -242,8 +242,9 @@ class Preparer:
                 return False
             self._undo(now, deadline)
             return True
-        remove_files(entry.uid, self._specs, self._metadata)
-        with self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
+        with self._timed("undo"):
+            remove_files(entry.uid, self._specs, self._metadata)
+        with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
             if self._ledger.get(entry.uid) != entry:
                 return False
             self._ledger.release(entry.uid)
@@ -438,8 +439,9 @@ class Preparer:
         )
 
     def _undo(self, entry: LedgerEntry, deadline: Deadline) -> None:
-        undo(entry, self._specs, self._setups, self._metadata, deadline.at_least(UNDO_TIMEOUT_S))
-        with self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
+        with self._timed("undo"):
+            undo(entry, self._specs, self._setups, self._metadata, deadline.at_least(UNDO_TIMEOUT_S))
+        with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
             self._ledger.release(entry.uid)
         self._disown(entry, deadline)
 
