@@ -92,6 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "apiServerPorts": [6443],
             "apiServerCidrs": ["192.0.2.0/24", "2001:db8::/64"],
             "dns": {"ports": [5353], "to": [_PEER]},
+            "egress": [{"to": [_PEER], "ports": [{"protocol": "TCP", "port": 4318}]}],
             "metadataService": False,
         },
         "flowControl": {"create": True, "matchingPrecedence": 700, "claimShares": 5, "shares": 6},
