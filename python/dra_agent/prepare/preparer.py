@@ -131,10 +131,34 @@ class Preparer:
         A repeat returns the same result, after the spec and the device nodes were checked and repaired; if
         the claim was allocated again with the same devices, it is prepared again for its current request.
 
+        A claim that was prepared ahead is adopted: its set-ups are checked, and not repeated.
+
         Raises:
             RetryableError: The same claim may succeed later.
             PermanentError: The claim cannot succeed until it is changed.
         """
+        return self._prepare(claim, deadline, ahead=False)
+
+    def prepare_ahead(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[ClaimDevice]:
+        """Prepare an allocated claim before its pod is bound, as `prepare` does, so that `prepare` adopts it.
+
+        A claim that the kubelet has requested already is checked and stays the kubelet's.
+        """
+        return self._prepare(claim, deadline, ahead=True)
+
+    def check(self, claim: Mapping[str, Any]) -> None:
+        """Check the allocation and the configuration of a claim, and change nothing.
+
+        Raises:
+            RetryableError: A device is not on this host now.
+            PermanentError: The claim cannot succeed until it is changed.
+        """
+        allocation = allocations.read(claim, self.driver)
+        devices = self._found(allocation)
+        self._check_pools(allocation, devices)
+        plan(allocation, devices, self._setups)
+
+    def _prepare(self, claim: Mapping[str, Any], deadline: Deadline | None, *, ahead: bool) -> list[ClaimDevice]:
         allocation = allocations.read(claim, self.driver)
         if not allocation.devices:
             return []
@@ -149,15 +173,15 @@ class Preparer:
             if self._ledger.get(allocation.uid) is None:
                 # State of this process's last lease; the lease that starts the claim reads it again.
                 try:
-                    return self._prepare_new(allocation, deadline)
+                    return self._prepare_new(allocation, deadline, ahead=ahead)
                 except _AlreadyStartedError:
                     pass
             entry = self._entry(allocation.uid, deadline)
-            if entry is not None and entry.state == STARTED:
-                entry = self._undo_started(entry, allocation, deadline, purpose)
+            if entry is not None and _is_obsolete(entry, allocation):
+                entry = self._undo_obsolete(entry, allocation, deadline, purpose)
             if entry is None:
-                return self._prepare_new(allocation, deadline)
-            return self._prepare_again(entry, allocation, deadline)
+                return self._prepare_new(allocation, deadline, ahead=ahead)
+            return self._prepare_again(entry, allocation, deadline, ahead=ahead)
 
     def unprepare(self, uid: str, deadline: Deadline | None = None) -> bool:
         """Undo the preparation of a claim and free its devices. False if the claim was not prepared.
@@ -165,20 +189,31 @@ class Preparer:
         Raises:
             RetryableError: The disk or a vendor's library failed. The claim still holds its devices.
         """
-        check_uid(uid)
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
-        purpose = f"releasing claim {uid}"
-        with self._claims.hold([uid], deadline, purpose):
-            # Within a lease: another agent may have prepared the claim with other devices since this one read it.
+        with self._claims.hold([check_uid(uid)], deadline, _releasing(uid)):
+            return self._unprepare(uid, deadline, lambda entry: True) or self._remove_files(uid, deadline)
+
+    def release_ahead(self, uid: str, deadline: Deadline | None = None) -> bool:
+        """Undo a claim that was prepared ahead. False if it is not, or the kubelet has requested it since.
+
+        Raises RetryableError as `unprepare` does.
+        """
+        deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
+        with self._claims.hold([check_uid(uid)], deadline, _releasing(uid)):
+            return self._unprepare(uid, deadline, records.is_ahead)
+
+    def _unprepare(self, uid: str, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
+        """Undo a claim while `may_release` is true of its entry; False if it has none. The caller has its lock."""
+        # Within a lease: another agent may have prepared the claim with other devices since this one read it.
+        entry = self._entry(uid, deadline)
+        while entry is not None and may_release(entry):
+            with self._devices.hold(lock_names(entry.devices), deadline, _releasing(uid)):
+                if self._release(entry, deadline, may_release):
+                    log.info("claim unprepared", extra={"claim": uid})
+                    return True
+            deadline.check(f"claim {uid}")
             entry = self._entry(uid, deadline)
-            while entry is not None:
-                with self._devices.hold(lock_names(entry.devices), deadline, purpose):
-                    if self._release(entry, deadline):
-                        log.info("claim unprepared", extra={"claim": uid})
-                        return True
-                deadline.check(f"claim {uid}")
-                entry = self._entry(uid, deadline)
-            return self._remove_files(uid, deadline)
+        return False
 
     def recover(self, run_call: CallRunner = run_inline) -> RecoveryReport:
         """Repair the state that earlier agents left, claim by claim, while new claims are served.
@@ -233,12 +268,12 @@ class Preparer:
         with self._ledger.lease(deadline):
             return self._ledger.get(uid)
 
-    def _release(self, entry: LedgerEntry, deadline: Deadline) -> bool:
+    def _release(self, entry: LedgerEntry, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
         """Roll back a claim. The caller has the locks of its devices. False if another agent has changed it since."""
         if records.has_setups(entry):
             # The set-up of an old record may belong to another claim by now.
             now = self._entry(entry.uid, deadline)
-            if now is None or lock_names(now.devices) != lock_names(entry.devices):
+            if now is None or lock_names(now.devices) != lock_names(entry.devices) or not may_release(now):
                 return False
             self._undo(now, deadline)
             return True
@@ -264,13 +299,13 @@ class Preparer:
             known = {entry.uid for entry in self._ledger.entries()}
             return remove_orphaned_files(known, self._ownership.foreign_claims(), self._specs, self._metadata)
 
-    def _prepare_new(self, allocation: ClaimAllocation, deadline: Deadline) -> list[ClaimDevice]:
+    def _prepare_new(self, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool) -> list[ClaimDevice]:
         """Prepare a claim without ledger entry; raises _AlreadyStartedError if it has one after all."""
         try:
             devices = self._found(allocation)
             self._check_pools(allocation, devices)
             steps = plan(allocation, devices, self._setups)
-            record = records.of_allocation(allocation, steps)
+            record = records.of_allocation(allocation, steps, ahead=ahead)
             # Without set-ups, an unusable device is detected before anything is written.
             spec = None if steps else self._build_spec(allocation, record, {})
         except AgentError:
@@ -305,6 +340,8 @@ class Preparer:
             self._undo_after_failure(entry)
             raise
         fields: dict[str, Any] = {"claim": allocation.uid, "devices": [item.device for item in record.devices]}
+        if ahead:
+            fields["ahead"] = True
         if missing := list(dict.fromkeys(note for notes in spec.notes for note in notes)):
             fields["missing"] = missing
         log.info("claim prepared", extra=fields)
@@ -351,10 +388,10 @@ class Preparer:
         except RetryableError:
             return False
 
-    def _undo_started(
+    def _undo_obsolete(
         self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline, purpose: str
     ) -> LedgerEntry | None:
-        """Retry the rollback of a failed attempt; return the entry if the claim is not one.
+        """Undo what no container uses and this allocation cannot adopt. Return an entry that is not obsolete now.
 
         Raises LockedError if another agent works on it with previously allocated devices. Their locks are acquired
         without waiting, because the caller has the locks of the current devices.
@@ -363,14 +400,16 @@ class Preparer:
         before = lock_names(entry.devices) - own_locks
         with self._devices.hold(before, Deadline.of(0), purpose):
             now = self._entry(entry.uid, deadline) if before else entry
-            if now is None or now.state != STARTED:
+            if now is None or not _is_obsolete(now, allocation):
                 return now
             if not lock_names(now.devices) <= own_locks | before:
                 raise _AlreadyStartedError(entry)
             self._undo(now, deadline)
         return None
 
-    def _prepare_again(self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline) -> list[ClaimDevice]:
+    def _prepare_again(
+        self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool
+    ) -> list[ClaimDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
             raise PermanentError(
@@ -382,21 +421,28 @@ class Preparer:
             plan(allocation, self._found(allocation), self._setups)
             log.info("claim was allocated again, and is prepared again", extra={"claim": entry.uid})
             self._undo(entry, deadline)
-            return self._prepare_new(allocation, deadline)
-        spec, repaired = self._rebuild(entry, recorded, deadline)
+            return self._prepare_new(allocation, deadline, ahead=ahead)
+        spec, repaired = self._rebuild(entry, recorded, deadline, adopt=not ahead)
         if repaired:
             log.warning(
                 "CDI spec or metadata was missing or changed, and was written again", extra={"claim": entry.uid}
             )
         return _result(_with_ids(recorded, spec), spec)
 
-    def _rebuild(self, entry: LedgerEntry, recorded: ClaimRecord, deadline: Deadline) -> tuple[ClaimSpec, bool]:
-        """Check and repair the set-ups and files of a completed claim; True if a file was written."""
+    def _rebuild(
+        self, entry: LedgerEntry, recorded: ClaimRecord, deadline: Deadline, *, adopt: bool = False
+    ) -> tuple[ClaimSpec, bool]:
+        """Check and repair the set-ups and files of a completed claim; True if a file was written.
+
+        `adopt`: the kubelet has requested the claim, so it is not released as one that was prepared ahead.
+        """
         # The owner files may not have it: after a reboot, for a device that was missing when the agent started.
         owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         with self._ownership.acquire(entry.uid, owned, deadline):
             pass
         record, edits = ensure(entry, recorded, self._setups, self._find, deadline)
+        if adopt and record.ahead:
+            record = msgspec.structs.replace(record, ahead=False)
         if record != recorded:
             # Before the spec: undoing the claim needs the record of its set-ups.
             with self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
@@ -498,6 +544,15 @@ class Preparer:
                 hint="unprepare it, or run the newer agent",
             )
         return record
+
+
+def _releasing(uid: str) -> str:
+    return f"releasing claim {uid}"
+
+
+def _is_obsolete(entry: LedgerEntry, allocation: ClaimAllocation) -> bool:
+    """Return whether an entry is a failed attempt, or was prepared ahead for other devices than the current ones."""
+    return entry.state == STARTED or (records.is_ahead(entry) and not records.same_devices(entry, allocation))
 
 
 def _is_owned(device: HeldDevice) -> bool:

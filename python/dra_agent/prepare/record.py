@@ -38,9 +38,11 @@ class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     pod_claim_name: str | None = None
     config: str | None = None
     """The `digest` of this driver's configuration in the allocation; None in records of earlier agents."""
+    ahead: bool = False
+    """Prepared before its pod was bound, and not requested by the kubelet since: no container uses it."""
 
 
-def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
+def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...], *, ahead: bool = False) -> ClaimRecord:
     """Return the record of an allocation before any set-up."""
     return ClaimRecord(
         devices=allocation.devices,
@@ -50,6 +52,7 @@ def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...]) -> 
         ),
         pod_claim_name=allocation.pod_claim_name,
         config=digest(allocation),
+        ahead=ahead,
     )
 
 
@@ -100,6 +103,12 @@ def read(entry: LedgerEntry) -> ClaimRecord | None:
         return msgspec.convert(entry.payload, ClaimRecord)
     except msgspec.ValidationError:
         return None
+
+
+def is_ahead(entry: LedgerEntry) -> bool:
+    """Return whether a claim was prepared ahead, and the kubelet has not requested it since."""
+    record = read(entry)
+    return record is not None and record.ahead
 
 
 def has_setups(entry: LedgerEntry) -> bool:
