@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from dra_agent.clock import STEADY
+from dra_agent.health.issues import SETUP_FAILED
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.published_health import DeviceHealthStore
-from dra_agent.health.settings import HealthSettings
+from dra_agent.health.settings import HealthSettings, TaintEffect
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
-from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.model import DeviceEvent, Inventory
 from fake_clock import FakeTime
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
 
@@ -269,6 +270,32 @@ def test_a_step_of_the_wall_clock_prolongs_nothing_and_ends_nothing_early(
 def test_the_clocks_of_health_are_those_that_do_not_step() -> None:
     for part in (Monitor, DeviceHealthStore):
         assert inspect.signature(part).parameters["clock"].default == STEADY.unix
+
+
+@pytest.mark.parametrize("effect", ["none", "tell", "NoSchedule", "NoExecute"])
+def test_a_failed_set_up_keeps_new_claims_off_until_one_succeeds(clock: Clock, effect: TaintEffect) -> None:
+    watched = monitor(clock, HealthSettings(degraded=effect, event_seconds=300))
+    failed = DeviceEvent("0000:00:00.0", SETUP_FAILED, "no room", ("gpu-0",))
+    expected = "NoExecute" if effect == "NoExecute" else "NoSchedule"
+    assert taints(watched.record_events([failed], WELL)) == [(SETUP_FAILED, expected)]
+    assert taints(watched.resolve(SETUP_FAILED, ["gpu-1"], WELL)) == [(SETUP_FAILED, expected)]
+    assert watched.resolve(SETUP_FAILED, ["gpu-0"], WELL) == WELL
+    assert watched.resolve(SETUP_FAILED, ["gpu-0"], WELL) == WELL, "it is over"
+    # It was repaired: the next failure is not a recurrence, which would count for longer.
+    watched.record_events([failed], WELL)
+    clock.now += 300
+    assert watched.observe(WELL) == WELL
+
+
+def test_a_failed_set_up_ends_by_itself_and_counts_longer_each_time(clock: Clock) -> None:
+    watched = monitor(clock)
+    failed = DeviceEvent("0000:00:00.0", SETUP_FAILED, "no room", ("gpu-0",))
+    for seconds in (300, 600, 1200):
+        watched.record_events([failed], WELL)
+        clock.now += seconds - 1
+        assert taints(watched.observe(WELL)) == [(SETUP_FAILED, "NoSchedule")]
+        clock.now += 1
+        assert watched.observe(WELL) == WELL
 
 
 def test_an_issue_of_the_first_scan_has_no_start_time(clock: Clock) -> None:

@@ -7,20 +7,21 @@ found last never waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dra_agent.errors import AgentError
+from dra_agent.health.issues import SETUP_FAILED
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.published_health import DeviceHealthStore
 from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, Inventory, ObservedIssue
+from dra_agent.inventory.model import Device, DeviceEvent, Inventory, ObservedIssue
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker, diff
@@ -137,6 +138,16 @@ class DeviceState:
             return InventoryDiff()
         self._reported = dict(failing)
         return self._update(self.monitor.observe(self._as_reported()), scanned=False)
+
+    def record_failed_setup(self, names: Collection[str], message: str) -> InventoryDiff:
+        """Record that these devices could not be set up for a claim: they are tainted for a time."""
+        devices = [device for device in self._tracker.inventory.devices if device.name in names]
+        events = [DeviceEvent(device.pci_address, SETUP_FAILED, message, (device.name,)) for device in devices]
+        return self._update(self.monitor.record_events(events, self._tracker.inventory), scanned=False)
+
+    def record_completed_setup(self, names: Collection[str]) -> InventoryDiff:
+        """Record that these devices were set up: an earlier failure is over."""
+        return self._update(self.monitor.resolve(SETUP_FAILED, names, self._tracker.inventory), scanned=False)
 
     def _as_reported(self) -> Inventory:
         inventory = self._tracker.inventory

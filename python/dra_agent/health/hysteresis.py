@@ -91,6 +91,16 @@ class IssueTracker:
         """Record an event of a device; return whether an issue started or changed."""
         return self._record(device, cause, now, now, happened=True)
 
+    def resolve(self, device: str, name: str) -> bool:
+        """End an issue at once, because it is known to be over; return whether it was active."""
+        self._ended.pop((device, name), None)
+        if self._active.pop((device, name), None) is None:
+            return False
+        del self._by_device[device][name]
+        if not self._by_device[device]:
+            del self._by_device[device]
+        return True
+
     def end(self, now: float) -> bool:
         """End issues that were absent for long enough; return whether any ended."""
         over = [key for key, active in self._active.items() if self._over(active, now)]

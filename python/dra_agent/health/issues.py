@@ -39,6 +39,8 @@ class HealthIssue(msgspec.Struct, frozen=True):
 UNMONITORED = "unmonitored"
 UNHEALTHY = "unhealthy"
 """Default text of issues without details."""
+SETUP_FAILED = "setup-failed"
+"""The cause of a device whose set-up for a claim failed before the pod of the claim was bound: an event."""
 _SEVERITIES = {"gpu-lost": Severity.FATAL, UNMONITORED: Severity.NOTICE, STARTING: Severity.NOTICE}
 
 XIDS = {
@@ -91,6 +93,7 @@ a GPU needs a recovery is the driver's decision (inventory.nvidia.recovery)."""
 KNOWN_CAUSES = (
     *_SEVERITIES,
     UNHEALTHY,
+    SETUP_FAILED,
     "fabric-not-ready",
     "fabric-degraded",
     "gpu-unavailable",

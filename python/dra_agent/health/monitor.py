@@ -157,6 +157,11 @@ class Monitor:
                     changed |= self._happen(device.name, cause, now)
         return self._kept(inventory, now, changed=changed)
 
+    def resolve(self, cause: str, devices: Iterable[str], inventory: Inventory) -> Inventory:
+        """End an issue of these devices at once, and return the inventory with the issues that apply."""
+        resolved = [self._tracker.resolve(device, cause) for device in devices]
+        return self._kept(inventory, self._clock(), changed=any(resolved))
+
     def configure(self, settings: HealthSettings) -> None:
         """Use other settings from the next observation on; issues that are active stay active until they end."""
         self._settings = settings

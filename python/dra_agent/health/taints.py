@@ -112,8 +112,11 @@ def _effect(active: ActiveIssue, settings: HealthSettings) -> TaintEffect:
         Severity.DEGRADED: settings.degraded,
         Severity.NOTICE: settings.unmonitored,
     }
-    # Its attributes are incomplete, and so is the result of the rules.
-    effect = "NoSchedule" if active.cause.name == STARTING else by_severity[active.cause.severity]
+    effect = by_severity[active.cause.severity]
+    # The attributes of the former are incomplete, and so is the result of the rules. Of the latter, the scheduler would
+    # choose the same device again.
+    if active.cause.name == STARTING or (active.cause.name == issues.SETUP_FAILED and effect in ("tell", "none")):
+        effect = "NoSchedule"
     return "NoSchedule" if effect == "NoExecute" and not active.cause.confirmed else effect
 
 
