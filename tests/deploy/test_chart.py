@@ -211,6 +211,8 @@ def test_without_claim_status_the_agent_cannot_write_claims(render: Render) -> N
     assert {"resourceclaims/status", "resourceclaims/driver"} <= resources({})
     expected = {"resourceslices", "resourceclaims", "nodes", "nodes/status", "events"}
     assert resources({"claimStatus": False}) == resources({"claimStatus": "off"}) == expected
+    both = resources({"claimStatus": "off", "bindingConditions": True})
+    assert both == expected | {"resourceclaims/status", "resourceclaims/driver", "pods"}
 
 
 @pytest.mark.parametrize("driver", ["dra-agent.internal", "gpu.example.com"])
@@ -227,6 +229,8 @@ def test_claim_status_permission_is_limited_to_own_devices(render: Render, drive
     assert {item["reason"] for item in spec["validations"]} == {"Forbidden"}
     without = render({"claimStatus": False})
     assert not [item for item in without if item["metadata"]["name"] == "dra-agent-claims"], "no permission, no policy"
+    with_binding = render({"claimStatus": False, "bindingConditions": True})
+    assert [item for item in with_binding if item["metadata"]["name"] == "dra-agent-claims"]
 
 
 def test_eviction_permission_is_optional_and_limited(render: Render) -> None:
@@ -248,6 +252,7 @@ def test_eviction_permission_is_optional_and_limited(render: Render) -> None:
     }
     assert pod_permissions({"podNotices": True}) == {("pods", "get")}
     assert pod_permissions({"podNotices": True, "podEviction": "delete"}) == {("pods", "get"), ("pods", "delete")}
+    assert pod_permissions({"bindingConditions": True}) == {("pods", "list"), ("pods", "watch")}
     objects = render({"podEviction": "delete"})
     policies = objects_by_name(objects, "ValidatingAdmissionPolicy")
     bound = {

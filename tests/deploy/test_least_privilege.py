@@ -30,8 +30,9 @@ VERBS = {
 Permission = tuple[str, str, str]
 """API group, resource, verb."""
 EVICT_PODS = {("", "pods", "get"), ("", "pods", "delete"), ("", "pods/eviction", "create")}
-OPTIONAL = EVICT_PODS
-"""Permissions that only the value podEviction grants: test_chart.py."""
+NOMINATED_PODS = {("", "pods", "list"), ("", "pods", "watch")}
+OPTIONAL = EVICT_PODS | NOMINATED_PODS
+"""Permissions that only the values podEviction and bindingConditions grant: test_chart.py."""
 UNNEEDED = {("", "nodes", "create")}
 """The agent applies to its existing Node: without this permission it cannot create one."""
 

@@ -430,6 +430,9 @@ class _Handler(BaseHTTPRequestHandler):
             for at, _, type_, document in changes:
                 if chosen(document):
                     self._event(type_, document)
+                elif type_ == "MODIFIED" and store.was_selected(at, plural, document, chosen):
+                    # As the real server does for an object that the selectors no longer choose.
+                    self._event("DELETED", document)
                 version = at
             if not changes and time.monotonic() >= bookmark:
                 bookmark = time.monotonic() + api.bookmark_every

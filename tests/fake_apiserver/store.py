@@ -70,6 +70,14 @@ class Store:
                     kept[_key(document)] = document
             return [copy.deepcopy(found) for _, found in sorted(kept.items()) if chosen(found)], then
 
+    def was_selected(self, at: int, plural: str, document: Object, chosen: Callable[[Object], bool]) -> bool:
+        """Return whether `chosen` selected the version of an object before the one that was stored at `at`."""
+        with self.changed:
+            key = _key(document)
+            before = [entry for entry in self.history if entry[0] < at and entry[1] == plural]
+            last = next((entry for entry in reversed(before) if _key(entry[3]) == key), None)
+            return last is not None and chosen(last[3])
+
     def create(self, plural: str, namespace: str, given: Object, dry: bool = False) -> Object:
         with self.changed:
             made = copy.deepcopy(given)

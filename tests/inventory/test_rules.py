@@ -9,7 +9,7 @@ from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.rules import Rules
-from dra_agent.inventory.settings import AttributeRule, InventorySettings, VersionValue
+from dra_agent.inventory.settings import AttributeRule, InventorySettings, PrepareAheadRule, VersionValue
 
 DRIVER = "dra-agent.internal"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
@@ -53,6 +53,19 @@ def test_a_rule_without_a_value_for_any_device_is_reported() -> None:
     assert problem.where == "inventory.exclude[0]"
     assert "linkspeed" in problem.message
     assert problem.severity == "warning"
+
+
+def test_rules_select_devices_that_are_prepared_ahead() -> None:
+    rules = InventorySettings(
+        attributes=(AttributeRule(f"{ATTRIBUTES}.rdma", {"slow": True}),),
+        prepare_ahead=(PrepareAheadRule("false"), PrepareAheadRule(f"{ATTRIBUTES}.?slow.orValue(false)")),
+    )
+    kept, problems, _ = apply(NICS, rules)
+    assert [one.prepare_ahead for one in kept] == [True, False] and problems == []
+    _, problems, _ = apply(NICS, InventorySettings(prepare_ahead=(PrepareAheadRule(f"{ATTRIBUTES}.linkspeed > 1"),)))
+    assert [problem.where for problem in problems] == ["inventory.prepare_ahead[0].when"]
+    with pytest.raises(UsageError, match="does not compile"):
+        Rules(InventorySettings(prepare_ahead=(PrepareAheadRule("device."),)), DRIVER)
 
 
 def test_operators_attributes_are_added_and_can_be_chosen_by() -> None:

@@ -174,6 +174,36 @@ def drop_attributes(plural: str, document: dict[str, Any]) -> None:
             entry.pop("attributes", None)
 
 
+def test_without_binding_conditions_the_device_is_published_plain(node: Node) -> None:
+    node.api.drop_fields(dropping("bindingConditions", "bindingFailureConditions"))
+    conditions = {"binding_conditions": ("x/Prepared",), "binding_failure_conditions": ("x/PrepareFailed",)}
+    node.set_devices(device(1, **conditions), device(2))
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.names()) == 2)
+        await assert_no_more_writes(node, publisher)
+        assert any("DRADeviceBindingConditions" in problem for problem in publisher.reading().problems)
+
+    node.run(scenario)
+
+
+def test_binding_conditions_are_published(node: Node) -> None:
+    node.set_devices(
+        device(1, binding_conditions=("x/Prepared",), binding_failure_conditions=("x/PrepareFailed",)), device(2)
+    )
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.names()) == 2)
+        await assert_no_more_writes(node, publisher)
+
+    node.run(scenario)
+    (slice_,) = node.slices()
+    published = [
+        (one.get("bindingConditions"), one.get("bindingFailureConditions")) for one in slice_["spec"]["devices"]
+    ]
+    assert published == [(["x/Prepared"], ["x/PrepareFailed"]), (None, None)]
+
+
 def test_a_slice_stored_in_part_follows_its_pool(node: Node) -> None:
     def drop_unknown(plural: str, document: dict[str, Any]) -> None:
         drop_attributes(plural, document)

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 
 class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The action for a prepared claim that no longer exists."""
+    """Claims that no longer exist, and claims that are prepared ahead."""
 
     release_gone_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 180.0
     """Seconds between two checks for prepared claims that were deleted; such claims are released. 0: never."""
+    prepare_ahead_timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 300.0
+    """Seconds from the allocation within which a claim is prepared ahead; afterwards the scheduler chooses again."""
 
 
 PREFIX = "DRA_AGENT_"

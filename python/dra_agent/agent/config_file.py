@@ -227,6 +227,8 @@ def _single_rules(settings: InventorySettings) -> Iterator[tuple[InventorySettin
         yield InventorySettings(passthrough=(passthrough,)), index
     for index, share in enumerate(settings.share):
         yield InventorySettings(share=(share,)), index
+    for index, ahead in enumerate(settings.prepare_ahead):
+        yield InventorySettings(prepare_ahead=(ahead,)), index
 
 
 class FieldError(msgspec.Struct, frozen=True):

@@ -21,7 +21,8 @@ from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.registration import RegistrationStatus
 from dra_agent.kubelet_plugin.sockets import socket_paths
 from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
-from dra_agent.prepare import ClaimPreparer
+from dra_agent.prepare import ClaimPreparer, Preparer
+from dra_agent.prepare.ahead import AheadPreparer, prepared_ahead
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.claim_pods import PodClient
@@ -35,6 +36,8 @@ from dra_agent.status.orphaned_claims import HolderCheckingPreparer, OrphanedCla
 from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
+    from dra_agent.agent.setup_taints import SetupTaints
+    from dra_agent.binding.service import BindingService
     from dra_agent.metrics.registry import Metrics
     from dra_agent.otlp.spans import Tracer
     from dra_agent.reclaim.pod_notices import PodNotices
@@ -83,6 +86,8 @@ class KubernetesMode:
         self._orphaned: OrphanedClaims | None = None
         self._release_socket: ReleaseSocket | None = None
         self._claims = _Claims(self._api, claim_seen, by_pod=config.reclaim.pod_notices)
+        self._binding: BindingService | None = None
+        self._setup_taints: SetupTaints | None = None
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
             config.driver_name,
@@ -112,7 +117,7 @@ class KubernetesMode:
         """Attach it; `serve` starts to act on it."""
         self._reclaim = reclaim
 
-    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Let the kubelet's calls through, and publish the devices."""
         api = self._api.result()
         self._reporting = StatusReporter(self._config, api)
@@ -133,11 +138,29 @@ class KubernetesMode:
         self._conflict_filter = ConflictFilter(
             self._config, self._node_watch(), hardware, self._reporting.events, changed=self._published_devices_changed
         )
+        claims = self._orphaned = OrphanedClaims(
+            api,
+            ledger,
+            hardware.host,
+            hardware,
+            self._reporting.events,
+            driver=self._config.driver_name,
+            confirm_after_s=self._config.claims.release_gone_after,
+            seen=self._claim_seen,
+            active=self._leadership.is_leader,
+        )
+        inventory = self._conflict_filter.inventory
+        # An earlier run, with other rules, may have left claims that the kubelet never requested.
+        if self._config.inventory.prepare_ahead or prepared_ahead(ledger):
+            self._binding = self._bind_after_prepare(
+                preparer, hardware, ledger, lambda inner: self._checked(inner, ledger, reclaim, drain, claims, None)
+            )
+            inventory = self._binding.inventory(inventory)
         self._publisher = Publisher(
             api,
             node=self._config.node,
             driver=self._config.driver_name,
-            inventory=drain.inventory(self._conflict_filter.inventory),
+            inventory=drain.inventory(inventory),
             peers=self._leadership,
             failed=self._reporting.not_published,
             urgent=lambda: reclaim.state.phase == "notice",
@@ -151,17 +174,6 @@ class KubernetesMode:
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)
         self._publishing = asyncio.create_task(self._publish(self._conflict_filter, self._publisher), name="publish")
-        claims = self._orphaned = OrphanedClaims(
-            api,
-            ledger,
-            hardware.host,
-            hardware,
-            self._reporting.events,
-            driver=self._config.driver_name,
-            confirm_after_s=self._config.claims.release_gone_after,
-            seen=self._claim_seen,
-            active=self._leadership.is_leader,
-        )
         if self._config.reclaim.pod_notices:
             from dra_agent.reclaim.pod_notices import PodNotices
 
@@ -171,6 +183,45 @@ class KubernetesMode:
         claims.start(stacked.unprepare)
         await self._listen_to_operators(claims)
         await drain.start(self._publisher)
+        if self._binding is not None and self._setup_taints is not None:
+            self._setup_taints.attach(self._publisher)
+            self._binding.start(follows_pods=bool(self._config.inventory.prepare_ahead))
+
+    def _bind_after_prepare(
+        self,
+        preparer: Preparer,
+        hardware: DeviceState,
+        ledger: JournalLedger,
+        decorated: Callable[[ClaimPreparer], ClaimPreparer],
+    ) -> BindingService:
+        """Return the service for claims whose pods wait until they are prepared."""
+        # Only here: no other configuration needs the modules.
+        from dra_agent.agent.setup_taints import SetupTaints
+        from dra_agent.binding.service import BindingService
+
+        assert self._reporting is not None
+        config = self._config
+        self._setup_taints = SetupTaints(self._thread, hardware, config.driver_name, self.devices_changed)
+        return BindingService(
+            self._api.result(),
+            ledger,
+            decorated(AheadPreparer(preparer)),
+            preparer.check,
+            self._setup_taints,
+            self._reporting.events,
+            node=config.node,
+            driver=config.driver_name,
+            timeout_s=config.claims.prepare_ahead_timeout,
+            is_leader=self._leadership.is_leader,
+            changed=self._published_devices_changed,
+            refusal=self._refusal,
+            completed=self._claims.with_requests_of_pods,
+        )
+
+    def _refusal(self) -> str:
+        """Return why the node takes no new claims; empty where it takes them."""
+        assert self._reclaim is not None
+        return "the node is being reclaimed" if self._reclaim.state.phase == "notice" else ""
 
     def _stack_preparers(
         self,
@@ -182,10 +233,22 @@ class KubernetesMode:
         reporter: StatusReporter,
     ) -> ClaimPreparer:
         """Return `preparer` with all decorators of this mode, from the inside out."""
-        measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
-        gated = GatedPreparer(measured, reclaim, ledger, drain)
-        checked = HolderCheckingPreparer(gated, claims)
+        checked = self._checked(preparer, ledger, reclaim, drain, claims, self._metrics)
         return ReportingPreparer(checked, reporter.status, reporter.events)
+
+    def _checked(
+        self,
+        preparer: ClaimPreparer,
+        ledger: JournalLedger,
+        reclaim: ReclaimService,
+        drain: NodeDrain,
+        claims: OrphanedClaims,
+        metrics: Metrics | None,
+    ) -> ClaimPreparer:
+        """Return `preparer` with the decorators of every request; `metrics` are those of the kubelet's requests."""
+        measured = InstrumentedPreparer(preparer, self._liveness, metrics)
+        gated = GatedPreparer(measured, reclaim, ledger, drain)
+        return HolderCheckingPreparer(gated, claims)
 
     async def _listen_to_operators(self, claims: OrphanedClaims) -> None:
         listening = ReleaseSocket(self._config.state_dir, claims)
@@ -239,6 +302,8 @@ class KubernetesMode:
             await self._release_socket.stop()
         if self._orphaned is not None:
             await self._orphaned.stop()
+        if self._binding is not None:
+            await self._binding.stop()
         if self._drain is not None:
             await self._drain.stop()
         for task in (self._publishing, self._watching_node):
@@ -265,6 +330,8 @@ class KubernetesMode:
         # Claims can be prepared now: they do not depend on published slices.
         publisher.follow()
         await guard.start()
+        if self._binding is not None and self._config.inventory.prepare_ahead:
+            await self._binding.wait_known()
         await publisher.start()
 
     def _node_watch(self) -> NodeWatch:
@@ -301,10 +368,12 @@ class _Claims:
                 await asyncio.shield(self._api)
         claim = await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
         self._seen(claim)
-        if self._by_pod:
-            async with asyncio.timeout(timeout):
-                return await (await asyncio.shield(self.pod_notices)).apply(claim)
-        return claim
+        async with asyncio.timeout(timeout):
+            return await self.with_requests_of_pods(claim)
+
+    async def with_requests_of_pods(self, claim: dict[str, Any]) -> dict[str, Any]:
+        """Return the claim with the configuration that its pods request."""
+        return await (await asyncio.shield(self.pod_notices)).apply(claim) if self._by_pod else claim
 
     def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
         if not self._api.done() or self._by_pod:

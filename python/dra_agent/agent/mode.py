@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.prepare import ClaimPreparer
+from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
@@ -25,7 +25,7 @@ class Mode(Protocol):
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Act on saved and current reclaim notices; called before `serve`."""
 
-    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Start to serve claims."""
 
     def devices_changed(self) -> None:

@@ -138,6 +138,12 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """Uncorrected errors since its driver was loaded; None if not counted."""
     corrected_errors: int | None = None
     """Those that were corrected."""
+    prepare_ahead: bool = False
+    """A rule requests that claims are prepared before their pods are bound, where the cluster supports it."""
+    binding_conditions: tuple[str, ...] = ()
+    """Conditions that the scheduler awaits in a claim's status before it binds a pod (KEP-5007)."""
+    binding_failure_conditions: tuple[str, ...] = ()
+    """Conditions after which it chooses devices again."""
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name):
@@ -162,10 +168,13 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             device["taints"] = self.taints
         if self.allow_multiple_allocations:
             device["allowMultipleAllocations"] = True
+        if self.binding_conditions:
+            device["bindingConditions"] = self.binding_conditions
+            device["bindingFailureConditions"] = self.binding_failure_conditions
         return msgspec.json.encode(device)
 
     def same_published_form(self, other: Device) -> bool:
-        """Return True if `to_api` of both is equal."""
+        """Return True if both are published in the same form."""
         return self is other or (
             self.name == other.name
             and self.attributes == other.attributes
@@ -173,6 +182,9 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             and self.consumes_counters == other.consumes_counters
             and self.taints == other.taints
             and self.allow_multiple_allocations == other.allow_multiple_allocations
+            and self.prepare_ahead == other.prepare_ahead
+            and self.binding_conditions == other.binding_conditions
+            and self.binding_failure_conditions == other.binding_failure_conditions
         )
 
 

@@ -88,7 +88,9 @@ class Rules:
             where = f"attributes[{number}]"
             values = {name: _value(driver, where, name, value) for name, value in rule.set.items()}
             self._attributes.append((Rule(f"{where}.when", rule.when), values))
-        self._outcomes = Outcomes([*self._include, *self._exclude, *(rule for rule, _ in self._attributes)])
+        self._ahead = [Rule(f"prepare_ahead[{n}].when", rule.when) for n, rule in enumerate(settings.prepare_ahead)]
+        attributes = (rule for rule, _ in self._attributes)
+        self._outcomes = Outcomes([*self._include, *self._exclude, *attributes, *self._ahead])
 
     def apply(
         self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
@@ -104,6 +106,9 @@ class Rules:
         extended = self._with_attributes(device, problems)
         reason = self._reason(extended)
         if reason is None:
+            # All rules are evaluated, so that one without a value for any device is detected.
+            if any([rule.matches(self._driver, extended) for rule in self._ahead]):  # noqa: C419
+                extended = msgspec.structs.replace(extended, prepare_ahead=True)
             return Outcome(extended, problems)
         return Outcome(None, problems, (Exclusion(device.name, reason),))
 

@@ -68,6 +68,13 @@ class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Claims may request multiprocessors too; needs "mps"."""
 
 
+class PrepareAheadRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Devices with a slow set-up: claims are prepared before their pods are bound to the node (KEP-5007)."""
+
+    when: str
+    """CEL over `device`, like the selectors of a claim."""
+
+
 class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[inventory]`."""
 
@@ -83,6 +90,8 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     share: tuple[ShareRule, ...] = ()
     """Devices that several claims can hold a share of."""
+    prepare_ahead: tuple[PrepareAheadRule, ...] = ()
+    """Devices whose claims are prepared before their pods are bound, where the cluster supports it."""
     host_uplink: Literal["exclude", "include"] = "exclude"
     """The NIC of the host's default route can be claimed."""
     nvml_timeout: float = 5.0

@@ -19,6 +19,7 @@ from dra_agent.slices import Slice
 TAINTS = "DRADeviceTaints"
 COUNTERS = "DRAPartitionableDevices"
 SHARING = "DRAConsumableCapacity"
+BINDING = "DRADeviceBindingConditions"
 EFFECT_NONE = "DeviceTaintEffectNone"
 """Not a gate, but detected in the same way: a taint effect that API servers support since Kubernetes 1.35. Version 1.34
 refuses it (pkg/apis/resource/validation/validation.go, validDeviceTaintEffects)."""
@@ -31,9 +32,9 @@ _GATES = {
     "perDeviceNodeSelection": COUNTERS,
     "allowMultipleAllocations": SHARING,
     "requestPolicy": SHARING,
-    "bindsToNode": "DRADeviceBindingConditions",
-    "bindingConditions": "DRADeviceBindingConditions",
-    "bindingFailureConditions": "DRADeviceBindingConditions",
+    "bindsToNode": BINDING,
+    "bindingConditions": BINDING,
+    "bindingFailureConditions": BINDING,
     "nodeAllocatableResources": "DRANodeAllocatableResources",
     "compatibilityGroups": "DRADeviceCompatibilityGroups",
     "partitionTypeAttribute": "DRAPartitionableDevicesType",
@@ -65,6 +66,8 @@ def remedy(gates: set[str]) -> str:
         parts.append("whole devices are published, their partitions are left out")
     if SHARING in gates:
         parts.append("shared devices are published for one claim each")
+    if BINDING in gates:
+        parts.append("no claim is prepared before its pod is bound")
     return ", ".join(parts) or "the slices are published without them"
 
 
@@ -209,6 +212,8 @@ class Gates:
         if SHARING in self.off and device.allow_multiple_allocations:
             capacity = {name: msgspec.structs.replace(c, request_policy=None) for name, c in device.capacity.items()}
             device = msgspec.structs.replace(device, allow_multiple_allocations=False, capacity=capacity)
+        if BINDING in self.off and device.binding_conditions:
+            device = msgspec.structs.replace(device, binding_conditions=(), binding_failure_conditions=())
         return device
 
 
