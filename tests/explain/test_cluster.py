@@ -261,6 +261,31 @@ def test_allocated_claim_shows_devices_node_and_pods(cluster: FakeApi, explain: 
     assert (code, answer["summary"]) == (0, "its claims are allocated, and it is on node n1")
 
 
+def test_a_pod_that_waits_for_a_binding_condition_is_explained(cluster: FakeApi, explain: Explain) -> None:
+    created = allocated_on("claim", "n1", "gpu-a", pods=("job",))
+    (result,) = created["status"]["allocation"]["devices"]["results"]
+    result |= {"bindingConditions": [f"{DRIVER}/Prepared"], "bindingFailureConditions": [f"{DRIVER}/PrepareFailed"]}
+    cluster.put("resourceclaims", created)
+    cluster.put("pods", pod())
+    waits = f"waits for binding condition {DRIVER}/Prepared on device gpu-a"
+    code, answer = explain("pod", "job")
+    assert code == 0 and waits in answer["summary"]
+    _, answer = explain("claim", "claim")
+    assert answer["summary"].endswith(waits)
+    entry = {"driver": DRIVER, "pool": "n1", "device": "gpu-a"}
+    failed = {"type": f"{DRIVER}/PrepareFailed", "status": "True", "reason": "TimedOut", "message": "no room"}
+    status = created["status"]
+    cluster.set_status("resourceclaims", "default", "claim", {**status, "devices": [{**entry, "conditions": [failed]}]})
+    _, answer = explain("pod", "job")
+    assert "gpu-a could not be set up, and is chosen again: no room" in answer["summary"]
+    prepared = {"type": f"{DRIVER}/Prepared", "status": "True", "reason": "SetUp", "message": ""}
+    cluster.set_status(
+        "resourceclaims", "default", "claim", {**status, "devices": [{**entry, "conditions": [prepared]}]}
+    )
+    _, answer = explain("pod", "job")
+    assert answer["summary"] == "its claims are allocated; if it stays pending, that is not about free devices"
+
+
 def test_terminating_claim_is_explained(cluster: FakeApi, explain: Explain) -> None:
     created = allocated_on("claim", "n1", "gpu-a", pods=("job",))
     created["metadata"] |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 Object = dict[str, Any]
@@ -48,6 +49,8 @@ def claim_state(claim: Object) -> dict[str, Any]:
         not_ready = [device for device in state["devices"] if device["ready"] is False]
         if not_ready:
             state["summary"] += f"; {not_ready[0]['device']} is not ready: {not_ready[0]['reason']}"
+        if binding := binding_of(state["devices"]):
+            state["summary"] += f"; {binding}"
     if since := metadata.get("deletionTimestamp"):
         state["state"] = "deleting"
         waits = (
@@ -101,6 +104,18 @@ def allocated_node_selector(claim: Object) -> Object | None:
     return selector
 
 
+def binding_of(devices: Sequence[dict[str, Any]]) -> str | None:
+    """Return the condition or failure of a device of a claim that prevents the binding of its pod (KEP-5007)."""
+    for device in devices:
+        if device["binding_failure"] is not None:
+            return f"{device['device']} could not be set up, and is chosen again: {device['binding_failure']}"
+    waiting = [(name, device["device"]) for device in devices for name in device["waits_for"]]
+    if not waiting:
+        return None
+    more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+    return f"waits for binding condition {waiting[0][0]} on device {waiting[0][1]}{more}"
+
+
 def _consumer(entry: Object) -> str:
     resource = entry.get("resource", "")
     return f"{_CONSUMERS.get(resource, resource)} {entry.get('name')}"
@@ -115,6 +130,8 @@ def _devices(claim: Object) -> list[dict[str, Any]]:
         key = (*device_of(result), result.get("shareID"))
         conditions = (by_device.get(key) or {}).get("conditions") or ()
         ready = next((one for one in conditions if one.get("type") == "Ready"), None)
+        true = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+        failed = next((true[name] for name in result.get("bindingFailureConditions") or () if name in true), None)
         found.append(
             {
                 "request": result.get("request"),
@@ -124,6 +141,8 @@ def _devices(claim: Object) -> list[dict[str, Any]]:
                 "share_id": result.get("shareID"),
                 "ready": None if ready is None else ready.get("status") == "True",
                 "reason": None if ready is None else ready.get("message") or ready.get("reason"),
+                "waits_for": [name for name in result.get("bindingConditions") or () if name not in true],
+                "binding_failure": None if failed is None else failed.get("message") or failed.get("reason"),
             }
         )
     return found

@@ -11,7 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dra_agent.cluster import Cluster
-from dra_agent.explain.object_state import allocated_node_selector, allocation_of, claim_state, pod_state
+from dra_agent.explain.object_state import (
+    allocated_node_selector,
+    allocation_of,
+    binding_of,
+    claim_state,
+    pod_state,
+)
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
 from dra_agent.explain.snapshot import Snapshot
@@ -223,6 +229,9 @@ def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:
         return deleting[0]
     if node:
         return f"its claims are allocated, and it is on node {node}"
+    for claim in claims:
+        if binding := binding_of(claim.get("devices") or ()):
+            return f"its claims are allocated; {claim['name']} {binding}"
     return "its claims are allocated; if it stays pending, that is not about free devices"
 
 
