@@ -52,7 +52,7 @@ class Machine:
         return self._topology_of(self._function(ADDRESS, DeviceKind.NIC, "0x8086", "0x1592", net=names, infiniband=()))
 
     def look(self, settings: InventorySettings = RULES) -> Inventory:
-        return collect(self.host, self.topology(), settings, handovers=VfioBindingStore(self.state))
+        return collect(self.host, self.topology(), settings, bindings=VfioBindingStore(self.state))
 
     def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
         agent = NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.1)
@@ -104,7 +104,7 @@ def test_an_mtu_of_a_claim_is_not_published(machine: Machine) -> None:
 
 def test_an_mtu_that_was_restored_is_published_after_an_event_of_another_device(machine: Machine) -> None:
     topology = machine.topology()
-    collector = Collector(machine.host, RULES, handovers=VfioBindingStore(machine.state))
+    collector = Collector(machine.host, RULES, bindings=VfioBindingStore(machine.state))
     before = collector.collect(topology)
 
     def set_mtu(mtu: int) -> None:

@@ -57,7 +57,7 @@ class DeviceState:
         self._current = CurrentSlices(node=node, driver=driver) if computes_slices else None
         self.mode_changes = ModeChanges()
         """Receives changes of partition modes from set-ups."""
-        collector = Collector(host, settings, driver=driver, handovers=bindings, mode_changes=self.mode_changes)
+        collector = Collector(host, settings, driver=driver, bindings=bindings, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
         self._tracker = InventoryTracker(collector, self._topology.snapshot())
         self.monitor = monitor or Monitor(HealthSettings(), driver)

@@ -48,7 +48,7 @@ class Collector:
         settings: InventorySettings | None = None,
         *,
         driver: str = DEFAULT_DRIVER,
-        handovers: VfioBindingStore | None = None,
+        bindings: VfioBindingStore | None = None,
         mode_changes: ModeChanges | None = None,
     ) -> None:
         self._mode_changes = mode_changes or ModeChanges()
@@ -58,8 +58,8 @@ class Collector:
         self._rules = Rules(self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
         self._shares = Shares(self._settings.share, driver)
-        self._handovers = handovers
-        self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
+        self._bindings = bindings
+        self._passthrough = Passthrough(host, self._settings.passthrough, driver, bindings)
         self._backends: dict[str, DeviceBackend | FunctionBackend] = {}
         self._descriptions = Descriptions()
         self.kept = frozenset[str]()
@@ -82,21 +82,21 @@ class Collector:
         """
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
         excluded: list[Exclusion] = []
-        handed_over = self._passthrough.handed_over(problems)
+        bound = self._passthrough.bound(problems)
         found: list[Device] = []
-        if handed_over:
-            found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
-        if self._handovers is not None:
-            changed = self._handovers.moved.changed_by_claims()
+        if bound:
+            found = [bound[one.pci_address] for one in topology.devices if one.pci_address in bound]
+        if self._bindings is not None:
+            changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        by_backend = self._by_backend(topology, handed_over, problems)
+        by_backend = self._by_backend(topology, bound, problems)
         for name, functions in by_backend.items():
             found += self._devices(name, functions, problems)
         self.kept = self._descriptions.end()
-        found = self._passthrough.with_new_bindings(found, handed_over, problems)
-        if self._handovers is not None:
-            found = self._handovers.moved.apply(found, topology)
+        found = self._passthrough.with_new_bindings(found, bound, problems)
+        if self._bindings is not None:
+            found = self._bindings.moved.apply(found, topology)
         found = self._passthrough.apply(found, topology, problems, excluded)
         devices = self._without_uplinks(found, excluded)
         # In the order of the topology, by address; partitions of one address keep their order.
@@ -160,12 +160,12 @@ class Collector:
         return [counters for backend in backends for counters in backend.counter_sets()]
 
     def _by_backend(
-        self, topology: Topology, handed_over: Container[str], problems: list[Diagnostic]
+        self, topology: Topology, bound: Container[str], problems: list[Diagnostic]
     ) -> dict[str, list[Function]]:
         chosen: dict[str, list[Function]] = {}
         for function in topology.relevant:
             name = backend_of(function)
-            if name is None or function.pci_address in handed_over:
+            if name is None or function.pci_address in bound:
                 continue
             if is_usable(function):
                 chosen.setdefault(name, []).append(function)
@@ -227,13 +227,13 @@ def collect(
     settings: InventorySettings | None = None,
     *,
     driver: str = DEFAULT_DRIVER,
-    handovers: VfioBindingStore | None = None,
+    bindings: VfioBindingStore | None = None,
 ) -> Inventory:
     """Take the inventory once, however long libraries need to start.
 
     UsageError where a rule of the settings can never work.
     """
-    collector = Collector(host, settings, driver=driver, handovers=handovers)
+    collector = Collector(host, settings, driver=driver, bindings=bindings)
     try:
         inventory = collector.collect(topology)
         # Twice at most: the library first, then its GPUs.

@@ -71,9 +71,9 @@ class VfioBindingStore:
             raise self._error(self.folder, "cannot be read", error) from error
         for name in names:
             match = _NAME.fullmatch(name)
-            handover = self.read(match[1]) if match else None
-            if handover is not None:
-                found[handover.address] = handover
+            binding = self.read(match[1]) if match else None
+            if binding is not None:
+                found[binding.address] = binding
         return found
 
     def read(self, address: str) -> VfioBinding | None:
@@ -83,9 +83,9 @@ class VfioBindingStore:
         """
         path = self._path(address)
         try:
-            handover = decode_json(atomic_file.read(path, _MAX_BYTES), type=VfioBinding)
-            if handover.address != address:
-                raise msgspec.ValidationError(f"it is about {handover.address}")
+            binding = decode_json(atomic_file.read(path, _MAX_BYTES), type=VfioBinding)
+            if binding.address != address:
+                raise msgspec.ValidationError(f"it is about {binding.address}")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -95,14 +95,14 @@ class VfioBindingStore:
             log.error("the saved state of a function before its binding is damaged", extra={"file": str(aside)})
             log.error("damage", extra={"reason": str(error)})
             return None
-        return msgspec.structs.replace(handover, device=_not_observed(handover.device))
+        return msgspec.structs.replace(binding, device=_not_observed(binding.device))
 
-    def write(self, handover: VfioBinding) -> None:
+    def write(self, binding: VfioBinding) -> None:
         """Store a binding; durable on return. Raises RetryableError if the disk refuses it."""
-        path = self._path(handover.address)
+        path = self._path(binding.address)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_file.write(path, msgspec.json.encode(handover), durable=True)
+            atomic_file.write(path, msgspec.json.encode(binding), durable=True)
         except OSError as error:
             raise self._error(path, "cannot be written", error) from error
 
@@ -164,35 +164,35 @@ class Passthrough:
     """The passthrough rules of one configuration, compiled. UsageError where one can never work."""
 
     def __init__(
-        self, host: Host, rules: Sequence[PassthroughRule], driver: str, handovers: VfioBindingStore | None
+        self, host: Host, rules: Sequence[PassthroughRule], driver: str, bindings: VfioBindingStore | None
     ) -> None:
-        """`handovers`: bindings of claims; None if nothing is bound here."""
+        """`bindings`: bindings of claims; None if nothing is bound here."""
         self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
         self._outcomes = Outcomes(self._rules)
-        self._handovers = handovers
+        self._bindings = bindings
 
-    def handed_over(self, problems: list[Diagnostic]) -> dict[str, Device]:
+    def bound(self, problems: list[Diagnostic]) -> dict[str, Device]:
         """Return the devices of claims, as published, by address."""
-        if self._handovers is None:
+        if self._bindings is None:
             return {}
         try:
-            return {address: handover.device for address, handover in self._handovers.all().items()}
+            return {address: binding.device for address, binding in self._bindings.all().items()}
         except AgentError as error:
             problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
             return {}
 
     def with_new_bindings(
-        self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Diagnostic]
+        self, devices: Iterable[Device], bound: Collection[str], problems: list[Diagnostic]
     ) -> list[Device]:
-        """Return the devices, with the published form for devices that were bound after `handed_over` was read.
+        """Return the devices, with the published form for devices that were bound after `bound` was read.
 
         Later results of vendor libraries for them are invalid.
         """
         devices = list(devices)
-        present = {device.pci_address for device in devices} - set(handed_over)
-        now = {address: device for address, device in self.handed_over(problems).items() if address in present}
+        present = {device.pci_address for device in devices} - set(bound)
+        now = {address: device for address, device in self.bound(problems).items() if address in present}
         if not now:
             return devices
         names = {device.name for device in devices if device.pci_address in now}

@@ -126,7 +126,7 @@ class Bench:
         return made
 
     def inventory(self, settings: InventorySettings = EVERYTHING) -> Inventory:
-        return collect(self.host, scan(self.host), settings, handovers=self.bindings)
+        return collect(self.host, scan(self.host), settings, bindings=self.bindings)
 
     def device(self, address: str) -> SetupDevice:
         found = next(one for one in self.inventory().devices if one.pci_address == address)

@@ -38,7 +38,7 @@ class BoundMeanwhile(VfioBindingStore):
 
 
 def inventory_of(bench: Bench, topology: Topology, bindings: VfioBindingStore) -> Inventory:
-    collector = Collector(bench.host, EVERYTHING, handovers=bindings)
+    collector = Collector(bench.host, EVERYTHING, bindings=bindings)
     try:
         return collector.collect(topology)
     finally:

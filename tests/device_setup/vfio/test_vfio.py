@@ -64,7 +64,7 @@ def test_the_published_device_does_not_change_while_a_claim_holds_it(bench: Benc
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
     # Also without the rule, which somebody may have taken away meanwhile.
-    without = collect(bench.host, scan(bench.host), InventorySettings(), handovers=bench.bindings)
+    without = collect(bench.host, scan(bench.host), InventorySettings(), bindings=bench.bindings)
     assert next(published(one) for one in without.devices if one.name == item.device.name) == published(item.device)
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before

@@ -54,8 +54,8 @@ def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
     share = _FLEX_MEMORY // (virtual + 1) if virtual else _FLEX_MEMORY
     functions = tuple(_flex_vf(f"0000:{gpu_bus:02x}:00.{n + 1}", card + 1 + n, share) for n in range(virtual - 1))
     if virtual:
-        handed_over = Function(f"0000:{gpu_bus:02x}:00.{virtual}", _FLEX, driver="vfio-pci", roles=(VfioDevice(0),))
-        functions = (*functions, handed_over)
+        bound = Function(f"0000:{gpu_bus:02x}:00.{virtual}", _FLEX, driver="vfio-pci", roles=(VfioDevice(0),))
+        functions = (*functions, bound)
     gpu = Function(
         physical,
         _FLEX,
