@@ -31,11 +31,12 @@ import msgspec
 from results import Measure, save, this_machine
 from results import measure as measured
 
+from dra_agent.api_object import Object
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.kube_client import ApiClient, connect
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
-from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object
+from dra_agent.kubelet_plugin.interfaces import ClaimSource
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2
 from dra_agent.kubelet_plugin.sockets import SocketPaths

@@ -16,12 +16,17 @@ class ClaimRef(msgspec.Struct, frozen=True):
     name: str
 
     def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
+        return f"claim {self.full_name}"
+
+    @property
+    def full_name(self) -> str:
+        """NAMESPACE/NAME."""
+        return f"{self.namespace}/{self.name}"
 
     @property
     def with_uid(self) -> str:
         """With the uid, for errors: "claim team-a/training (0b5c...)"."""
-        return f"claim {self.namespace}/{self.name} ({self.uid})"
+        return f"claim {self.full_name} ({self.uid})"
 
 
 class ClaimDevice(msgspec.Struct, frozen=True, omit_defaults=True):

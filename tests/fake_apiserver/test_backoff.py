@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.kube_client import Backoff, ThrottledError, UnavailableError
+from dra_agent.kube_client import ThrottledError, UnavailableError
+from dra_agent.retry import Backoff
 
 
 @given(st.lists(st.floats(0, 0.999), min_size=1, max_size=200))

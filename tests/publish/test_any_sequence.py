@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_agent.inventory.model import Device
-from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
 from dra_agent.publish import pool as pool_module
+from dra_agent.retry import Backoff
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from publish.node import NODE, Node, Slice, device, tainted

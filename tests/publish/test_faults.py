@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
+from dra_agent.retry import Backoff
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from logged import logged_by

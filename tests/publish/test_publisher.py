@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import Backoff, connect, reflector
+from dra_agent.kube_client import connect, reflector
 from dra_agent.publish import Publisher
+from dra_agent.retry import Backoff
 from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi

@@ -18,7 +18,7 @@ from dra_agent.clock import STEADY
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import Backoff, connect
+from dra_agent.kube_client import connect
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.publish import Publisher
@@ -33,6 +33,7 @@ from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
 from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
 from dra_agent.reclaim.taint_rollout import TaintRollout
+from dra_agent.retry import Backoff
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 from publish.node import DRIVER, NODE, device, devices

@@ -44,20 +44,19 @@ class ClaimSpec:
 
 def build_spec(driver: str, claim: ClaimRef, devices: Sequence[SpecDevice]) -> ClaimSpec:
     """Build the spec of a claim. Raises PermanentError if runtimes would reject the result."""
-    claim_name = f"{claim.namespace}/{claim.name}"
     members = _members(devices)
     shared = _shared(devices)
     parts: list[Device] = []
     ids: list[tuple[str, ...]] = []
     for item in devices:
         cdi_name = claim_device(claim.uid, item.allocated.device, item.allocated.share_id)
-        edits = ContainerEdits(env=_environment(claim_name, item, members))
+        edits = ContainerEdits(env=_environment(claim.full_name, item, members))
         if not shared:
             edits = edits.merged(item.edits.common)
         edits = edits.merged(item.edits.own)
         parts.append(Device(cdi_name, edits))
         ids.append((*item.edits.foreign_ids, f"{driver}/{CLAIM_CLASS}={cdi_name}"))
-    common = ContainerEdits(env=(f"DRA_AGENT_CLAIM={claim_name}",))
+    common = ContainerEdits(env=(f"DRA_AGENT_CLAIM={claim.full_name}",))
     _check_variables(
         [text for edits in (common, *(part.container_edits for part in parts)) for text in edits.env], claim
     )
@@ -79,7 +78,7 @@ def _check_variables(variables: Sequence[str], claim: ClaimRef) -> None:
     """Reject control characters: a line feed starts another variable in files with one variable per line."""
     for text in variables:
         if _CONTROL_CHARACTERS.search(text):
-            name = printable(f"{claim.namespace}/{claim.name}", line=True, longest=128)
+            name = printable(claim.full_name, line=True, longest=128)
             raise PermanentError(
                 f"a variable for its containers has control characters: {printable(text, line=True, longest=128)}",
                 where=f"claim {name} ({claim.uid})",

@@ -42,7 +42,7 @@ def by_device(shown: ShownHost) -> dict[str, list[str]]:
         return {}
     for entry in entries:
         for device in entry.devices:
-            holders.setdefault(device.device, []).append(f"{entry.namespace}/{entry.name}")
+            holders.setdefault(device.device, []).append(entry.full_name)
     return holders
 
 

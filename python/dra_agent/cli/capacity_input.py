@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.cli.cluster_input import CLAIM_KINDS, missing, read_snapshot, read_users
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import Copy, copy_of_claim, copy_of_pod
@@ -14,7 +14,6 @@ from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import POD_GROUP, pod_sets
 from dra_agent.manifests import load_manifests
 
-Object = dict[str, Any]
 Finder = Callable[[Snapshot], Copy]
 _PARTS = {"JobSet": "replicated Jobs", "Workload": "pod sets"}
 """What a workload can have several of."""

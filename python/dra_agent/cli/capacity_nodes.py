@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.changes import HOSTNAME, NodeSource
-
-Object = dict[str, Any]
 
 
 def node_source(args: argparse.Namespace) -> NodeSource:

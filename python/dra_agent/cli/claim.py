@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli import claim_run, claims
 from dra_agent.cli.flags import (
     add_dry_run_flag,
@@ -16,7 +17,6 @@ from dra_agent.cli.flags import (
 )
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import add_group_examples, examples
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from dra_agent.cli.object_names import ObjectName

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import DEFAULT_NAMESPACE, allocation_of
 from dra_agent.cli.claim import explain_command
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
+from dra_agent.standalone.claim import UNDER_WAY
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
@@ -134,7 +135,7 @@ def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
         namespace = "" if loaded.kind == "DeviceClass" else loaded.value["metadata"].get("namespace", DEFAULT_NAMESPACE)
         known = existing.get((loaded.kind, namespace, loaded.name))
         entry = {"kind": loaded.kind, "name": loaded.name, "namespace": namespace, "exists": known is not None}
-        if loaded.kind == "ResourceClaim" and not (known and (known.get("status") or {}).get("allocation")):
+        if loaded.kind == "ResourceClaim" and not (known and allocation_of(known)):
             explained = explain(
                 node=state["node"],
                 classes=state["classes"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli.claim import key_of
 from dra_agent.cli.object_names import CLAIM, CLASS, ObjectName, parse
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from dra_agent.standalone.protocol import Client

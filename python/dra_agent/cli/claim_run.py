@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli.parser import examples
 from dra_agent.errors import AgentError, UsageError
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dra_agent.cli.output import Rows
-    from dra_agent.kube_client import ApiClient, Object
+    from dra_agent.kube_client import ApiClient
 
 Item = dict[str, Any]
 
@@ -128,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
         return print_usage(args)
     if args.all_nodes:
+        from dra_agent.cli.cluster_claims import print_cluster
+
         return print_cluster(args, namespace=chosen_namespace(args))
     config = load_config(args)
     if may_exist(config.state_dir / SOCKET) or not may_exist(config.state_dir / "ledger"):
@@ -154,7 +156,7 @@ def _refuse_cluster_flags(args: argparse.Namespace) -> None:
         )
 
 
-def _show(
+def print_holders(
     args: argparse.Namespace, fetch: Callable[[], list[Item]], table: Rows, cells: Callable[[Item], list[object]]
 ) -> int:
     """Print devices that claims hold in the chosen format, with --watch as they change."""
@@ -182,7 +184,8 @@ def _claim_of(cells: Sequence[object]) -> str:
     return str(cells[1])
 
 
-def _empty(namespace: str | None) -> str:
+def nothing_held(namespace: str | None) -> str:
+    """Return the message without any row."""
     return "no claim holds a device" + in_namespace(namespace)
 
 
@@ -225,7 +228,7 @@ def _full_name(state_dir: Path, word: str) -> str:
     if named.namespace is not None:
         return f"{named.namespace}/{named.name}"
     entries, _ = read_copy(state_dir) or ([], None)
-    found = sorted({f"{entry.namespace}/{entry.name}" for entry in entries if entry.name == named.name})
+    found = sorted({entry.full_name for entry in entries if entry.name == named.name})
     if len(found) > 1:
         raise UsageError("claims of several namespaces have this name", where=word, hint=" or ".join(found))
     return found[0] if found else named.name
@@ -262,7 +265,11 @@ def _print_standalone(args: argparse.Namespace) -> int:
 
     columns = ["device", "claim", "request", "state", "since", "cdi id"]
     table = Rows(
-        columns, optional=("since", "request", "cdi id"), prose=("state",), named=_claim_of, empty=_empty(namespace)
+        columns,
+        optional=("since", "request", "cdi id"),
+        prose=("state",),
+        named=_claim_of,
+        empty=nothing_held(namespace),
     )
 
     def cells(row: Item) -> list[object]:
@@ -270,7 +277,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
         ids = "\n".join(row["cdi_device_ids"])
         return [row["device"], claim, ", ".join(row["requests"]), _state(row), row["since"], ids]
 
-    return _show(args, fetch, table, cells)
+    return print_holders(args, fetch, table, cells)
 
 
 def print_node(args: argparse.Namespace) -> int:
@@ -312,7 +319,9 @@ def print_node(args: argparse.Namespace) -> int:
         ]
 
     columns = ["device", "claim", "request", "state", *(["used by"] if asks_cluster else []), "cdi id"]
-    table = Rows(columns, optional=("request", "cdi id"), prose=("state",), named=_claim_of, empty=_empty(namespace))
+    table = Rows(
+        columns, optional=("request", "cdi id"), prose=("state",), named=_claim_of, empty=nothing_held(namespace)
+    )
 
     def cells(row: Item) -> list[object]:
         claim = f"{row['namespace']}/{row['claim']}"
@@ -320,7 +329,7 @@ def print_node(args: argparse.Namespace) -> int:
         ids = "\n".join(row["cdi_device_ids"])
         return [row["device"], claim, ", ".join(row["requests"]), _state(row), *used_by, ids]
 
-    return _show(args, fetch, table, cells)
+    return print_holders(args, fetch, table, cells)
 
 
 def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
@@ -359,74 +368,3 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
         return claim_state(claim)["reserved_for"] or ["none"]
 
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
-
-
-def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str | None = None) -> int:
-    """Print the claims that are allocated in a cluster; None is every namespace, and every node."""
-    from dra_agent.cli.connection import call_cluster
-    from dra_agent.cli.output import Rows
-    from dra_agent.kube_client import RESOURCE_CLAIMS
-
-    async def listed(api: ApiClient) -> list[Object]:
-        return (await api.list(RESOURCE_CLAIMS, namespace=namespace)).items
-
-    def fetch() -> list[Item]:
-        return sorted(
-            (
-                row
-                for claim in call_cluster(args, listed)
-                for row in allocated_devices(claim)
-                if node in (None, row["node"])
-            ),
-            key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
-        )
-
-    columns = ["node", "device", "driver", "claim", "request", "used by", "age", "ready"]
-    table = Rows(
-        columns,
-        optional=("driver", "request", "age"),
-        prose=("used by", "ready"),
-        named=lambda row: str(row[3]),
-        empty=_empty(namespace),
-    )
-    return _show(args, fetch, table, _cluster_cells)
-
-
-def _cluster_cells(row: Item) -> list[object]:
-    from dra_agent.cli.age import age
-
-    return [
-        row["node"],
-        row["device"],
-        row["driver"],
-        f"{row['namespace']}/{row['claim']}",
-        row["request"],
-        ", ".join(row["used_by"]) or "none",
-        age(row["created"]),
-        {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
-    ]
-
-
-def allocated_devices(claim: Object) -> list[Item]:
-    """Return the devices that are allocated to a claim, each with its node, pods and readiness."""
-    from dra_agent.explain.object_state import claim_state
-
-    found = claim_state(claim)
-    return [
-        {
-            "node": found["node"],
-            "device": device["device"],
-            "pool": device["pool"],
-            "driver": device["driver"],
-            "share_id": device["share_id"],
-            "namespace": claim["metadata"].get("namespace", "default"),
-            "claim": claim["metadata"]["name"],
-            "uid": claim["metadata"].get("uid"),
-            "created": claim["metadata"].get("creationTimestamp"),
-            "request": device["request"],
-            "used_by": found["reserved_for"],
-            "ready": device["ready"],
-            "reason": device["reason"],
-        }
-        for device in found["devices"]
-    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
@@ -13,7 +13,6 @@ from dra_agent.explain.snapshot import WORKLOADS, Snapshot
 from dra_agent.explain.workloads import POD_GROUP, check_group
 from dra_agent.manifests import LoadedObject
 
-Object = dict[str, Any]
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
 USER_KINDS = (*CLAIM_KINDS, "Pod", *WORKLOADS)
 

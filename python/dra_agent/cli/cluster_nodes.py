@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dra_agent.api_object import Object
+
 if TYPE_CHECKING:
-    from dra_agent.kube_client import ApiClient, Object
+    from dra_agent.kube_client import ApiClient
 
 Item = dict[str, Any]
 _NUMA, _ROOT, _PRODUCT, _TYPE = "numaNode", "pcieRoot", "productName", "type"
@@ -80,7 +82,7 @@ def print_topology(args: argparse.Namespace, node: str) -> int:
 
 def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
     """Read nodes, slices and held devices; raises UsageError for a node that does not exist."""
-    from dra_agent.cli.claims import allocated_devices
+    from dra_agent.cli.cluster_claims import allocated_devices
     from dra_agent.cli.connection import call_cluster
     from dra_agent.errors import UsageError
     from dra_agent.kube_client import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, NotFoundError

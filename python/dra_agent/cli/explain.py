@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import allocation_of, full_name
 from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
@@ -119,10 +120,10 @@ def _explain_files(args: argparse.Namespace) -> int:
         raise UsageError("--from is for pods and workloads", hint="give the cluster with --slices and --classes")
     inputs = read_inputs(users, classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
-    own = {_identity(claim) for claim in inputs.claims}
-    for name in sorted(own & {_identity(claim) for claim in state["allocated"] if _is_allocated(claim)}):
+    own = {full_name(claim) for claim in inputs.claims}
+    for name in sorted(own & {full_name(claim) for claim in state["allocated"] if allocation_of(claim)}):
         print(f"claim {name} is allocated already; this is the result for a claim that is not", file=sys.stderr)
-    state["allocated"] = [claim for claim in state["allocated"] if _identity(claim) not in own]
+    state["allocated"] = [claim for claim in state["allocated"] if full_name(claim) not in own]
     explanation = explain(claims=inputs.claims, **state)
     if args.slices and not inputs.slices:
         explanation["summary"] = NO_SLICES
@@ -147,15 +148,6 @@ def _explain_pods(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> i
         pod = next(value for kind, value in users if kind == "Pod")
         return print_explanation(args, snapshot, pod, is_pod=True)
     return run(args, snapshot, gang_of_files(snapshot, users, ", ".join(args.filename)))
-
-
-def _identity(claim: dict[str, Any]) -> str:
-    metadata = claim.get("metadata") or {}
-    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"
-
-
-def _is_allocated(claim: dict[str, Any]) -> bool:
-    return bool((claim.get("status") or {}).get("allocation"))
 
 
 def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:

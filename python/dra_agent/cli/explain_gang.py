@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
@@ -13,7 +13,6 @@ from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, notes_of, pod_sets
 from dra_agent.printable import printable
 
-Object = dict[str, Any]
 MAX_SHOWN_COUNTS = 4
 """Nodes or alternatives of a kind of members that are named."""
 MAX_SHOWN_RUNS = 6

@@ -112,7 +112,7 @@ def build_parser() -> Parser:
 def _run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
     if args.command == "claims":
-        from dra_agent.cli.claims import print_cluster
+        from dra_agent.cli.cluster_claims import print_cluster
         from dra_agent.cli.connection import namespace_of
 
         return print_cluster(args, namespace=None if args.all_namespaces else namespace_of(args), node=args.node)

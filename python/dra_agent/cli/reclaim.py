@@ -138,7 +138,7 @@ def _held(state_dir: Path) -> list[str]:
 
     if not _is_standalone(state_dir):
         entries, _ = read_copy(state_dir) or ([], None)
-        return sorted(f"{entry.namespace}/{entry.name}" for entry in entries)
+        return sorted(entry.full_name for entry in entries)
     try:
         with Client(state_dir / SOCKET) as agent:
             return sorted(f"{view['namespace']}/{view['name']}" for view in agent.call(ListClaims()) if view["devices"])

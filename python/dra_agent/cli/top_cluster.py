@@ -104,7 +104,7 @@ async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) ->
 
     Without permission there are none, and a note.
     """
-    from dra_agent.cli.claims import allocated_devices
+    from dra_agent.cli.cluster_claims import allocated_devices
     from dra_agent.errors import AgentError
     from dra_agent.kube_client import RESOURCE_CLAIMS
 

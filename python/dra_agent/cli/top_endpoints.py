@@ -17,10 +17,11 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from dra_agent.api_object import Object
 from dra_agent.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
-    from dra_agent.kube_client import ApiClient, Object
+    from dra_agent.kube_client import ApiClient
     from dra_agent.telemetry.exposition import ExposedValues
 
 MAX_BYTES = 8 << 20

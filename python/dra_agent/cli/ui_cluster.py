@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import Object, allocation_of, full_name, identity_of
 from dra_agent.errors import RetryableError
 from dra_agent.page.views import ClusterView, NodeView, PendingView
 
 if TYPE_CHECKING:
     from dra_agent.explain.snapshot import Snapshot
-    from dra_agent.kube_client import ApiClient, Object
+    from dra_agent.kube_client import ApiClient
 
 READ_TIMEOUT_S = 30.0
 """Seconds in which the API server must respond to all requests of one reading."""
@@ -38,7 +39,7 @@ async def _in_time(api: ApiClient) -> tuple[Snapshot, dict[str, Snapshot]]:
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             snapshot = await read_cluster(api)
-            namespaces = {_namespace(claim) for claim in _pending(snapshot)[:MAX_EXPLAINED]}
+            namespaces = {identity_of(claim)[0] for claim in _pending(snapshot)[:MAX_EXPLAINED]}
             parts = await asyncio.gather(*(within(api, snapshot, namespace) for namespace in namespaces))
             return snapshot, {part.namespace: part for part in parts}
     except TimeoutError:
@@ -47,7 +48,7 @@ async def _in_time(api: ApiClient) -> tuple[Snapshot, dict[str, Snapshot]]:
 
 def cluster_view(snapshot: Snapshot, namespaces: Mapping[str, Snapshot]) -> ClusterView:
     """Return the view; `namespaces` are the snapshots that explain the claims of each namespace."""
-    from dra_agent.cli.claims import allocated_devices
+    from dra_agent.cli.cluster_claims import allocated_devices
     from dra_agent.cli.cluster_nodes import by_node, newest
     from dra_agent.explain.pending import nodes_of
 
@@ -99,24 +100,18 @@ def _explained(claims: Sequence[Object], namespaces: Mapping[str, Snapshot]) -> 
     end = time.monotonic() + EXPLAIN_BUDGET_S
     views = []
     for claim in claims:
-        name, namespace = claim["metadata"]["name"], _namespace(claim)
+        namespace, name = identity_of(claim)
         if time.monotonic() < end:
             reason = explain_claim(namespaces[namespace], claim)["summary"]
         else:
             reason = f"not evaluated, too many claims wait: `kubectl dra explain {name} -n {namespace}`"
         views.append(
-            PendingView(
-                claim=f"{namespace}/{name}", created=claim["metadata"].get("creationTimestamp"), reason=str(reason)
-            )
+            PendingView(claim=full_name(claim), created=claim["metadata"].get("creationTimestamp"), reason=str(reason))
         )
     return tuple(views)
 
 
 def _pending(snapshot: Snapshot) -> list[Object]:
     """Return the claims without an allocation, the oldest first."""
-    waiting = [claim for claim in snapshot.claims if not (claim.get("status") or {}).get("allocation")]
+    waiting = [claim for claim in snapshot.claims if not allocation_of(claim)]
     return sorted(waiting, key=lambda claim: str(claim["metadata"].get("creationTimestamp") or ""))
-
-
-def _namespace(claim: Object) -> str:
-    return str(claim["metadata"].get("namespace") or "default")

@@ -96,6 +96,7 @@ def _pods(args: argparse.Namespace, entries: list[LedgerEntry]) -> dict[str, fro
 async def _reserved(api: ApiClient, entries: list[LedgerEntry]) -> dict[str, frozenset[str] | str]:
     import asyncio
 
+    from dra_agent.api_object import consumers_of, is_pod
     from dra_agent.errors import AgentError
     from dra_agent.kube_client import RESOURCE_CLAIMS, NotFoundError
 
@@ -108,9 +109,9 @@ async def _reserved(api: ApiClient, entries: list[LedgerEntry]) -> dict[str, fro
             return f"which pods use the claim is not known: {error.message}"
         if claim["metadata"].get("uid") != entry.uid:
             return "the API server has another claim of this name"
-        consumers = (claim.get("status") or {}).get("reservedFor") or ()
+        consumers = consumers_of(claim)
         for consumer in consumers:
-            if consumer.get("resource") != "pods" or consumer.get("apiGroup") or not consumer.get("uid"):
+            if not is_pod(consumer) or not consumer.get("uid"):
                 return f"the claim is reserved for {consumer.get('resource')} {consumer.get('name')}, not for a pod"
         return frozenset(str(consumer["uid"]) for consumer in consumers)
 

@@ -139,7 +139,7 @@ class CheckContext:
             return LedgerSummary()
         entries, report = read
         held = [
-            (f"{entry.namespace}/{entry.name}", item.device)
+            (entry.full_name, item.device)
             for entry in entries
             for item in entry.devices
             if item.request and entry.state == "completed"

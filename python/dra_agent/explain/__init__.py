@@ -1,6 +1,6 @@
 """Explains the allocation of a claim: every device of a node, with all reasons against it.
 
-The judgement is the allocator's own (rust/allocator); here are its Python face and the reading of files.
+The allocator (rust/allocator) evaluates the claims; this package is its Python interface, and reads files.
 """
 
 from __future__ import annotations

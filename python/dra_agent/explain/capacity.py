@@ -6,17 +6,15 @@ Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are ev
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
 from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
 from dra_agent.errors import PermanentError
-from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, pod_claims
 from dra_agent.explain.snapshot import Snapshot, group_name
 
-Object = dict[str, Any]
 MAX_CONSUMERS = 256
 """Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
 BLOCKED = "node"
@@ -47,10 +45,8 @@ class Copy:
 
 def copy_of_claim(claim: Object, kind: str = "claim") -> Copy:
     """Return the copy that a claim, or the claim of a template, describes: a further one with the same spec."""
-    name = claim["metadata"].get("name")
     note = "a pod without tolerations, node selector and affinity is assumed"
-    subject = f"{kind} {claim['metadata'].get('namespace') or 'default'}/{name}"
-    return Copy(subject, [_fresh(claim)], notes=[note])
+    return Copy(f"{kind} {full_name(claim)}", [_fresh(claim)], notes=[note])
 
 
 def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
@@ -125,7 +121,7 @@ def capacity(
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )
     open_nodes = [name for name in known if not blocked.get(name) and node in (None, name)]
-    remaining = min((_remaining_consumers(claim) for claim in copy.shared), default=None)
+    remaining = min((remaining_consumers(claim) for claim in copy.shared), default=None)
     if remaining is not None:
         limit = min(limit, remaining)
     found = cluster.capacity(copy.claims, shared=copy.shared, nodes=open_nodes, limit=limit, deadline=deadline)
@@ -151,8 +147,9 @@ def _fresh(claim: Object) -> Object:
     return {"metadata": metadata, "spec": claim.get("spec") or {}}
 
 
-def _remaining_consumers(claim: Object) -> int:
-    return max(0, MAX_CONSUMERS - len((claim.get("status") or {}).get("reservedFor") or ()))
+def remaining_consumers(claim: Object) -> int:
+    """Return how many more pods a claim can be reserved for."""
+    return max(0, MAX_CONSUMERS - len(consumers_of(claim)))
 
 
 def node_blockers(pod: Object, node: Object) -> list[str]:

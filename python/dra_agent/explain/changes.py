@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dra_agent.api_object import Object, device_of, full_name, results_of
 from dra_agent.errors import UsageError
-from dra_agent.explain.object_state import device_of, results_of
 from dra_agent.explain.snapshot import Snapshot
 
-Object = dict[str, Any]
 MAX_ADDED_NODES = 10_000
 """Nodes that one change can add."""
 FORMS = (
@@ -152,10 +151,7 @@ def _without_taint(snapshot: Snapshot, change: Change) -> Snapshot:
 
 
 def _without_claim(snapshot: Snapshot, change: Change) -> Snapshot:
-    def name_of(claim: Object) -> str:
-        return f"{claim['metadata'].get('namespace') or 'default'}/{claim['metadata'].get('name')}"
-
-    left = [claim for claim in snapshot.claims if name_of(claim) != change.subject]
+    left = [claim for claim in snapshot.claims if full_name(claim) != change.subject]
     if len(left) == len(snapshot.claims):
         raise UsageError(f"there is no claim {change.subject}", where=f"--if {change.text}")
     return replace(snapshot, claims=left)
@@ -188,8 +184,7 @@ def _with_other_devices(snapshot: Snapshot, change: Change, source: NodeSource) 
 
     before, kept = _devices(entry for entry in snapshot.slices or () if not stays(entry)), _devices(slices)
     lost = [
-        f"claim {claim['metadata'].get('namespace') or 'default'}/{claim['metadata'].get('name')} holds "
-        f"{result.get('device')}, which node {name} would not have"
+        f"claim {full_name(claim)} holds {result.get('device')}, which node {name} would not have"
         for claim in snapshot.claims
         for result in results_of(claim)
         if (device := device_of(result)) in before and device not in kept

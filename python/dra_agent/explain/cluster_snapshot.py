@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from dra_agent.api_object import Object
 from dra_agent.explain.snapshot import (
     DEVICE_TAINT_RULES,
     POD_GROUPS,
@@ -25,7 +26,6 @@ from dra_agent.kube_client import (
     RESOURCE_SLICES,
     ApiClient,
     Kind,
-    Object,
 )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot, tainted
 from dra_agent.explain.workloads import GROUPS
 from dra_agent.manifests import LoadedObject, load_manifests
 
-Object = dict[str, Any]
 _OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS}
 
 

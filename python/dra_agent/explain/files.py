@@ -1,4 +1,4 @@
-"""A question from files: claims of a user, and the classes, slices, claims and nodes that a cluster printed.
+"""A query from files: claims of a user, and the classes, slices, claims and nodes that a cluster printed.
 
 Objects of the user are checked against every limit of the API; objects that a cluster printed are not, because it
 may be newer than this agent.
@@ -17,7 +17,7 @@ from dra_agent.manifests import LoadedObject, load_manifests
 
 @dataclass
 class QueryInputs:
-    """The objects of a question."""
+    """The objects of a query."""
 
     claims: list[dict[str, Any]] = field(default_factory=list)
     classes: list[dict[str, Any]] = field(default_factory=list)

@@ -10,16 +10,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.errors import UsageError
-from dra_agent.explain.capacity import MAX_CONSUMERS
-from dra_agent.explain.object_state import allocation_of
+from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
 from dra_agent.explain.pod_claims import PodClaim, pod_claims, quota_blockers
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
 
-Object = dict[str, Any]
 MAX_MEMBERS = 10_000
 """Pods of a gang."""
 _ENDED = ("Succeeded", "Failed")
@@ -161,7 +159,7 @@ def _of_pod(need: PodClaim, pod: str) -> PodClaim:
 
 
 def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list[tuple[str, Object]]) -> Gang:
-    users = Counter(_key(need.claim) for one in pods for need in one.needs if need.claim is not None)
+    users = Counter(full_name(need.claim) for one in pods for need in one.needs if need.claim is not None)
     numbers: dict[str, int] = {}
     found: list[MemberKind] = []
     order: list[int] = []
@@ -181,15 +179,16 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         kind.running[str(_node_of(pod))] += 1
     _name_apart(found)
     gang = Gang(subject, found, order, len(pods) + len(running))
-    new = {_key(need.claim): need.claim for one in pods for need in one.needs if need.claim and not need.exists}
+    new = {full_name(need.claim): need.claim for one in pods for need in one.needs if need.claim and not need.exists}
     gang.lacks_quota = quota_blockers(snapshot, list(new.values()), "the pods need")
-    shared = {_key(need.claim): need for one in pods for need in one.needs if need.claim and _is_shared(need, users)}
+    shared = {
+        full_name(need.claim): need for one in pods for need in one.needs if need.claim and _is_shared(need, users)
+    }
     if shared:
         names = ", ".join(key.partition("/")[2] for key in sorted(shared))
         gang.notes.append(f"several pods share claim{'s' if len(shared) > 1 else ''} {names}")
     for key, need in shared.items():
-        claim = need.claim or {}
-        left = max(0, MAX_CONSUMERS - len((claim.get("status") or {}).get("reservedFor") or ()))
+        left = remaining_consumers(need.claim or {})
         if users[key] > max(1, left) and not need.of_group:
             of = f"{MAX_CONSUMERS} pods, {users[key]} use it"
             gang.problems.append(f"claim {key} can be reserved for {left} more of {of}")
@@ -197,7 +196,7 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
 
 
 def _is_shared(need: PodClaim, users: Counter[str]) -> bool:
-    return need.claim is not None and users[_key(need.claim)] > 1
+    return need.claim is not None and users[full_name(need.claim)] > 1
 
 
 def _with_group(gang: Gang, group: Object) -> Gang:
@@ -231,7 +230,7 @@ def _signature(one: _Pod, users: Counter[str]) -> str:
     """Return what members of a kind have in common: a claim of several members by its name, others by their content."""
     spec = one.pod.get("spec") or {}
     claims = [
-        _key(need.claim) if _is_shared(need, users) else [need.claim.get("spec"), allocation_of(need.claim)]
+        full_name(need.claim) if _is_shared(need, users) else [need.claim.get("spec"), allocation_of(need.claim)]
         for need in one.needs
         if need.claim is not None
     ]
@@ -254,10 +253,6 @@ def _trimmed(claim: Object) -> Object:
     if allocation := allocation_of(claim):
         trimmed["status"] = {"allocation": allocation}
     return trimmed
-
-
-def _key(claim: Object) -> str:
-    return f"{claim['metadata'].get('namespace') or 'default'}/{claim['metadata'].get('name')}"
 
 
 def _node_of(pod: Object) -> str | None:

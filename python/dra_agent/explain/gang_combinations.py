@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
+from dra_agent.api_object import Object, allocation_of, identity_of, results_of
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import Holding, Placed, Placer, identity, requests_of
-from dra_agent.explain.object_state import allocation_of, results_of
+from dra_agent.explain.gang_placement import Holding, Placed, Placer, requests_of
 
-Object = dict[str, Any]
 MAX_STEPS = 4000
 """Placements of one member that are tried."""
 
@@ -26,7 +24,7 @@ class Combinations(Holding):
         self._path: list[Placed] = []
         self._known: set[object] = set()
         """States that lead to no placement."""
-        users = Counter(identity(claim) for kind in gang.kinds for one in kind.members for claim in one.claims)
+        users = Counter(identity_of(claim) for kind in gang.kinds for one in kind.members for claim in one.claims)
         self._shared = {name for name, count in users.items() if count > 1}
         self.dead_ends = 0
         """Combinations of which no further member fits."""

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
 from dra_agent.explain.capacity import node_blockers
@@ -21,11 +21,9 @@ from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
-from dra_agent.explain.object_state import allocation_of
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 
-Object = dict[str, Any]
 MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
 SWEEPS_SHARE = 0.3

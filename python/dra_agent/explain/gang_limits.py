@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dra_agent.api_object import Object, allocation_of, identity_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import identity, requests_of
-from dra_agent.explain.object_state import allocation_of
+from dra_agent.explain.gang_placement import requests_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.snapshot import Snapshot
 
-Object = dict[str, Any]
 _SELECTING = ("deviceClassName", "selectors", "tolerations", "capacity")
 """The fields that decide which devices a request matches."""
 
@@ -105,10 +104,10 @@ def _too_few_in_total(
 
 def _needs(gang: Gang) -> Iterator[_Need]:
     """Yield the requests of which each member needs devices that no other member has."""
-    users = Counter(identity(claim) for kind in gang.kinds for member in kind.members for claim in member.claims)
+    users = Counter(identity_of(claim) for kind in gang.kinds for member in kind.members for claim in member.claims)
     for number, kind in enumerate(gang.kinds):
         for claim in kind.members[0].claims if kind.members else ():
-            if allocation_of(claim) or users[identity(claim)] > 1:
+            if allocation_of(claim) or users[identity_of(claim)] > 1:
                 continue
             for request in requests_of(claim):
                 exactly = request.get("exactly")

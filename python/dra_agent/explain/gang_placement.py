@@ -11,13 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dra_agent.api_object import Object, allocation_of, identity_of, results_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang, Member
-from dra_agent.explain.object_state import allocation_of, results_of
 
-Object = dict[str, Any]
 MAX_ALTERNATIVES = 8
 """Of a request (FirstAvailableDeviceRequestMaxSize, api/resource/v1/types.go)."""
 _MISSES_BEFORE_SWEEP = 8
@@ -113,7 +112,7 @@ class Holding:
     def claims_of(self, member: Member, first_alternative: int) -> list[Object]:
         """Return the claims of a member: with allocations where it shares them with an earlier one."""
         return [
-            self.allocated.get(identity(claim)) or without_alternatives(claim, first_alternative)
+            self.allocated.get(identity_of(claim)) or without_alternatives(claim, first_alternative)
             for claim in member.claims
         ]
 
@@ -131,13 +130,13 @@ class Holding:
         """Hold the devices that claims got; return these claims."""
         new = [claim for old, claim in zip(before, after, strict=True) if not allocation_of(old)]
         self._cluster.hold(new)
-        self.allocated.update((identity(claim), claim) for claim in new)
+        self.allocated.update((identity_of(claim), claim) for claim in new)
         return new
 
     def release(self, claims: Iterable[Object]) -> None:
         """Undo `hold`."""
         for claim in claims:
-            del self.allocated[identity(claim)]
+            del self.allocated[identity_of(claim)]
             self._cluster.release([claim])
 
 
@@ -227,11 +226,6 @@ class _Run(Holding):
 
 def _best_score(claims: Iterable[Object]) -> int:
     return sum(MAX_ALTERNATIVES for claim in claims for request in requests_of(claim) if request.get("firstAvailable"))
-
-
-def identity(claim: Object) -> tuple[str, str]:
-    """Return namespace and name."""
-    return claim["metadata"].get("namespace") or "default", claim["metadata"].get("name") or ""
 
 
 def alternatives_score(claims: Iterable[Object]) -> int:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
+from dra_agent.api_object import Object, device_of, results_of
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_placement import Outcome, Placed, Placer, requests_of
 from dra_agent.explain.gang_report import placements
 from dra_agent.explain.gang_search import Found, search
-from dra_agent.explain.object_state import device_of, results_of
 from dra_agent.explain.snapshot import Snapshot
 
-Object = dict[str, Any]
 MAX_TOPOLOGIES = 32
 """Values of a label that are evaluated."""
 UPSTREAM = "kubernetes/kubernetes#138765"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from dra_agent.api_object import Object, results_of
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_placement import Outcome, Placed
 from dra_agent.explain.gang_search import is_enough
-from dra_agent.explain.object_state import results_of
-
-Object = dict[str, Any]
 
 
 def placements(gang: Gang, placed: Sequence[Placed]) -> Object:

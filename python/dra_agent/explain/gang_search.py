@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, product
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_combinations import Combinations, longest_list
 from dra_agent.explain.gang_placement import MAX_ALTERNATIVES, Choice, Outcome, Placer, requests_of
 
-Object = dict[str, Any]
 MAX_PERMUTED_KINDS = 4
 """Kinds of members of which every order is tried."""
 MAX_RUNS = 200

@@ -5,34 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-Object = dict[str, Any]
+from dra_agent.api_object import Object, allocation_of, consumers_of, device_of, full_name, results_of
+
 _CONSUMERS = {"pods": "pod", "podgroups": "pod group"}
-
-
-def allocation_of(claim: Object) -> Object | None:
-    """Return the allocation of a claim."""
-    allocation: Object | None = (claim.get("status") or {}).get("allocation")
-    return allocation
-
-
-def results_of(claim: Object) -> list[Object]:
-    """Return the devices of an allocated claim, as its allocation has them."""
-    results: list[Object] = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
-    return results
-
-
-def device_of(result: Object) -> tuple[object, ...]:
-    """Return driver, pool and name of an allocated device."""
-    return result.get("driver"), result.get("pool"), result.get("device")
 
 
 def claim_state(claim: Object) -> dict[str, Any]:
     """Describe a claim as the API server has it."""
-    metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
+    metadata = claim.get("metadata") or {}
     allocation = allocation_of(claim)
-    reserved = [_consumer(entry) for entry in status.get("reservedFor") or ()]
+    reserved = [_consumer(entry) for entry in consumers_of(claim)]
     state: dict[str, Any] = {
-        "claim": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
+        "claim": full_name(claim),
         "state": "pending",
         "summary": "is not allocated",
         "node": node_of(claim),
@@ -72,7 +56,7 @@ def pod_state(pod: Object) -> dict[str, Any]:
         if (state := (container.get("state") or {}).get("waiting") or {}).get("reason")
     ]
     described: dict[str, Any] = {
-        "pod": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
+        "pod": full_name(pod),
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
         "scheduler": None,

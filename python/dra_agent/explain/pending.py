@@ -10,19 +10,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.cluster import Cluster
-from dra_agent.explain.object_state import (
-    allocated_node_selector,
-    allocation_of,
-    binding_of,
-    claim_state,
-    pod_state,
-)
+from dra_agent.explain.object_state import allocated_node_selector, binding_of, claim_state, pod_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
 from dra_agent.explain.snapshot import Snapshot
 
-Object = dict[str, Any]
 MAX_CONCURRENCY = 8
 """Nodes that are evaluated concurrently."""
 
@@ -105,12 +99,12 @@ def _on_nodes(
     names = nodes_of(snapshot)
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
-    own = {_identity(claim) for claim in waiting}
+    own = {full_name(claim) for claim in waiting}
     cluster = Cluster(
         snapshot.slices or (),
         snapshot.classes or (),
         nodes=names.values(),
-        claims=[claim for claim in snapshot.claims if _identity(claim) not in own],
+        claims=[claim for claim in snapshot.claims if full_name(claim) not in own],
     )
 
     def evaluate_node(name: str) -> dict[str, Any]:
@@ -205,7 +199,7 @@ def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[s
                 for device in request["devices"]:
                     for holder in device["holders"] if device["matches"] else ():
                         by_holder.setdefault(holder["claim"], set()).add(f"{entry['node']}: {device['device']}")
-    by_name = {_identity(claim): claim for claim in snapshot.claims}
+    by_name = {full_name(claim): claim for claim in snapshot.claims}
     return [
         {
             "claim": name,
@@ -245,11 +239,6 @@ def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
 
 def _labels(node: Object) -> dict[str, str]:
     return (node.get("metadata") or {}).get("labels") or {}
-
-
-def _identity(claim: Object) -> str:
-    metadata = claim.get("metadata") or {}
-    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.explain.files import claim_of_template
 from dra_agent.explain.snapshot import Snapshot, group_name
 
-Object = dict[str, Any]
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resources that every DeviceClass has (KEP-5004)."""
 ALL_COUNTS = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.manifests import LoadedObject
 
-Object = dict[str, Any]
 API_VERSION = "resource.k8s.io/v1"
 RESOURCE_KINDS = {"ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "DeviceTaintRule"}
 _CLUSTER_SCOPED = {"ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"}

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
@@ -24,7 +25,6 @@ from dra_agent.kube_client import (
     InvalidObjectError,
     Kind,
     NotFoundError,
-    Object,
     ObjectList,
 )
 
@@ -63,7 +63,7 @@ class Snapshot:
     groups: list[Object] | None = None
     """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
     workloads: dict[str, list[Object]] = field(default_factory=dict)
-    """Objects with several pods, by kind: those that were asked for, or those of a dump."""
+    """Objects with several pods, by kind: those that were requested, or those of a dump."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 
-Object = dict[str, Any]
 REPLICATED = {"Deployment": "replicas", "ReplicaSet": "replicas", "StatefulSet": "replicas", "Job": "parallelism"}
 """Kinds with one pod template, and the field with the number of pods that run together."""
 JOB_SET = "JobSet"

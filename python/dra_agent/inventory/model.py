@@ -216,6 +216,11 @@ def pool_name(node: str, family: Family) -> str:
     return f"{node}/{family}"
 
 
+def is_pool_of(pool: object, node: str) -> bool:
+    """Return whether a pool has this name because it has devices of the node."""
+    return str(pool or "").startswith(f"{node}/")
+
+
 def device_key(pool: str, name: str) -> tuple[str, str]:
     """Return the key of a device on this host: family and name, independent of the node's name at allocation.
 

@@ -5,7 +5,7 @@ It knows no object's meaning; it only carries them.
 
 from __future__ import annotations
 
-from dra_agent.kube_client.client import ApiClient, Object, ObjectList, WatchCursor, WatchEvent, connect
+from dra_agent.kube_client.client import ApiClient, ObjectList, WatchCursor, WatchEvent, connect
 from dra_agent.kube_client.errors import (
     ConflictError,
     ForbiddenError,
@@ -27,11 +27,9 @@ from dra_agent.kube_client.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from dra_agent.retry import Backoff
 
 __all__ = [
     "ApiClient",
-    "Backoff",
     "ConflictError",
     "DEVICE_CLASSES",
     "EVENTS",
@@ -42,7 +40,6 @@ __all__ = [
     "NAMESPACES",
     "NODES",
     "NotFoundError",
-    "Object",
     "ObjectList",
     "PODS",
     "RESOURCE_CLAIMS",

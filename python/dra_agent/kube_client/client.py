@@ -7,18 +7,17 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
+from dra_agent.api_object import Object
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import load_client_config
 from dra_agent.kube_client.credentials import Credentials
 from dra_agent.kube_client.errors import GoneError, UnavailableError, error_for_status
 from dra_agent.kube_client.http import HttpTransport, Request
 from dra_agent.kube_client.kinds import Kind
-
-Object = dict[str, Any]
 
 PAGE_ITEMS = 500
 """Objects per page of a list, as in kubectl."""

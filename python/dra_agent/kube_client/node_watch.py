@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from dra_agent.api_object import Object
 from dra_agent.errors import AgentError
-from dra_agent.kube_client.client import ApiClient, Object, ObjectList, WatchEvent
+from dra_agent.kube_client.client import ApiClient, ObjectList, WatchEvent
 from dra_agent.kube_client.kinds import NODES
 from dra_agent.kube_client.reflector import Reflector
 from dra_agent.retry import Backoff

@@ -11,9 +11,10 @@ import re
 import time
 from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object
+from dra_agent.kubelet_plugin.interfaces import ClaimSource
 from dra_agent.retry import Backoff
 
 FIRST_WAIT_S = 0.05

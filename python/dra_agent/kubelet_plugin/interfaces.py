@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
-Object = dict[str, Any]
-"""An object of the API as JSON values."""
+from dra_agent.api_object import Object
 
 
 class ClaimSource(Protocol):

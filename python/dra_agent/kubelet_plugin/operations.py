@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dra_agent.api_object import Object
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, Turn
 from dra_agent.kubelet_plugin.claim_fetch import fetch, fetch_on_thread
-from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object, PluginMetrics
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.prepare import ClaimPreparer
 
 FETCH_SHARE = 0.75

@@ -13,17 +13,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from dra_agent.api_object import Object
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import pool_name
 from dra_agent.kube_client import (
     NODES,
     RESOURCE_SLICES,
     ApiClient,
-    Backoff,
     ConflictError,
     ForbiddenError,
     NotFoundError,
-    Object,
     ThrottledError,
     UnauthorizedError,
     UnavailableError,
@@ -31,6 +30,7 @@ from dra_agent.kube_client import (
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import SliceStore
+from dra_agent.retry import Backoff
 from dra_agent.slices import Slice
 
 

@@ -14,7 +14,6 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import (
     RESOURCE_SLICES,
-    Backoff,
     ConflictError,
     InvalidObjectError,
     NotFoundError,
@@ -24,6 +23,7 @@ from dra_agent.kube_client.log_deduplicator import LogDeduplicator
 from dra_agent.publish.feature_gates import used
 from dra_agent.publish.plan import Planner, PublishContext
 from dra_agent.publish.slice_store import is_well_formed
+from dra_agent.retry import Backoff
 from dra_agent.slices import Slice, Write
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from dra_agent.api_object import consumers_of, is_pod
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError, NotFoundError
@@ -138,13 +139,8 @@ class ClaimPodIndex:
         claim = await self._api.get(RESOURCE_CLAIMS, name, namespace, timeout=CLAIM_TIMEOUT_S)
         if claim.get("metadata", {}).get("uid") != uid:
             return
-        for consumer in _reserving_pods(claim):
-            pod = await self._pods.get(namespace, consumer["name"])
-            if pod.get("metadata", {}).get("uid") == consumer["uid"]:
-                yield ClaimPod(namespace, consumer["name"], consumer["uid"], pod, claim)
-
-
-def _reserving_pods(claim: Mapping[str, Any]) -> Iterable[dict[str, str]]:
-    for one in (claim.get("status") or {}).get("reservedFor") or []:
-        if one.get("resource") == "pods" and not one.get("apiGroup"):
-            yield {"name": str(one.get("name", "")), "uid": str(one.get("uid", ""))}
+        for consumer in filter(is_pod, consumers_of(claim)):
+            pod_name, pod_uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
+            pod = await self._pods.get(namespace, pod_name)
+            if pod.get("metadata", {}).get("uid") == pod_uid:
+                yield ClaimPod(namespace, pod_name, pod_uid, pod, claim)

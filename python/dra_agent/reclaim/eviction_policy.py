@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from dra_agent.api_object import results_of
 from dra_agent.clock import STEADY
+from dra_agent.inventory.model import is_pool_of
 from dra_agent.reclaim.announcements import TAINT_NAME
 
 Mode = Literal["taint", "auto", "evict", "delete"]
@@ -136,12 +138,10 @@ def _untouchable(pod: Mapping[str, Any], context: EvictionContext) -> str:
 
 def _tolerated_until(claim: Mapping[str, Any], context: EvictionContext) -> datetime | None:
     """Until when the claim tolerates the taint; None for as long as it is there. The least patient device counts."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or []
     ends = [
         _end(result.get("tolerations") or [], context)
-        for result in results
-        if result.get("driver") == context.driver and str(result.get("pool", "")).startswith(f"{context.node}/")
+        for result in results_of(claim, context.driver)
+        if is_pool_of(result.get("pool"), context.node)
     ]
     if not ends:
         return context.noticed

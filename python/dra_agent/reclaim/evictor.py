@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.api_object import consumers_of, is_pod
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError, ThrottledError
@@ -135,9 +136,9 @@ class Evictor:
             claim = self._claims.claims.get(record.uid)
             if record.unprepared is not None or record.released is not None or claim is None:
                 continue
-            for consumer in (claim.get("status") or {}).get("reservedFor") or []:
+            for consumer in consumers_of(claim):
                 name, uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
-                if consumer.get("resource") == "pods" and not consumer.get("apiGroup") and now >= self._due.get(uid, 0):
+                if is_pod(consumer) and now >= self._due.get(uid, 0):
                     found.setdefault(uid, []).append(_Use(name, record, claim))
         return found
 

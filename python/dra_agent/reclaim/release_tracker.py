@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import consumers_of, is_pod, results_of
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
+from dra_agent.inventory.model import is_pool_of
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import NotFoundError
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
@@ -179,15 +181,10 @@ def is_created_for_pod(claim: Mapping[str, Any]) -> bool:
 
 
 def _pods(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
-    reserved = ((claim or {}).get("status") or {}).get("reservedFor") or []
-    return tuple(str(one.get("name", "")) for one in reserved if one.get("resource", "pods") == "pods")
+    return tuple(str(one.get("name", "")) for one in consumers_of(claim or {}) if is_pod(one))
 
 
 def _allocated_here(claim: Mapping[str, Any] | None, uid: str, driver: str, node: str) -> bool:
     if claim is None or claim.get("metadata", {}).get("uid") != uid:
         return False
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or []
-    return any(
-        result.get("driver") == driver and str(result.get("pool", "")).startswith(f"{node}/") for result in results
-    )
+    return any(is_pool_of(result.get("pool"), node) for result in results_of(claim, driver))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dra_agent import _native
+from dra_agent.api_object import Object
 from dra_agent.slices.desired import Slice
 
-Object = dict[str, Any]
 IDENTITIES = frozenset({"uuid", "parentUUID", "serial", "serialNumber", "mac", "fabricDomain", "fabricClique"})
 """Attributes, without their domain, that differ between nodes of one kind: of a device, or of the fabric of a rack."""
 LOCATIONS = frozenset(

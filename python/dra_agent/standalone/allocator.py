@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dra_agent.api_object import Object
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
-from dra_agent.standalone.claim import Object
 
 
 class ClusterAllocator:

@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Object = dict[str, Any]
-"""An object of the API as JSON values."""
-
+from dra_agent.api_object import Object, identity_of
 
 Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]
 """Pending: waits for devices. Allocated: has devices, not prepared yet. Failed: can never be prepared as it is."""
@@ -21,7 +19,6 @@ PREPARED = "dra-agent.internal/prepared"
 """Annotation: when the claim was prepared first since it has its devices."""
 FAILED = "dra-agent.internal/failed"
 """Annotation: why a claim can never be prepared as it is. It holds no device until it is applied again."""
-DEFAULT_NAMESPACE = "default"
 UNDER_WAY = "is being prepared"
 """The message of a claim that has devices and is not ready yet."""
 
@@ -68,22 +65,17 @@ class ApplyResult(msgspec.Struct, frozen=True):
     claim: ClaimView | None = None
 
 
-def key_of(claim: dict[str, Any]) -> tuple[str, str]:
-    """Return the (namespace, name) of a claim."""
-    metadata = claim["metadata"]
-    return metadata.get("namespace") or DEFAULT_NAMESPACE, metadata["name"]
-
-
 def view_of(
     claim: Object, prepared: tuple[HeldDevice, ...] | None, message: str, *, fits_empty_host: bool
 ) -> ClaimView:
     """Show a claim; `prepared`: its devices once they are ready for containers, `message`: why they are not."""
     metadata = claim["metadata"]
+    namespace, name = identity_of(claim)
     annotations = metadata.get("annotations", {})
     devices = prepared or ()
     return ClaimView(
-        namespace=metadata.get("namespace", DEFAULT_NAMESPACE),
-        name=metadata["name"],
+        namespace=namespace,
+        name=name,
         uid=metadata["uid"],
         phase=_phase(claim, prepared is not None),
         message=annotations.get(FAILED) or message,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
-from dra_agent.standalone.claim import FAILED, Object, key_of
+from dra_agent.standalone.claim import FAILED
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import WaitingClaims, digest_of
 
@@ -71,9 +72,9 @@ class ClaimIndex:
     def put(self, claims: Iterable[Object]) -> None:
         """Keep claims, all or none."""
         claims = list(claims)
-        self._store.put_all([(CLAIM, *key_of(claim), claim) for claim in claims])
+        self._store.put_all([(CLAIM, *identity_of(claim), claim) for claim in claims])
         for claim in claims:
-            known = self.find(*key_of(claim))
+            known = self.find(*identity_of(claim))
             if known is None:
                 self._last += 1
             self._index(claim, self._last if known is None else known.position)
@@ -85,7 +86,7 @@ class ClaimIndex:
         del self._by_key[known.key], self._by_uid[known.uid]
 
     def _index(self, claim: Object, position: int) -> None:
-        namespace, name = key_of(claim)
+        namespace, name = identity_of(claim)
         metadata = claim["metadata"]
         uid = metadata["uid"]
         self._unindex(uid)

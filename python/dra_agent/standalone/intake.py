@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+from dra_agent.api_object import Object, identity_of
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.standalone.claim import FAILED, ApplyResult, Object, key_of
+from dra_agent.standalone.claim import FAILED, ApplyResult
 from dra_agent.standalone.index import CLAIM, CLASS, ClaimIndex
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import digest_of
@@ -46,7 +47,7 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
             )
         if value["kind"] == CLASS:
             continue
-        key = namespace, name = key_of(value)
+        key = namespace, name = identity_of(value)
         if key in seen:
             raise PermanentError(f"claim {namespace}/{name} is there twice", hint="remove one of them")
         seen.add(key)
@@ -80,7 +81,7 @@ def _class(value: Object, store: Store, claims: ClaimIndex) -> ApplyResult:
 
 
 def _claim(value: Object, claims: ClaimIndex) -> ApplyResult:
-    namespace, name = key_of(value)
+    namespace, name = identity_of(value)
     known = claims.find(namespace, name)
     if known is None:
         return ApplyResult(CLAIM, name, "created", namespace)
@@ -90,7 +91,7 @@ def _claim(value: Object, claims: ClaimIndex) -> ApplyResult:
 
 def _changed(value: Object, claims: ClaimIndex) -> Object | None:
     """Return the claim to store; None if it is stored like that already."""
-    namespace, name = key_of(value)
+    namespace, name = identity_of(value)
     known = claims.find(namespace, name)
     if known is None:
         fresh = _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)

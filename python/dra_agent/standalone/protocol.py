@@ -86,7 +86,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def call(self, request: Request, *, timeout_s: float | None = None) -> Any:

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
+from dra_agent.api_object import Object, full_name, identity_of, results_of
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, NoSuchObjectError, RetryableError
 from dra_agent.prepare import ClaimPreparer
@@ -23,9 +24,7 @@ from dra_agent.standalone.claim import (
     ApplyResult,
     ClaimView,
     HeldDevice,
-    Object,
     claim_of,
-    key_of,
     view_of,
 )
 from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
@@ -90,7 +89,7 @@ class ClaimQueue:
                 if self._claims.of_uid(entry["uid"]) is None:
                     claim = claim_of(entry, driver)
                     self._claims.put([claim])
-                    restored.append("/".join(key_of(claim)))
+                    restored.append(full_name(claim))
                     log.warning("claim restored from the ledger", extra={"claim": entry["uid"]})
             return restored
 
@@ -322,7 +321,7 @@ class ClaimQueue:
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
-            kept = self._claims.read(self._require(*key_of(claim)))
+            kept = self._claims.read(self._require(*identity_of(claim)))
             _remove_allocation(kept)
             kept["metadata"].setdefault("annotations", {})[FAILED] = why
             self._claims.put([kept])
@@ -359,7 +358,7 @@ class ClaimQueue:
         with self._lock:
             # An unprepared claim that is still allocated is prepared or released again; the other order could lose it.
             self._prepared.pop(uid, None)
-            kept = self._claims.read(self._require(*key_of(claim)))
+            kept = self._claims.read(self._require(*identity_of(claim)))
             _remove_allocation(kept)
             self._claims.put([kept])
             self._claims.waiting.released()
@@ -414,4 +413,4 @@ def _remove_allocation(claim: Object) -> None:
 
 
 def _devices(claim: Object) -> list[str]:
-    return [f"{r['pool']}/{r['device']}" for r in claim["status"]["allocation"]["devices"].get("results", [])]
+    return [f"{r['pool']}/{r['device']}" for r in results_of(claim)]

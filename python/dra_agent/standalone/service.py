@@ -18,13 +18,14 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from dra_agent.api_object import DEFAULT_NAMESPACE, Object
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, ApplyResult, ClaimView, Object
+from dra_agent.standalone.claim import ApplyResult, ClaimView
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.intake import Validator

@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
+from dra_agent.api_object import Object
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.network_data import network_data
-from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, Backoff, NotFoundError
+from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
+from dra_agent.retry import Backoff
 from dra_agent.status.device_status import (
     DeviceKey,
     NodeDevices,
-    Object,
     PreparedClaim,
     allocated,
     device_condition,

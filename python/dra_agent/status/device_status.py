@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, Protocol
 
+from dra_agent.api_object import Object, results_of
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.inventory.network_data import network_data
@@ -21,7 +22,6 @@ from dra_agent.status.events import (
     Reason,
 )
 
-Object = dict[str, Any]
 READY = "Ready"
 _FROM_ATTRIBUTES = ("productName", "driverVersion", "profile", "rdmaDevice")
 _FROM_IDENTITY = ("uuid", "parent")
@@ -129,9 +129,7 @@ def own_entries(claim: Mapping[str, Any], driver: str) -> dict[DeviceKey, Object
 
 def allocated(claim: Mapping[str, Any], driver: str) -> set[DeviceKey]:
     """Find the devices of this driver that a claim is allocated: the API takes entries of no others."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return {_key(result) for result in results if result.get("driver") == driver}
+    return {_key(result) for result in results_of(claim, driver)}
 
 
 def is_up_to_date(stored: Any, desired: Any) -> bool:

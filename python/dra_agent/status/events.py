@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.kube_client import EVENTS, NODES, RESOURCE_CLAIMS, ApiClient, Backoff, ForbiddenError, Kind
+from dra_agent.kube_client import EVENTS, NODES, RESOURCE_CLAIMS, ApiClient, ForbiddenError, Kind
 from dra_agent.printable import printable
+from dra_agent.retry import Backoff
 from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from dra_agent.errors import PermanentError
-from dra_agent.kube_client import Backoff, ForbiddenError, InvalidObjectError
+from dra_agent.kube_client import ForbiddenError, InvalidObjectError
+from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def lacks_permission(error: PermanentError) -> bool:
 
 
 class PermissionMonitor:
-    """One right of the agent's identity."""
+    """One permission of the agent's identity."""
 
     def __init__(self, message: str, grant: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         """`message` is not done without it ("claim status is not written"); `grant` names the RBAC rule.

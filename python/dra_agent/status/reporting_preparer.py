@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dra_agent.api_object import identity_of
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
@@ -58,6 +59,5 @@ class ReportingPreparer:
 
 
 def _prepared_claim(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:
-    metadata = claim["metadata"]
     keys = tuple(DeviceKey(item.pool, item.device, item.share_id) for item in devices)
-    return PreparedClaim(metadata["uid"], metadata.get("namespace", "default"), metadata["name"], keys)
+    return PreparedClaim(claim["metadata"]["uid"], *identity_of(claim), keys)
