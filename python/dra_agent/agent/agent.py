@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
@@ -495,6 +495,10 @@ class Agent:
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
+            if self._config.telemetry.interval:
+                from dra_agent.telemetry.claim_pods import ClaimPods
+
+                self._claim_pods = ClaimPods()
             mode = KubernetesMode(
                 self._config,
                 thread,
@@ -502,21 +506,12 @@ class Agent:
                 liveness=self._liveness,
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
-                claim_seen=self._remember_pods(),
+                claim_pods=self._claim_pods,
                 tracer=tracer,
             )
         self._mode = mode
         stack.push_async_callback(mode.close)
         return mode
-
-    def _remember_pods(self) -> Callable[[dict[str, Any]], None]:
-        """Return what is called with each claim that is read; it does nothing without telemetry."""
-        if not self._config.telemetry.interval:
-            return lambda claim: None
-        from dra_agent.telemetry.claim_pods import ClaimPods
-
-        self._claim_pods = ClaimPods()
-        return self._claim_pods.seen
 
     def _list_containers(
         self, stack: AsyncExitStack, ledger: JournalLedger

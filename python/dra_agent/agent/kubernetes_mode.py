@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
     from dra_agent.otlp.spans import Tracer
     from dra_agent.reclaim.pod_notices import PodNotices
+    from dra_agent.telemetry.claim_pods import ClaimPods
 
 CONNECT_TIMEOUT_S = 30.0
 """Timeout of reading credentials; the server is not contacted for it."""
@@ -60,19 +61,19 @@ class KubernetesMode:
         liveness: LivenessMonitor,
         leadership: Leadership,
         on_status_change: Callable[[], None],
-        claim_seen: Callable[[dict[str, Any]], None] = lambda claim: None,
+        claim_pods: ClaimPods | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """`leadership` decides which agent publishes. `on_status_change` is called when `status` has changed.
 
-        Raises UsageError where no socket fits below the kubelet's directory.
+        `claim_pods` gets each claim that is read. Raises UsageError where no socket fits below the kubelet's directory.
         """
         self._config = config
         self._thread = thread
         self._leadership = leadership
         self._on_status_change = on_status_change
         self._metrics = metrics
-        self._claim_seen = claim_seen
+        self._claim_pods = claim_pods
         self._liveness = liveness
         self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
         self._publisher: Publisher | None = None
@@ -85,7 +86,7 @@ class KubernetesMode:
         self._drain: NodeDrain | None = None
         self._orphaned: OrphanedClaims | None = None
         self._release_socket: ReleaseSocket | None = None
-        self._claims = _Claims(self._api, claim_seen, by_pod=config.reclaim.pod_notices)
+        self._claims = _Claims(self._api, claim_pods, by_pod=config.reclaim.pod_notices)
         self._binding: BindingService | None = None
         self._setup_taints: SetupTaints | None = None
         self._plugin = KubeletPlugin(
@@ -146,7 +147,7 @@ class KubernetesMode:
             self._reporting.events,
             driver=self._config.driver_name,
             confirm_after_s=self._config.claims.release_gone_after,
-            seen=self._claim_seen,
+            claim_pods=self._claim_pods,
             active=self._leadership.is_leader,
         )
         inventory = self._conflict_filter.inventory
@@ -353,12 +354,10 @@ class KubernetesMode:
 class _Claims:
     """Claims from the API server, once connected."""
 
-    def __init__(
-        self, api: asyncio.Future[ApiClient], seen: Callable[[dict[str, Any]], None], *, by_pod: bool = False
-    ) -> None:
+    def __init__(self, api: asyncio.Future[ApiClient], claim_pods: ClaimPods | None, *, by_pod: bool = False) -> None:
         """`by_pod`: pods can request the notice file, as soon as `pod_notices` has a result."""
         self._api = api
-        self._seen = seen
+        self._claim_pods = claim_pods
         self._by_pod = by_pod
         self.pod_notices: asyncio.Future[PodNotices] = asyncio.get_running_loop().create_future()
 
@@ -382,3 +381,7 @@ class _Claims:
         if claim is not None:
             self._seen(claim)
         return claim
+
+    def _seen(self, claim: dict[str, Any]) -> None:
+        if self._claim_pods is not None:
+            self._claim_pods.seen(claim)

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dra_agent.api_object import results_of
 from dra_agent.claim import ClaimDevice
 from dra_agent.clock import boottime
 from dra_agent.deadline import Deadline
@@ -27,6 +28,9 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry
 from dra_agent.status.device_status import NodeDevices
 from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
+
+if TYPE_CHECKING:
+    from dra_agent.telemetry.claim_pods import ClaimPods
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +60,14 @@ class OrphanedClaims:
         *,
         driver: str,
         confirm_after_s: float = CONFIRM_AFTER_S,
-        seen: Callable[[dict[str, Any]], None] = lambda claim: None,
+        claim_pods: ClaimPods | None = None,
         active: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = boottime,
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """`confirm_after_s`: 0 never releases on its own. `active`: whether this agent is the one that does so.
 
-        `seen` is called with each claim that was read.
+        `claim_pods` gets each claim that was read.
         """
         self._api = api
         self._ledger = ledger
@@ -72,7 +76,7 @@ class OrphanedClaims:
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
-        self._seen = seen
+        self._claim_pods = claim_pods
         self._active = active
         self._now = now
         self._spread = spread
@@ -101,11 +105,8 @@ class OrphanedClaims:
 
     def holders(self, claim: dict[str, Any]) -> list[LedgerEntry]:
         """Return the entries that hold a device that the claim was allocated."""
-        results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or ()
         requested = {
-            device_key(str(one.get("pool")), str(one.get("device")))
-            for one in results
-            if one.get("driver") == self._driver
+            device_key(str(one.get("pool")), str(one.get("device"))) for one in results_of(claim, self._driver)
         }
         own = claim.get("metadata", {}).get("uid")
         return [
@@ -268,7 +269,8 @@ class OrphanedClaims:
             return True if f'"{entry.name}" not found' in error.message else None
         except AgentError:
             return None
-        self._seen(claim)
+        if self._claim_pods is not None:
+            self._claim_pods.seen(claim)
         uid = claim.get("metadata", {}).get("uid")
         return uid != entry.uid if isinstance(uid, str) and uid else None
 
