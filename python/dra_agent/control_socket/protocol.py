@@ -89,7 +89,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._lines.close()
         self._socket.close()
 
@@ -124,6 +124,16 @@ class Connection:
         if response.failure is not None:
             raise_failure(response.failure)
         return response.result
+
+
+def call(path: Path, request: msgspec.Struct, *, timeout: float) -> Any:
+    """Send one request to the agent that listens at `path`, and return its result.
+
+    Raises the error of the agent, or RetryableError if none responds within `timeout` seconds.
+    """
+    hint = "start one with `dra-agent run`, or name its directory with --state-dir"
+    with Connection(path, no_agent="no agent is running here", hint=hint) as connection:
+        return connection.call(request, timeout=timeout)
 
 
 def _unreachable(path: Path, error: OSError, no_agent: str, hint: str) -> RetryableError:

@@ -11,7 +11,6 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.control_socket import protocol
-from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
 from dra_agent.reclaim.service import ReclaimService
@@ -67,12 +66,7 @@ TIMEOUT_S = 10.0
 
 def send_request(state_dir: Path, request: Request) -> Any:
     """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
-    with Connection(
-        state_dir / SOCKET,
-        no_agent="no agent is running here",
-        hint="start one with `dra-agent run`, or name its directory with --state-dir",
-    ) as connection:
-        return connection.call(request, timeout=TIMEOUT_S)
+    return protocol.call(state_dir / SOCKET, request, timeout=TIMEOUT_S)
 
 
 class ReclaimControlServer(Server):

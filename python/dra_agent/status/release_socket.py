@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from dra_agent.control_socket import protocol
-from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.status.orphaned_claims import OrphanedClaims
 
@@ -55,9 +54,4 @@ def decode_request(line: bytes) -> Release | Health:
 
 def call(state_dir: Path, request: Release | Health) -> Any:
     """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
-    with Connection(
-        state_dir / SOCKET,
-        no_agent="no agent is running here",
-        hint="start it, or name its directory with --state-dir",
-    ) as connection:
-        return connection.call(request, timeout=RESPONSE_TIMEOUT_S)
+    return protocol.call(state_dir / SOCKET, request, timeout=RESPONSE_TIMEOUT_S)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dra_agent.control_socket.protocol import Connection, decode_request
+from dra_agent.control_socket.protocol import call, decode_request
 from dra_agent.control_socket.server import Server
 from dra_agent.inventory.model import device_key
 from dra_agent.telemetry.accounting import TelemetryFailure
@@ -127,7 +127,7 @@ def current_values(
     claims: list[ClaimValues] = []
     for entry in entries:
         for _, name in dict.fromkeys(device_key(held.pool, held.device) for held in entry.devices):
-            holders.setdefault(name, []).append(f"{entry.namespace}/{entry.name}")
+            holders.setdefault(name, []).append(entry.full_name)
             holder, counts = snapshot.holders.get(name), usage.get((entry.uid, name))
             is_own = holder is not None and holder.uid == entry.uid and entry.state == "completed"
             sample = snapshot.samples.get(name) if is_own else None
@@ -163,10 +163,5 @@ def current_values(
 
 
 def query(state_dir: Path) -> CurrentValues:
-    """Ask the agent of a state directory; raises its error, or RetryableError if none responds with telemetry."""
-    with Connection(
-        state_dir / SOCKET,
-        no_agent="no agent is running here",
-        hint="start one with `dra-agent run`, or name its directory with --state-dir",
-    ) as connection:
-        return msgspec.convert(connection.call(Current(), timeout=RESPONSE_TIMEOUT_S), CurrentValues)
+    """Query the agent of a state directory; raises its error, or RetryableError if none responds with telemetry."""
+    return msgspec.convert(call(state_dir / SOCKET, Current(), timeout=RESPONSE_TIMEOUT_S), CurrentValues)
