@@ -240,7 +240,7 @@ def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run, monkeypatch
     gate = node.devices.gates["u"] = threading.Event()
 
     async def scenario() -> None:
-        async with node.registered() as (_, driver):
+        async with node.registered() as (plugin, driver):
             canceled_call = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
             await eventually_async(lambda: node.devices.calls)
             canceled_call.cancel()
@@ -249,7 +249,7 @@ def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run, monkeypatch
             assert "still preparing it" in response.claims["u"].error
             monkeypatch.undo()
             retry = asyncio.create_task(driver.call("unprepare", [CLAIM_C]))
-            await asyncio.sleep(0.1)
+            await eventually_async(lambda: plugin._executor._work["u"].waiters)
             gate.set()
             assert (await retry).claims["u"].error == ""
             assert node.devices.calls == ["prepare u", "unprepare u"]

@@ -86,7 +86,7 @@ def test_an_early_watcher_waits_for_the_devices(node: Node, run: Run, health: Fa
     async def scenario() -> None:
         async with node.registered(health=health, serve=False) as (plugin, driver):
             first = asyncio.ensure_future(watch(driver).read())
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: health_service(plugin)._wake)
             assert not first.done()
             plugin.serve(node.devices, health)
             assert (await asyncio.wait_for(first, 60)).devices[0].health == 1

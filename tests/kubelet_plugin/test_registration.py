@@ -136,9 +136,8 @@ def test_a_socket_of_another_process_is_kept_until_it_ends(
 
     async def scenario() -> None:
         async with node.plugin() as plugin, node.kubelet() as kubelet:
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: "another process listens" in plugin.failures[0])
             assert path.stat().st_ino == inode
-            assert "another process listens" in plugin.failures[0]
             assert not kubelet.sockets()
             other.close()
             await kubelet.driver()
