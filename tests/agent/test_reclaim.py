@@ -124,7 +124,8 @@ def test_a_stop_waits_until_the_kubelet_has_unprepared_claims(
     assert agent.process.wait(60) == 0
 
 
-def test_a_second_signal_ends_the_wait(environment: ReclaimEnvironment) -> None:
+def waiting_agent(environment: ReclaimEnvironment) -> AgentProcess:
+    """Return an agent whose stop waits for a claim that is prepared during a notice."""
     claim = allocate(environment.api, "one")
     agent = environment.agent()
 
@@ -136,21 +137,16 @@ def test_a_second_signal_ends_the_wait(environment: ReclaimEnvironment) -> None:
     environment.send(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
     agent.wait_for("claims must be released first")
+    return agent
+
+
+def test_a_second_signal_ends_the_wait(environment: ReclaimEnvironment) -> None:
+    agent = waiting_agent(environment)
     assert agent.end(signal.SIGTERM) == 0
 
 
 def test_the_wait_ends_at_the_deadline(environment: ReclaimEnvironment) -> None:
-    claim = allocate(environment.api, "one")
-    agent = environment.agent()
-
-    async def scenario() -> None:
-        async with registered(environment.kubelet) as driver:
-            assert not (await prepare(driver, claim)).error
-
-    asyncio.run(scenario())
-    environment.send(Begin("notice", 600.0))
-    agent.process.send_signal(signal.SIGTERM)
-    agent.wait_for("claims must be released first")
+    agent = waiting_agent(environment)
     # The earlier of two deadlines applies; on a slow machine the response may come too late.
     start = time.monotonic()
     with contextlib.suppress(AgentError):

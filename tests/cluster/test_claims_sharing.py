@@ -177,7 +177,7 @@ def test_unknown_class_configuration_fails_only_its_claim(
     namespace.pod("user", claim="plain", node="node-a")
     # The configuration of one claim fails that claim only.
     namespace.running("user")
-    output = wait_for_prepare_failure(namespace, "refused")
+    output = namespace.wait_for_prepare_failure("refused")
     entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
     (index,) = (n for n, entry in enumerate(entries) if entry["opaque"]["driver"] == "dra-agent.internal")
     assert entries[index]["source"] == "FromClass"
@@ -194,7 +194,7 @@ def test_claim_configuration_applies_to_its_named_request(agents: Agents, namesp
     config = [opaque(OTHER, {"anything": "goes"}, "gpu"), opaque("dra-agent.internal", CONFIG, "nic")]
     namespace.claim("odd", *requests, config=config)
     namespace.pod("refused", claim="odd", node="node-a")
-    output = wait_for_prepare_failure(namespace, "refused")
+    output = namespace.wait_for_prepare_failure("refused")
     entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
     assert [(entry["source"], entry["requests"]) for entry in entries] == [
         ("FromClaim", ["gpu"]),
@@ -203,22 +203,10 @@ def test_claim_configuration_applies_to_its_named_request(agents: Agents, namesp
     assert "odd: status.allocation.devices.config[1].opaque.parameters.kind" in output
 
 
-def wait_for_prepare_failure(namespace: Namespace, pod: str) -> str:
-    """Wait for the kubelet's event about a claim that cannot be prepared; return it."""
-    found: list[str] = []
-
-    def reported() -> bool:
-        found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
-        return bool(found)
-
-    namespace.api.wait(reported, f"the kubelet reports why the claim of {pod} is not prepared")
-    return found[0]
-
-
 def test_a_new_claim_corrects_a_wrong_configuration(agents: Agents, namespace: Namespace) -> None:
     namespace.claim("odd", request("gpu", "gpu"), config=[opaque("dra-agent.internal", CONFIG)])
     namespace.pod("refused", claim="odd", node="node-a")
-    wait_for_prepare_failure(namespace, "refused")
+    namespace.wait_for_prepare_failure("refused")
     namespace.delete_pod("refused")
     namespace.wait_until_deleted("refused")
     namespace.delete_claim("odd")

@@ -153,18 +153,6 @@ def test_invalid_configuration_is_refused_with_its_field(
     namespace.pod("refused", claim="wrong", node=NODE)
     namespace.pod("user", claim="right", node=NODE)
     namespace.running("user")
-    output = wait_for_prepare_failure(namespace, "refused")
+    output = namespace.wait_for_prepare_failure("refused")
     assert f"claim {namespace.name}/wrong: status.allocation.devices.config[0].opaque.{message}" in output
     assert time_slices_on_node(agents) == {}
-
-
-def wait_for_prepare_failure(namespace: Namespace, pod: str) -> str:
-    """Wait for the kubelet's event about a claim that cannot be prepared; return it."""
-    found: list[str] = []
-
-    def reported() -> bool:
-        found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
-        return bool(found)
-
-    namespace.api.wait(reported, f"the kubelet reports why the claim of {pod} is not prepared")
-    return found[0]

@@ -18,7 +18,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.cluster import Cluster
 from cluster.kube.node import Node
-from cluster.kube.process import LONG_TIMEOUT_S, until
+from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 
 StartAgent = Callable[..., Agent]
@@ -66,22 +66,13 @@ def wait_until_gpu_is_free(agent: Agent) -> None:
     until(lambda: "dra_agent_prepared_claims 0.0" in agent.get("/metrics")[1], "no claim is prepared")
 
 
-def wait_for_prepare_failure(namespace: Namespace, pod: str, text: str, timeout_s: float = LONG_TIMEOUT_S) -> None:
-    """Wait until the kubelet reports that preparing failed, with this text."""
-
-    def reported() -> bool:
-        return any("FailedPrepareDynamicResources" in event and text in event for event in namespace.events(pod))
-
-    until(reported, f"an event of {pod} contains {text!r}, not {namespace.events(pod)}", timeout_s)
-
-
 def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", HARDWARE)
     device = agent.host / "dev" / "nvidia0"
     hidden = device.rename(device.with_name("hidden"))
     namespace.claim("gpu", request("gpu", "gpu"))
     namespace.pod("user", claim="gpu", node="node-a")
-    wait_for_prepare_failure(namespace, "user", "/dev/nvidia0")
+    namespace.wait_for_prepare_failure("user", "/dev/nvidia0")
     assert namespace.get_pod("user")["status"]["phase"] == "Pending"
     assert agent.node.cdi_files() == {}
     hidden.rename(device)
@@ -97,7 +88,7 @@ def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespa
     try:
         namespace.claim("gpu", request("gpu", "gpu"))
         namespace.pod("user", claim="gpu", node="node-a")
-        wait_for_prepare_failure(namespace, "user", "DeadlineExceeded")
+        namespace.wait_for_prepare_failure("user", "DeadlineExceeded")
     finally:
         os.kill(agent.process.pid, signal.SIGCONT)
     namespace.running("user")

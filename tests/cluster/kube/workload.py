@@ -217,6 +217,18 @@ class Namespace:
         self.api.wait(refused, f"the scheduler reports {pattern!r} for {pod}, not {messages}", timeout_s)
         return messages[0]
 
+    def wait_for_prepare_failure(self, pod: str, text: str = "", timeout_s: float = LONG_TIMEOUT_S) -> str:
+        """Wait for the kubelet's event, with this text, about a claim that cannot be prepared; return it."""
+        found: list[str] = []
+
+        def reported() -> bool:
+            reports = [event for event in self.events(pod) if "FailedPrepareDynamicResources" in event]
+            found[:] = [event for event in reports if text in event]
+            return bool(found)
+
+        self.api.wait(reported, f"the kubelet reports {text!r} for {pod}, not {self.events(pod)}", timeout_s)
+        return found[0]
+
     def wait_until_no_device(self, *requests: Object, node: str | None = None) -> None:
         """Wait until the scheduler finds no device for these requests, on a node or anywhere.
 
