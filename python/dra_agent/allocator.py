@@ -1,6 +1,6 @@
 """What-if queries about claims: `allocate` returns what kube-scheduler would, for JSON objects of the API.
 
-It changes nothing: writing an allocation down, and keeping it, is the caller's business.
+It changes nothing: the caller records the allocation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encode_query(
     deadline: float = 10.0,
     share_id_seed: int | None = None,
 ) -> bytes:
-    """Write a question down as the extension reads it, without the slices that only other nodes can use."""
+    """Encode a query for the extension, without the slices that only other nodes can use."""
     seed = int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed
     return msgspec.json.encode(
         {

@@ -190,7 +190,7 @@ class _Server(ThreadingHTTPServer):
             self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Drop a client that hung up or was too slow."""
+        """Drop a client that closed the connection or was too slow."""
 
 
 def _end(connection: socket.socket) -> None:

@@ -70,7 +70,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._running += 1
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had: those that run take the job
+        except RuntimeError:  # no thread can be started: those that run take the job
             self._running -= 1
             if not self._running:
                 if self._jobs:

@@ -1,7 +1,7 @@
 """A file in memory, for libraries that read files only.
 
 OpenSSL reads keys only from paths, and would wait for a FIFO or a device at a path. What `user_file` has read with a
-bound is handed to it under a path of this process.
+bound is passed to it as a path of this process.
 """
 
 from __future__ import annotations

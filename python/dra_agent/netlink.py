@@ -1,7 +1,7 @@
 """Queries to the kernel over rtnetlink, each in a separate process.
 
-pyroute2 costs more memory than the rest of the agent, so it lives as long as one question; and where a driver hangs in
-the kernel, not even SIGKILL ends the process, which is then left behind and not waited for.
+pyroute2 costs more memory than the rest of the agent, so a process lives as long as one query. If a driver hangs in the
+kernel, not even SIGKILL ends the process: it is left behind and not waited for.
 """
 
 from __future__ import annotations

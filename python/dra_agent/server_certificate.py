@@ -133,4 +133,4 @@ def _use(file: int, load: Callable[[], None]) -> None:
 
 
 def _no_passphrase() -> str:
-    return ""  # instead of asking on the terminal
+    return ""  # else OpenSSL prompts on the terminal

@@ -138,7 +138,7 @@ def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) 
 
 @pytest.mark.skipif(not Path("/sys/class/net/lo").exists(), reason="no network interfaces here")
 def test_the_kernel_answers_through_the_process_of_its_own() -> None:
-    facts = net_links.ask(DEADLINE_S)
+    facts = net_links.query(DEADLINE_S)
     assert "lo" in {link.name for link in facts.links}
     assert set(facts.default_routes) <= {link.name for link in facts.links}
 
@@ -148,16 +148,16 @@ def test_a_process_that_fails_or_hangs_is_one_clear_error(monkeypatch: pytest.Mo
     for executable, message in (("/bin/false", "exit code 1"), ("/nonexistent", "No such file")):
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(RetryableError, match=message):
-            net_links.ask()
+            net_links.query()
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     with pytest.raises(RetryableError, match="failed: JSON is malformed"):
-        net_links.ask()
+        net_links.query()
     monkeypatch.undo()
     with pytest.raises(RetryableError, match=r"within 0.001 s"):
-        net_links.ask(deadline=0.001)
+        net_links.query(deadline=0.001)
     with pytest.raises(RetryableError, match="is left alone"):
-        net_links.ask(deadline=0.001)
-    net_links.ask(DEADLINE_S)
+        net_links.query(deadline=0.001)
+    net_links.query(DEADLINE_S)
 
 
 def test_the_answer_is_plain_json() -> None:

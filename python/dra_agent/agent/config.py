@@ -234,7 +234,7 @@ def load_config(
 def load(
     args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
 ) -> LoadedConfig:
-    """Put the configuration together: flag over variable over file over default.
+    """Build the configuration: flag over variable over file over default.
 
     The file is that of `--config` or its variable, or the unit's if it exists; an empty variable means no file.
     `below` is used instead of file and defaults.

@@ -109,7 +109,7 @@ class DeviceState:
         return self._update(observed, scanned=True, everything=touched is None)
 
     def _is_scan_due(self) -> bool:
-        """Return True if a scan of everything is due, for which `poll_events` looks while no kernel events arrive."""
+        """Return True if a scan of everything is due, which `poll_events` checks while no kernel events arrive."""
         return self.monitor.observation_due() or self._tracker.lost_event_stream()
 
     def configure(self, inventory: InventorySettings, health: HealthSettings) -> InventoryDiff:

@@ -19,7 +19,7 @@ from dra_agent.printable import is_printable, json_printable
 
 
 class Guarded:
-    """A stream that escapes control characters and hands the rest to another one."""
+    """A stream that escapes control characters and passes the rest to another one."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream

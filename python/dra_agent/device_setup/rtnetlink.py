@@ -118,7 +118,7 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     link: Link | None = None
 
 
-def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
+def query(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
     """Run the process and return its result; raises RetryableError if it fails or times out."""
     files = (request.network,) if isinstance(request, MoveRequest) else ()
     hint = "check the kernel log (dmesg); the agent retries"

@@ -11,7 +11,7 @@ class Severity(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
-    """As it should be, or good to know."""
+    """No problem, or information only."""
     WARNING = "warning"
     """Works with limitations."""
     PROBLEM = "problem"

@@ -93,6 +93,6 @@ def _run(name: str, check: Check, context: CheckContext) -> Iterator[Finding]:
     try:
         for finding in check(context):
             yield msgspec.structs.replace(finding, check=name)
-    except Exception as error:  # noqa: BLE001 - a check that trips over a strange host must not hide the others
+    except Exception as error:  # noqa: BLE001 - a check that fails on an unusual host must not hide the others
         failed = problem(f"the check failed: {type(error).__name__}: {error}", name, "please report it")
         yield msgspec.structs.replace(failed, check=name)

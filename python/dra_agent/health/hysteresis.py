@@ -166,7 +166,7 @@ CONFIRM_AFTER_S = 5.0
 
 
 class Confirmation:
-    """Since when looks have shown each fatal cause. Used by one thread."""
+    """Since when observations have shown each fatal cause. Used by one thread."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}

@@ -1,6 +1,6 @@
 """IP addresses of one network interface, from the kernel over rtnetlink (RTM_GETADDR, linux/rtnetlink.h).
 
-By hand: pyroute2 costs more memory than the rest of the agent, and a process per question is too much for this.
+Without pyroute2, which costs more memory than the rest of the agent; a process for each query would be too slow.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Descriptions:
         self._touched, self._seen, self._kept = touched, set(), []
 
     def end(self) -> frozenset[str]:
-        """Forget back ends that were not asked; return the names of the devices that were not described again."""
+        """Drop back ends that were not called; return the names of the devices that were not described again."""
         for gone in self._known.keys() - self._seen:
             del self._known[gone]
         return frozenset(self._kept)
@@ -73,7 +73,7 @@ class Descriptions:
     def describes_again(
         self, name: str, backend: DeviceBackend | FunctionBackend, functions: Sequence[Function]
     ) -> bool:
-        """Return True if `of` will ask a back end that describes its functions together."""
+        """Return True if `of` will call a back end that describes its functions together."""
         known = self._known.get(name, {}).get("")
         return not isinstance(backend, FunctionBackend) and not self._is_kept(known, tuple(functions), None)
 

@@ -35,7 +35,7 @@ class LinkFacts(msgspec.Struct, frozen=True):
     """Interfaces that default routes of any table and family leave through."""
 
 
-def ask(deadline: float = TIMEOUT_S) -> LinkFacts:
+def query(deadline: float = TIMEOUT_S) -> LinkFacts:
     """Run the process and return its result; raises RetryableError if it fails or times out."""
     hint = "network interfaces are read from sysfs until it works"
     return netlink.query_subprocess("dra_agent.inventory.net_links", LinkFacts, deadline, hint=hint)

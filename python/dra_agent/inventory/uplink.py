@@ -92,7 +92,7 @@ class Uplinks:
         if state == self._cached_state:
             return
         try:
-            self._facts = net_links.ask()
+            self._facts = net_links.query()
             self._cached_state = state
         except RetryableError as error:
             problems.append(Diagnostic(error.where or "rtnetlink", error.message, error.hint, severity="warning"))

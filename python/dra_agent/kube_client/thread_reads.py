@@ -232,7 +232,7 @@ class _Connection:
 
 
 def _open_tunnel(sock: socket.socket, tunnel: Tunnel, deadline_s: float) -> None:
-    """Ask the proxy on a new connection for a tunnel. Raises OSError; TimeoutError at the deadline."""
+    """Request a tunnel from the proxy on a new connection. Raises OSError; TimeoutError at the deadline."""
     sock.sendall(tunnel.request)
     while not tunnel.receive(sock.recv(_CHUNK_BYTES)):
         sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))

@@ -61,7 +61,7 @@ class CallWatchdog:
                 thread = threading.Thread(target=_respond, args=(call,), name="late call", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # no thread to be had
+                except RuntimeError:  # no thread can be started
                     _respond(call)
 
 

@@ -82,7 +82,7 @@ def stream(
 def service(
     messages: ModuleType, name: str, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]
 ) -> grpc.GenericRpcHandler:
-    """Put methods together under the service's name on the wire."""
+    """Combine methods under the service's name on the wire."""
     return grpc.method_handlers_generic_handler(messages.DESCRIPTOR.services_by_name[name].full_name, methods)
 
 

@@ -160,7 +160,7 @@ class ReclaimService:
         self._saver.shutdown(wait=False, cancel_futures=True)
 
     async def begin(self, kind: str, *, deadline: datetime | None, description: str) -> None:
-        """An operator's own hint or notice, on disk when this returns."""
+        """Start an operator's hint or notice; it is on disk when this returns."""
         signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, description, deadline)
         log.warning(f"reclaim {signal.kind} by the operator", extra={"what": description})
         await self._change(lambda state, now: apply(state, signal, now))

@@ -28,7 +28,7 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """One signal of one source."""
 
     source: str
-    """`aws.spot`, `azure`, `operator`; a source may have several voices, each with its own name."""
+    """`aws.spot`, `azure`, `operator`; a source may have several signals, each with its own name."""
     kind: Kind
     event: str
     """The source's id of the event, or the name of the source if it has none."""

@@ -37,7 +37,7 @@ async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]],
         return failures
     slots = asyncio.Semaphore(_MAX_CONCURRENT_HOOKS)
     end = asyncio.get_running_loop().time() + timeout_s
-    # A group that is called off waits for each of them to end, gather only for the first.
+    # A group that is cancelled waits for each of them to end, gather only for the first.
     async with asyncio.TaskGroup() as hooks:
         for claim in claims:
             hooks.create_task(_run(command, claim, slots, end, failures))

@@ -1,6 +1,6 @@
 """State of the reclaim: the signals of all sources, merged. Pure: no clock, no disk.
 
-The safest reading wins: a notice beats a hint, the earliest deadline counts, and only a clear moves a deadline back.
+The safest signal counts: a notice before a hint, and the earliest deadline. Only a clear moves a deadline back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESCHEDULED = timedelta(minutes=10)
 
 
 class ActiveSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reading that holds."""
+    """A signal that applies now."""
 
     signal: Signal = msgspec.field(name="reading")
     since: datetime
@@ -59,7 +59,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended: datetime | None = None
     """When the last hint or notice ended, if none holds now."""
     dismissed: tuple[tuple[str, str], ...] = ()
-    """Sources and events that an operator has declared void."""
+    """Sources and events that an operator has dismissed."""
     past: tuple[PastEvent, ...] = ()
     """The newest last."""
 

@@ -206,7 +206,7 @@ class ProgressFile:
         return msgspec.structs.replace(kept, noticed=noticed) if same else fresh
 
     def save(self, kept: SavedProgress) -> None:
-        """Put it on disk; a disk that refuses is complained about once."""
+        """Write the file; a write error is logged once."""
         if not self._is_leader():
             return
         try:

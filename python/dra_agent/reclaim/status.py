@@ -101,7 +101,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
     tainted: float | None
     pods_gone: float | None
     unprepared: float | None
-    """From the notice, too: until its devices were tainted, no pod had it reserved, the kubelet gave it back."""
+    """From the notice, too: until its devices were tainted, no pod had it reserved, the kubelet released it."""
     overdue: bool
     """Whether it was not released at the deadline."""
     pods: tuple[str, ...]
@@ -111,7 +111,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
 
 
 class ReclaimStatus(msgspec.Struct, frozen=True):
-    """The whole."""
+    """Status of the reclaim of a host."""
 
     phase: Phase
     noticed: datetime | None
@@ -129,7 +129,7 @@ class ReclaimStatus(msgspec.Struct, frozen=True):
 def status_of(
     state: ReclaimState, source_health: list[SourceHealth], progress: Progress, now: datetime
 ) -> ReclaimStatus:
-    """Put it together as of `now`."""
+    """Build the status as of `now`."""
     return ReclaimStatus(
         phase=state.phase,
         noticed=_wall(state.noticed),

@@ -123,7 +123,7 @@ def modalias(function: Function) -> str:
 
 
 class _Addresses:
-    """Hands out bus addresses for BARs, each aligned to its size."""
+    """Allocates bus addresses for BARs, each aligned to its size."""
 
     def __init__(self) -> None:
         self._next = 0x2000_0000_0000

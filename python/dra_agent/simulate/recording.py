@@ -152,7 +152,7 @@ def _library_state(recording: Recording) -> tuple[nvml.NvmlState, dict[str, mig.
 
 
 def _missing(calls: list[RecordedCall]) -> tuple[str, ...]:
-    """Return the functions that the recorded library does not have, or was not asked for."""
+    """Return the functions that the recorded library does not have, or that were not recorded."""
     limits = any(call.name == "has_memory_limits" and call.value is True for call in calls)
     fabric = any(call.name in nvml_install.FABRIC_4 and call.code not in (None, _FUNCTION_NOT_FOUND) for call in calls)
     return (() if limits else nvml_install.MEMORY_LIMITS) + (() if fabric else nvml_install.FABRIC_4)

@@ -1,4 +1,4 @@
-"""An inventory's devices handed to the Rust part that shards, orders, checks and compares slices."""
+"""Slices of an inventory: passes devices to the Rust crate that shards, orders, checks and compares slices."""
 
 from __future__ import annotations
 

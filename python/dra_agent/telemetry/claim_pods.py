@@ -13,7 +13,7 @@ from typing import Any
 from dra_agent.claim import ClaimRef
 
 MAX_CLAIMS = 1024
-"""Claims that are remembered; the oldest are forgotten first. A node has at most a few hundred devices."""
+"""Claims that are kept; the oldest are dropped first. A node has at most a few hundred devices."""
 MAX_PODS = 8
 """Pods of one claim, the first by name; the API permits 256 (status.reservedFor)."""
 

@@ -188,7 +188,7 @@ class Webhook:
         try:
             await self._serve(_Connection(reader, writer), task, context)
         except (OSError, ssl.SSLError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):
-            pass  # a client that hung up, was too slow, or speaks something else
+            pass  # the client closed the connection, was too slow, or speaks another protocol
         except asyncio.CancelledError:
             if (
                 not self._closing and task not in self._ended

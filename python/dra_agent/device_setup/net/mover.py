@@ -85,7 +85,7 @@ class InterfaceMover:
             original = msgspec.structs.replace(original, moving=name)
             self._originals.write(device, original)
         while True:
-            done = rtnetlink.ask(self._move(network, name, original))
+            done = rtnetlink.query(self._move(network, name, original))
             # The kernel removes a network namespace some time after its last process; then the interface returns.
             if done.state != "away" or done.refused or time.monotonic() >= deadline:
                 break

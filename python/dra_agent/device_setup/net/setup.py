@@ -172,7 +172,7 @@ class NicSetup:
         """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys."""
         if not is_of_device(ifname, hardware):
             return None
-        return rtnetlink.ask(rtnetlink.Describe(ifname, hardware)).link
+        return rtnetlink.query(rtnetlink.Describe(ifname, hardware)).link
 
     def _set_mtu(self, device: str, ifname: str, mtu: int) -> None:
         try:
@@ -202,7 +202,7 @@ class NicSetup:
             if original.up != self._interfaces.is_up(original.ifname):
                 self._interfaces.set_link_up(original.ifname, on=original.up)
             if (original.network or original.moving) and original.addresses:
-                done = rtnetlink.ask(rtnetlink.RestoreRequest(original.ifname, original.addresses))
+                done = rtnetlink.query(rtnetlink.RestoreRequest(original.ifname, original.addresses))
                 if done.refused:
                     raise RetryableError(f"{original.ifname}: {done.refused}", where=f"device {device}")
         except OSError as error:
@@ -214,7 +214,7 @@ class NicSetup:
 
     def _reset(self, device: str, now: str, original: OriginalInterface) -> None:
         """Undo the container's changes to an interface; RetryableError if a part must not stay."""
-        done = rtnetlink.ask(rtnetlink.Reset(now, original.link or rtnetlink.Link(original.hardware_address)))
+        done = rtnetlink.query(rtnetlink.Reset(now, original.link or rtnetlink.Link(original.hardware_address)))
         extra = {"device": device, "interface": original.ifname}
         if done.changed:
             log.info("interface restored", extra={**extra, "changed": "; ".join(done.changed)})

@@ -20,7 +20,7 @@ _EVERY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa:
 def scrape(host: str, port: int, certificate: Path | None = None, tokens: Path | None = None) -> str:
     """Return the response of /metrics at an address of this machine, cut to MAX_BYTES; RetryableError without one.
 
-    `certificate` and `tokens` are the files of the agent, so that no other authority is asked about it.
+    `certificate` and `tokens` are the files of the agent, so that no other authority is trusted.
     """
     where = f"{host}:{port}"
     address = _EVERY_ADDRESS.get(host, host)

@@ -1,4 +1,4 @@
-"""AWS: the instance metadata service, version 2, with its four voices.
+"""AWS: the instance metadata service, version 2, with its four signals.
 
 Paths and payloads: EC2 user guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
 "Scheduled events"; EC2 Auto Scaling user guide, "Retrieve the target lifecycle state through instance metadata".
@@ -136,7 +136,7 @@ class Session:
 
 
 class AwsSource:
-    """The source."""
+    """The instance metadata service of AWS, polled."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class AwsSource:
         return _only(treated(signal, self._signals.spot))
 
     async def rebalance(self) -> Sequence[Signal]:
-        """The recommendation to move on: the instance is at elevated risk."""
+        """Poll the rebalance recommendation: the instance is at elevated risk."""
         response = await self._session.get(f"{_DATA}/events/recommendations/rebalance")
         if response is None:
             return ()

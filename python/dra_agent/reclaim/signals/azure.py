@@ -62,7 +62,7 @@ class _Document(msgspec.Struct, rename="pascal"):
 
 
 class AzureSource:
-    """The source."""
+    """The Scheduled Events of Azure, polled."""
 
     names = ("azure",)
 

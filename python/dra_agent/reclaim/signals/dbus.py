@@ -1,4 +1,4 @@
-"""A connection to a D-Bus daemon on the event loop: jeepney speaks the protocol, this moves its bytes and descriptors.
+"""A connection to a D-Bus daemon on the event loop: jeepney encodes the protocol, this sends bytes and descriptors.
 
 jeepney's own asyncio connection takes no file descriptors, and an inhibitor lock is one.
 """
@@ -121,7 +121,7 @@ class Bus:
         return received
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(ValueError, OSError):
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
@@ -140,7 +140,7 @@ class Bus:
         if not data or flags & socket.MSG_CTRUNC:
             for descriptor in received:
                 descriptor.close()
-            self._break("the D-Bus daemon hung up")
+            self._break("the D-Bus daemon closed the connection")
             return
         try:
             self._parser.add_data(data, fds=received)
@@ -186,7 +186,7 @@ async def _authenticate(connection: socket.socket) -> None:
             await loop.sock_sendall(connection, data)
             response = await loop.sock_recv(connection, 1024)
             if not response:
-                raise SourceError("the D-Bus daemon hung up")
+                raise SourceError("the D-Bus daemon closed the connection")
             authenticator.feed(response)
     except (AuthenticationError, ValueError) as error:
         raise SourceError(f"the D-Bus daemon refuses: {printable(str(error))}") from error

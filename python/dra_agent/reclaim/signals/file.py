@@ -34,7 +34,7 @@ class _FileSignal(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileSource:
-    """The source."""
+    """The file, polled."""
 
     names = ("file",)
 

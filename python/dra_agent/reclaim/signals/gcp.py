@@ -1,4 +1,4 @@
-"""GCP: the metadata server's `preempted` and `maintenance-event`, each with a question that waits for a change.
+"""GCP: the metadata server's `preempted` and `maintenance-event`, each with a request that waits for a change.
 
 Compute Engine documentation: "Querying VM metadata" (wait_for_change, last_etag, timeout_sec), "Preemptible VM
 instances", "Monitor and plan for a host maintenance event".
@@ -110,7 +110,7 @@ class MetadataValue:
         return min(LONG_POLL_S, max(1, math.ceil((self._becomes_notice_at - STEADY.now()).total_seconds())))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._service.close()
 
     async def _checked_request(self, target: str, headers: dict[str, str], timeout_s: float) -> Response:
@@ -129,7 +129,7 @@ class MetadataValue:
 
 
 class GcpSource:
-    """The source."""
+    """The metadata server of Google Cloud, with requests that wait for a change."""
 
     def __init__(
         self,

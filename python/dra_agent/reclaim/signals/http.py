@@ -1,7 +1,7 @@
 """Requests to a metadata service: HTTP/1.1 on one persistent connection, with bounds for responses.
 
 No proxy, no redirect, no TLS: a metadata service is one hop away on a link-local address, and a server that responds in
-its place must not be able to make the agent wait, swallow memory or go elsewhere.
+its place must not be able to make the agent wait, use much memory or connect to another host.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class MetadataService:
                 raise
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

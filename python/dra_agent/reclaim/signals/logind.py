@@ -1,4 +1,4 @@
-"""systemd-logind: an orderly shutdown of the host, delayed until claims are released or logind's patience ends.
+"""systemd-logind: an orderly shutdown of the host, delayed until claims are released or logind's timeout.
 
 https://systemd.io/INHIBITOR_LOCKS: the holder of a "delay" lock when PrepareForShutdown(true) is sent has
 InhibitDelayMaxSec to close it.
@@ -34,7 +34,7 @@ _MAX_INHIBIT_DELAY = timedelta(hours=1)
 
 
 class LogindSource:
-    """The source."""
+    """logind on the system's D-Bus."""
 
     names = ("logind",)
 

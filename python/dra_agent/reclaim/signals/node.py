@@ -40,7 +40,7 @@ def signals_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dic
 
 
 class NodeSource:
-    """The source: the Node object of this host, watched."""
+    """The taints of the Node object of this host, from a watch."""
 
     names = ("node",)
 

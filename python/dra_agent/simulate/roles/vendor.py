@@ -1,4 +1,4 @@
-"""Character devices that a vendor's driver makes outside of the kernel's classes, and functions handed to VFIO."""
+"""Character devices that a vendor's driver makes outside of the kernel's classes, and functions bound to VFIO."""
 
 from __future__ import annotations
 
