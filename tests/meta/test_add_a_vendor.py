@@ -12,6 +12,7 @@ import pytest
 
 import dra_agent.cdi.edits
 import dra_agent.inventory
+import dra_agent.telemetry.sources
 from dra_agent.cdi.edits.registry import EditProviders
 from dra_agent.inventory import vendors
 from dra_agent.inventory.collector import collect
@@ -19,6 +20,8 @@ from dra_agent.simulate.builder import build_machine
 from dra_agent.simulate.machine import Function, HostBridge, Machine, NumaNode, PciId
 from dra_agent.simulate.roles.drm import DrmNodes
 from dra_agent.slices import desired_slices
+from dra_agent.telemetry.model import DeviceSample
+from dra_agent.telemetry.sources.registry import SourceRegistry
 from dra_agent.topology import scan
 
 PAGE = Path(__file__).parents[2] / "docs/contributing/add-a-vendor.md"
@@ -39,7 +42,7 @@ MACHINE = Machine(
                     PciId(0xACCE, 0x0001, 0x030200),
                     driver="acme",
                     roles=(DrmNodes(0, 128),),
-                    attributes={"anvils": 7},
+                    attributes={"anvils": 7, "busy_percent": 40},
                 ),
             ),
         ),
@@ -58,7 +61,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(module["source"])
         written.append("dra_agent." + module["path"].removesuffix(".py").replace("/", "."))
-    for package in (dra_agent.inventory, dra_agent.cdi.edits):
+    for package in (dra_agent.inventory, dra_agent.cdi.edits, dra_agent.telemetry.sources):
         folder = tmp_path / package.__name__.replace(".", "/")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     importlib.invalidate_caches()
@@ -80,7 +83,7 @@ def test_registry_of_the_page_matches_the_code() -> None:
 
 
 def test_a_fictional_vendor_is_published_and_prepared(acme: list[str], tmp_path: Path) -> None:
-    assert acme == ["dra_agent.inventory.acme.backend", "dra_agent.cdi.edits.acme"]
+    assert acme == ["dra_agent.inventory.acme.backend", "dra_agent.cdi.edits.acme", "dra_agent.telemetry.sources.acme"]
     host = build_machine(MACHINE, tmp_path / "host")
     inventory = collect(host, scan(host))
     assert not inventory.problems
@@ -93,6 +96,9 @@ def test_a_fictional_vendor_is_published_and_prepared(acme: list[str], tmp_path:
     edits = EditProviders(host, directories=[]).edits(gpu)
     assert [node.path for node in edits.own.device_nodes] == ["/dev/dri/card0", "/dev/dri/renderD128"]
     assert edits.notes == ("image: bring libacme",)
+    source = SourceRegistry(host).source_of(gpu)
+    assert source is not None
+    assert source.read(gpu) == DeviceSample(gpu_utilization_ratio=0.4)
 
 
 def test_a_vendor_without_modules_has_the_common_attributes(tmp_path: Path) -> None:
@@ -100,3 +106,4 @@ def test_a_vendor_without_modules_has_the_common_attributes(tmp_path: Path) -> N
     (gpu,) = collect(host, scan(host)).devices
     assert gpu.vendor == "0xacce"
     assert "anvils" not in gpu.attributes
+    assert SourceRegistry(host).source_of(gpu) is None

@@ -35,9 +35,9 @@ _VENDORS = {
 GPU_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 """Vendors of GPUs with a back end, by PCI id: the registry of vendors (docs/contributing/add-a-vendor.md).
 
-The name selects one module in each step: `dra_agent.inventory.NAME.backend` and `dra_agent.cdi.edits.NAME`, each with a
-function `make`. A module is imported when hardware of the vendor is present. GPUs of other vendors are published with
-the common attributes.
+The name selects one module in each step, with a function `make`: `dra_agent.inventory.NAME.backend`,
+`dra_agent.cdi.edits.NAME` and, if the vendor has values to sample, `dra_agent.telemetry.sources.NAME`. A module is
+imported when hardware of the vendor is present. GPUs of other vendors are published with the common attributes.
 """
 
 # Displays of management controllers and virtual machines: not accelerators, and often the only console.
