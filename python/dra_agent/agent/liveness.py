@@ -1,6 +1,6 @@
 """Liveness of the agent: the event loop runs, and no work exceeds its limit.
 
-`systemd_notify.py` (the watchdog) and `metrics/http_server.py` (/healthz) report the result.
+`Notifier` (the watchdog of systemd) and `metrics/http_server.py` (/healthz) report the result.
 """
 
 from __future__ import annotations

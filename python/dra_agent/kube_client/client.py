@@ -69,7 +69,7 @@ class _Raw(msgspec.Struct):
 
 
 class ApiClient:
-    """Reads and writes objects. Every call raises one of the errors of `cluster.errors`, and only those."""
+    """Reads and writes objects. Every call raises one of the errors of `kube_client.errors`, and only those."""
 
     def __init__(self, http: HttpTransport) -> None:
         self._http = http

@@ -104,7 +104,7 @@ class NvmlClient:
     """One NVML library; safe to use from several threads.
 
     Calls about one GPU are sequential, calls about different GPUs are concurrent. A handle is valid while `generation`
-    stays the same; an older one raises StaleError.
+    stays the same; an older one raises StaleHandleError.
     """
 
     def __init__(self, source: Path | DriverRoot | None, timeout: float) -> None:
@@ -243,7 +243,7 @@ class NvmlClient:
         self.stop()
 
     def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
-        """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError.
+        """Make one call. Raises CallTimeoutError, NotSupportedError, GpuLostError, UnknownGpuError or NvmlError.
 
         Structures behind ctypes.byref are filled in place. `timeout` in seconds, instead of the one that the
         call and the GPU's state require.

@@ -230,7 +230,10 @@ class PartitionableGpus:
 
 
 def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequence[MigProfile]) -> list[GpuInstance]:
-    """List the instances of a GPU, with or without compute instances. Raises HungError, LostError and NvmlError."""
+    """List the instances of a GPU, with or without compute instances.
+
+    Raises CallTimeoutError, GpuLostError and NvmlError.
+    """
 
     def list_once() -> list[GpuInstance]:
         found = []

@@ -1,0 +1,46 @@
+"""Docstrings name errors and modules that exist: a renamed one is renamed there too."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from pathlib import Path
+
+import dra_agent
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(dra_agent.__file__).parent
+TEXTS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if "_pb2" not in path.name}
+DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+ERROR = re.compile(r"\b[A-Z]\w*Error\b")
+MODULE = re.compile(r"`([\w/]+\.py)`")
+
+
+def named(pattern: re.Pattern[str]) -> dict[str, list[str]]:
+    """Return what docstrings name, with the files."""
+    found: dict[str, list[str]] = {}
+    for path, text in TEXTS.items():
+        for docstring in DOCSTRING.findall(text):
+            for name in pattern.findall(docstring):
+                found.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    return found
+
+
+def test_errors_exist() -> None:
+    code = "".join(DOCSTRING.sub("", text) for text in TEXTS.values())
+    known = {*ERROR.findall(code), *dir(builtins)}
+    errors = named(ERROR)
+    assert len(errors) > 20
+    assert {name: files for name, files in errors.items() if name not in known} == {}
+
+
+def test_modules_exist() -> None:
+    modules = named(MODULE)
+    assert modules
+    paths = [f"/{path}" for path in TEXTS]
+    missing = {
+        name: files
+        for name, files in modules.items()
+        if not (ROOT / name).exists() and not any(path.endswith(f"/{name}") for path in paths)
+    }
+    assert missing == {}
