@@ -72,6 +72,7 @@ SCENARIO_TIMEOUT_S = 3600
 """Seconds; shorter deadlines within a scenario fail first, with a message."""
 EXTENDED = {
     "test_apiserver_down",
+    "test_binding_conditions",
     "test_chart_api_versions",
     "test_claim_pods",
     "test_crashes",
