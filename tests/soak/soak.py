@@ -381,6 +381,10 @@ def main() -> int:
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
 
     async def run() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        # The agent and its files do not remain.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         with tempfile.TemporaryDirectory(prefix="dra-soak-") as folder:
             machine = Soak(Path(folder), args.seed)
             try:
@@ -398,7 +402,11 @@ def main() -> int:
             finally:
                 await machine.close()
 
-    report = asyncio.run(run())
+    try:
+        report = asyncio.run(run())
+    except asyncio.CancelledError:
+        print("ended by SIGTERM, without a result", file=sys.stderr)
+        return 128 + signal.SIGTERM
     print(report)
     grown = float(report.split(" at the end: ")[1].split()[0])
     return 0 if grown < args.most_growth else 1

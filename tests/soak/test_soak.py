@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
+
+from eventually import eventually
 from soak.soak import Soak, soak
 
 
@@ -20,3 +27,19 @@ def test_no_leftovers_after_many_claims_and_restarts(short_path: Path) -> None:
     machine = asyncio.run(run())
     assert machine.starts == 3
     assert sum(machine.disturbed.values()) >= 1, "no disturbance happened"
+
+
+def test_sigterm_ends_the_agent_too_and_removes_its_files(short_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"TMPDIR": os.fspath(short_path), "PYTHONPATH": os.fspath(tests)}
+    command = [sys.executable, "-m", "soak.soak"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as campaign:
+        try:
+            agents = eventually(lambda: psutil.Process(campaign.pid).children(), "the soak starts no agent")
+        finally:
+            campaign.terminate()
+        assert campaign.stderr is not None
+        assert campaign.stderr.read() == "ended by SIGTERM, without a result\n"
+    assert campaign.returncode == 128 + signal.SIGTERM
+    assert not [agent for agent in agents if agent.is_running()]
+    assert not list(short_path.iterdir())
