@@ -27,6 +27,7 @@ from dra_agent.errors import PermanentError
 from dra_agent.health.published_health import DeviceHealthStore
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory
+from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
 
@@ -50,7 +51,7 @@ class SimulatedDevices:
 
 
 class NoClaims:
-    """A ClaimPreparer: no kubelet runs, so nothing is prepared."""
+    """What Kubernetes mode uses of a Preparer: no kubelet runs, so nothing is prepared."""
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         """Refuse the claim."""
@@ -114,7 +115,7 @@ class FleetAgent:
         self.mode.attach_reclaim(self.reclaim)
         await self.reclaim.start()
         # `KubernetesMode` reads only what SimulatedDevices has.
-        await self.mode.serve(NoClaims(), cast(DeviceState, self.devices), self._ledger)
+        await self.mode.serve(cast(Preparer, NoClaims()), cast(DeviceState, self.devices), self._ledger)
 
     def set_inventory(self, inventory: Inventory) -> None:
         """Change the devices, as a rescan does."""

@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "claimStatus": "all",
         "podEviction": "evict",
         "logind": True,
+        "bindingConditions": True,
         "podNotices": True,
         "podResources": True,
         "secondManager": "publish",

@@ -15,12 +15,12 @@ DEADLINE_S = 120
 """Long: several interpreters start one after the other, on a possibly busy machine."""
 
 QUERIES_RTNETLINK = """
-from dra_agent.inventory.net_links import ask
-print(ask(60).default_routes is not None)
+from dra_agent.inventory.net_links import query
+print(query(60).default_routes is not None)
 """
 MOVES_AN_INTERFACE = """
-from dra_agent.device_setup.rtnetlink import RestoreRequest, ask
-print(ask(RestoreRequest("no-such-link0", ()), 60).state)
+from dra_agent.device_setup.rtnetlink import RestoreRequest, query
+print(query(RestoreRequest("no-such-link0", ()), 60).state)
 """
 ACCESSES_SYSFS = """
 import sys

@@ -409,7 +409,7 @@ def test_addresses_are_restored_after_a_crash_during_the_move(
         raise RetryableError("asking the kernel did not respond within 15 s")
 
     with answered(the_nic.agent):
-        monkeypatch.setattr(rtnetlink, "ask", killed)
+        monkeypatch.setattr(rtnetlink, "query", killed)
         assert the_nic.hook(outcome, pod).returncode == 1
     monkeypatch.undo()
     assert addresses(links(pod)[IN_POD]) == []
