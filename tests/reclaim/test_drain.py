@@ -571,9 +571,10 @@ def test_a_notice_does_not_wait_for_the_backoff_of_the_publisher(
         fault = env.api.fail(503, times=None, methods="PUT")
         start = time.monotonic()
         await env.notice()
-        await eventually_async(lambda: tries() >= 6, lambda: f"{tries()} tries")
+        await eventually_async(lambda: tries() >= 20, lambda: f"{tries()} tries")
         requests, duration = tries(), time.monotonic() - start
-        assert requests <= 2 * (1 + duration / (retry_s / 2)), "one request per slice at once, then one per delay"
+        # At once: the dry run, and each slice again for what the notice triggers meanwhile.
+        assert requests <= 2 * (4 + duration / (retry_s / 2)), "a few requests per slice at once, then one per delay"
         assert env.effects() == {""}
         env.api.faults.lift(fault)
         await eventually_async(lambda: env.effects() == {"NoExecute"})
