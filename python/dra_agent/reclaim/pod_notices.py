@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from dra_agent.api_object import Object, consumers_of, is_pod
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.errors import ForbiddenError, NotFoundError
 from dra_agent.prepare import allocation, record
@@ -23,7 +24,6 @@ ANNOTATION = "reclaim-notice"
 CONFIGURATION = {"apiVersion": "dra-agent.internal/v1", "kind": "ReclaimNoticeConfig"}
 MAX_PODS = 16
 """Pods of one claim that are read; the API permits 256 (status.reservedFor)."""
-Object = dict[str, Any]
 
 
 class PodReader(Protocol):
@@ -113,14 +113,9 @@ def _with_configuration(claim: Object, driver: str) -> Object:
 
 def _pods(claim: Object) -> Sequence[tuple[str, str]]:
     """Return names and UIDs of the pods for which a claim is reserved."""
-    users = (claim.get("status") or {}).get("reservedFor") or ()
     named = [
         (str(user["name"]), str(user["uid"]))
-        for user in users
-        if isinstance(user, Mapping)
-        and user.get("resource") == "pods"
-        and not user.get("apiGroup")
-        and user.get("name")
-        and user.get("uid")
+        for user in consumers_of(claim)
+        if isinstance(user, Mapping) and is_pod(user) and user.get("name") and user.get("uid")
     ]
     return named[:MAX_PODS]
