@@ -552,7 +552,7 @@ def _releasing(uid: str) -> str:
 
 def _is_obsolete(entry: LedgerEntry, allocation: ClaimAllocation) -> bool:
     """Return whether an entry is a failed attempt, or was prepared ahead for other devices than the current ones."""
-    return entry.state == STARTED or (records.is_ahead(entry) and not records.same_devices(entry, allocation))
+    return entry.state == STARTED or (not records.same_devices(entry, allocation) and records.is_ahead(entry))
 
 
 def _is_owned(device: HeldDevice) -> bool:
