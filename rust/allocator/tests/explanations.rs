@@ -405,6 +405,24 @@ fn a_counter_that_does_not_suffice_is_named_with_those_who_consume_it() {
     );
 }
 
+/// The first share of a device consumes the counters of the device, and later shares none.
+#[test]
+fn a_device_that_is_shared_already_needs_no_more_counters() {
+    let mut slices = card();
+    slices[0]["spec"]["devices"][2]["allowMultipleAllocations"] = json!(true);
+    let claims = json!([claim("c", json!([ask("main", 1, json!({}))]), json!([]))]);
+    let half = held("h", json!([{"device": "half-0"}]));
+    let explanation = explained(slices.clone(), claims.clone(), json!([half.clone()]));
+    assert_eq!(
+        messages(&explanation, 0, 2),
+        ["counter card/slots has 2 left, 4 are needed, half-0 is held by claim ns/h"]
+    );
+    let id = "00000000-0000-4000-8000-000000000000";
+    let share = held("s", json!([{"device": "whole", "shareID": id}]));
+    let explanation = explained(slices, claims, json!([share]));
+    assert_eq!(messages(&explanation, 0, 2), [""; 0]);
+}
+
 fn memory(value: &str, policy: Value) -> Vec<Value> {
     vec![
         json!({"name": "d0", "allowMultipleAllocations": true, "capacity": {"memory": {"value": value, "requestPolicy": policy}}}),

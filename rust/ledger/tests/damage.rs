@@ -413,6 +413,23 @@ fn each_damage_of_several_is_reported_for_what_it_is() {
 }
 
 #[test]
+fn damage_of_adjacent_records_is_one_damage() {
+    let whole = journalled().contents(JOURNAL);
+    let ends = ends(&whole);
+    let mut bytes = whole.clone();
+    for start in [ends[1], ends[2]] {
+        bytes[start + 30] ^= 1;
+    }
+    let report = open(&with_contents("journal-00000001", &bytes)).report();
+    let ranges: Vec<(usize, usize)> = report
+        .damage
+        .iter()
+        .map(|damage| (damage.offset, damage.length))
+        .collect();
+    assert_eq!(ranges, [(ends[1], ends[3] - ends[1])]);
+}
+
+#[test]
 fn damage_that_took_nothing_of_a_claim_does_not_name_it() {
     let mut bytes = journalled().contents(JOURNAL);
     let start = ends(&bytes)[0] + 30;
