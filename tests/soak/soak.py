@@ -50,9 +50,11 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of the agent's processes. Memory is in KiB; shared pages count once."""
+    """The resources of the agent's processes. Memory is in KiB; pages that they share count once."""
 
     pss: int
+    anonymous: int
+    """The part of `pss` that no file backs. Only this part grows: that of libraries depends on who else has mapped them."""
     descriptors: int
     threads: int
     processes: int
@@ -233,7 +235,8 @@ class Soak:
         assert self.agent is not None
         pids = [self.agent.pid, *_children(self.agent.pid)]
         return Usage(
-            pss=sum(_pss(pid) for pid in pids),
+            pss=sum(_memory(pid, "Pss:") for pid in pids),
+            anonymous=sum(_memory(pid, "Pss_Anon:") for pid in pids),
             descriptors=_count(Path(f"/proc/{self.agent.pid}/fd")),
             threads=_count(Path(f"/proc/{self.agent.pid}/task")),
             processes=len(pids),
@@ -268,9 +271,9 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _pss(pid: int) -> int:
+def _memory(pid: int, field: str) -> int:
     for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith(field):
             return int(line.split()[1])
     return 0
 
@@ -324,10 +327,11 @@ async def soak(
         await asyncio.sleep(0.1)
     if "Traceback" in machine.log():
         raise SoakError(f"a traceback in the log:\n{machine.log()}")
-    first, last = before.pss / 1024, after.pss / 1024
+    first, last = before.anonymous / 1024, after.anonymous / 1024
     return (
         f"{done} pairs in {seconds:.0f} s ({seconds / max(done, 1) * 1000:.2f} ms each, {CONCURRENCY} side by side)\n"
         f"memory {first:.2f} MiB after {warm_up} pairs, {last:.2f} at the end: {last - first:+.2f} MiB\n"
+        f"with files {before.pss / 1024:.2f} and {after.pss / 1024:.2f} MiB, which depends on other processes\n"
         f"descriptors {before.descriptors} and {after.descriptors}, threads {before.threads} and {after.threads}\n"
         f"{restarts} restarts; disturbances: {dict(machine.disturbed)}\n"
         f"calls that were answered with an error and repeated: {dict(machine.refused.most_common(6))}"
