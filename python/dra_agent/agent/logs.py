@@ -35,6 +35,12 @@ def set_up(level: str, format_: str) -> None:
     logging.raiseExceptions = False
 
 
+def write(logger: logging.Logger, severity: int, message: str, extra: dict[str, object], *, level: str) -> None:
+    """Log a record if `level` includes its severity, whatever the level of the log is."""
+    if severity >= logging.getLevelNamesMapping()[level.upper()]:
+        logger.handle(logger.makeRecord(logger.name, severity, "", 0, message, (), None, extra=extra))
+
+
 def fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields that were passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}

@@ -108,10 +108,15 @@ class Reload:
         before, self.effective, self._loaded = self.effective, effective, config
         restart = tuple(key for key in changed_keys(effective, config) if not is_reloadable(key))
         self.status = ReloadStatus(True, time.time(), checksum(config), (), restart)
-        # The line about a new level is part of the log if either level shows it.
-        logs.set_up(min(before.log_level, effective.log_level, key=LEVELS.index), effective.log_format)
-        log.info("configuration reloaded", extra={"applied": changed_keys(before, effective)})
         logs.set_up(effective.log_level, effective.log_format)
+        # The line about a new level is part of the log if either level shows it.
+        logs.write(
+            log,
+            logging.INFO,
+            "configuration reloaded",
+            {"applied": changed_keys(before, effective)},
+            level=min(before.log_level, effective.log_level, key=LEVELS.index),
+        )
         if restart:
             log.warning("settings changed that need a restart of the agent", extra={"settings": restart})
 
