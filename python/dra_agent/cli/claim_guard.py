@@ -1,7 +1,8 @@
 """A process that ends a command and releases its claim if `dra-agent claim run` is killed before it can do so.
 
-It is forked before the claim exists and reads the claim to release from a pipe. The end of the pipe without `DONE`
-means that the parent has exited. The claim has a token as an annotation, so that a claim of the same name that was
+It is forked before the claim exists and reads the number of the command from a pipe. The end of the pipe without `DONE`
+means that the parent has exited. The command reports itself, and waits for the reply before it is executed, so none
+runs that the guard would not end. The claim has a token as an annotation, so that a claim of the same name that was
 created by something else is never released.
 """
 
@@ -21,6 +22,8 @@ RUN = "dra-agent.internal/run"
 STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL of a command whose `dra-agent claim run` was killed."""
 RELEASE_TIMEOUT_S = 60.0
+_REPLY_TIMEOUT_MS = 60_000
+"""How long a command waits for the guard. It is executed without one after this time, or if the guard is gone."""
 _DONE = b"done\n"
 
 
@@ -30,25 +33,33 @@ class ClaimGuard:
     def __init__(self, socket: Path, namespace: str, name: str, token: str) -> None:
         """Start it; it does nothing to a claim without this token."""
         reader, self._writer = os.pipe()
+        self._replies, replies = os.pipe()
         if os.fork():
             os.close(reader)
+            os.close(replies)
             return
         os.close(self._writer)
+        os.close(self._replies)
         try:
-            _guard(reader, socket, namespace, name, token)
+            _guard(reader, replies, socket, namespace, name, token)
         finally:
             # Nothing of the forked interpreter may run: it would flush the output of the other process again.
             os._exit(0)
 
-    def started(self, pid: int) -> None:
-        """Report the command, which is ended before its claim is released."""
-        os.write(self._writer, f"{pid}\n".encode())
+    def watch_this_process(self) -> None:
+        """In the process of the command, before it is executed: have it ended before its claim is released."""
+        with contextlib.suppress(OSError):
+            os.write(self._writer, f"{os.getpid()}\n".encode())
+            poll = select.poll()
+            poll.register(self._replies, select.POLLIN)
+            poll.poll(_REPLY_TIMEOUT_MS)
 
     def done(self) -> None:
         """Report that nothing is left to do."""
         with contextlib.suppress(OSError):
             os.write(self._writer, _DONE)
         os.close(self._writer)
+        os.close(self._replies)
 
 
 def release(socket: Path, namespace: str, name: str, token: str) -> bool:
@@ -68,7 +79,7 @@ def release(socket: Path, namespace: str, name: str, token: str) -> bool:
             return True
 
 
-def _guard(reader: int, socket: Path, namespace: str, name: str, token: str) -> None:
+def _guard(reader: int, replies: int, socket: Path, namespace: str, name: str, token: str) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -82,9 +93,10 @@ def _guard(reader: int, socket: Path, namespace: str, name: str, token: str) -> 
         if _DONE in received:
             return
         if handle is None and b"\n" in received:
-            # Taken while the command has not been waited for: its number cannot be another process's yet.
+            # The command waits for the reply, so its number cannot be another process's yet.
             with contextlib.suppress(OSError):
                 handle = os.pidfd_open(int(received.partition(b"\n")[0]))
+                os.write(replies, b"\n")
     if handle is not None:
         _end(handle)
     try:

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ CLAIM = "DRA_AGENT_CLAIM"
 """Variable of the command: NAMESPACE/NAME."""
 NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 """Exit codes as a shell has them."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DESCRIPTION = f"""\
 Create a claim, wait until its devices are ready, run a command, and release the claim when the command has ended: also
 if it fails, if a signal ends it, and if this process is killed. A word of the command with {PLACEHOLDER} is repeated
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             with _forwarded(running):
                 view = _claim(agent, [loaded.value for loaded in objects], key, args.timeout)
-                code = _run(words, view, running, guard.started)
+                code = _run(words, view, running, guard.watch_this_process)
         except _SignalledError as error:
             code = BY_SIGNAL + error.number
         finally:
@@ -137,17 +138,30 @@ def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], t
     return view
 
 
-def _run(words: Sequence[str], view: dict[str, Any], running: list[subprocess.Popen[bytes]], started: Any) -> int:
+def _run(
+    words: Sequence[str], view: dict[str, Any], running: list[subprocess.Popen[bytes]], before_exec: Callable[[], None]
+) -> int:
     ids: list[str] = view["cdi_device_ids"]
     environment = {**os.environ, CLAIM: f"{view['namespace']}/{view['name']}", IDS: " ".join(ids)}
     sys.stdout.flush()
+    # A signal between the fork and `running` would release the claim of a command that starts.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+
+    def in_the_child() -> None:
+        before_exec()
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
-        command = subprocess.Popen(expand(words, ids), env=environment)
+        # This process has one thread, so code between fork and exec cannot find a lock taken.
+        command = subprocess.Popen(expand(words, ids), env=environment, preexec_fn=in_the_child)
+        running.append(command)
     except OSError as error:
         print(f"dra-agent: {words[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    started(command.pid)
-    running.append(command)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     code = command.wait()
     return code if code >= 0 else BY_SIGNAL - code
 
@@ -204,8 +218,7 @@ def _deferred() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in _FORWARDED}
     try:
         yield
     finally:
