@@ -54,7 +54,7 @@ class Usage:
 
     pss: int
     anonymous: int
-    """The part of `pss` that no file backs. Only this part grows: that of libraries depends on who else has mapped them."""
+    """The part of `pss` that no file backs. The rest also changes when other processes map or unmap the libraries."""
     descriptors: int
     threads: int
     processes: int
