@@ -36,7 +36,7 @@ def set_up(level: str, format_: str) -> None:
 
 
 def write(logger: logging.Logger, severity: int, message: str, extra: dict[str, object], *, level: str) -> None:
-    """Log a record if `level` includes its severity, whatever the level of the log is."""
+    """Log a record if `level` includes its severity, independent of the level of the log."""
     if severity >= logging.getLevelNamesMapping()[level.upper()]:
         logger.handle(logger.makeRecord(logger.name, severity, "", 0, message, (), None, extra=extra))
 
