@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 16
 """Maximum open connections; one more closes the oldest."""
 MAX_REQUEST_BYTES = 16 << 10
 """Maximum size of the request line and headers; Prometheus sends less than 1 KiB."""
-_MAX_THREADS = 4 * MAX_CONNECTIONS
+MAX_THREADS = 4 * MAX_CONNECTIONS
 """Closed connections count until their thread ends."""
 _POLL_INTERVAL_S = 0.25
 _EVICTION_DELAY_S = 0.02
@@ -124,7 +124,7 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._running = threading.BoundedSemaphore(_MAX_THREADS)
+        self._running = threading.BoundedSemaphore(MAX_THREADS)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         """Connections and their deadlines, the oldest first."""

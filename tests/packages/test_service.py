@@ -130,3 +130,14 @@ def test_the_sandbox_is_applied(installed: Machine) -> None:
     shown = installed.output("systemd-analyze", "security", "--no-pager", "dra-agent")
     level = re.search(r"exposure level for dra-agent.service: ([0-9.]+)", shown)
     assert level and float(level[1]) <= MAX_EXPOSURE
+
+
+def test_a_running_service_needs_a_small_part_of_its_limits(installed: Machine) -> None:
+    spec = apply_claim(installed, "limited")
+    for current, limit in (("MemoryCurrent", "MemoryMax"), ("TasksCurrent", "TasksMax")):
+        used, allowed = installed.property(current), int(installed.property(limit))
+        if used == "[not set]":  # the machine's cgroups have no such controller
+            continue
+        assert 0 < int(used) < allowed / 2, (current, used, allowed)
+    installed.run("dra-agent", "claim", "delete", "limited")
+    assert spec not in specs(installed)
