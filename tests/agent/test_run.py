@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -120,14 +121,31 @@ def test_memory_stays_within_its_budget(start: Start) -> None:
 
 
 def test_the_log_is_json_where_configured(start: Start) -> None:
-    import json
-
     agent = start("--log-format", "json")
     agent.wait_for('"message": "ready"')
     events = [json.loads(line) for line in agent.log_text().splitlines()]
     ready = next(event for event in events if event["message"] == "ready")
     assert ready["level"] == "info"
     assert ready["devices"] > 0
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_an_api_server_whose_certificate_is_not_verified_is_logged(
+    start: Start, tmp_path: Path, kubelet_dir: Path, insecure: bool
+) -> None:
+    # Nothing listens there. The message is logged before the first request.
+    cluster = {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": insecure}
+    kubeconfig = tmp_path / "kubeconfig"
+    content = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+        "current-context": "c",
+    }
+    kubeconfig.write_text(json.dumps(content))
+    agent = start("--no-standalone", "--kubeconfig", str(kubeconfig), "--kubelet-dir", str(kubelet_dir))
+    agent.wait_for(r"info ready|warning slices")
+    message = f'server=https://127.0.0.1:1 reason="insecure-skip-tls-verify in {kubeconfig}"'
+    assert (f"the certificate of the API server is not verified {message}" in agent.log_text()) == insecure
 
 
 def test_a_replaced_cdi_directory_ends_the_liveness(start: Start, tmp_path: Path) -> None:

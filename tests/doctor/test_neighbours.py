@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.conftest import VERSIONS, Findings, Programs, Scanned
+from doctor.conftest import Findings, Scanned
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
 from dra_agent.doctor import CheckContext, OtherAgent, Severity, run_checks
 
@@ -123,13 +123,3 @@ def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, findi
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
     (finding,) = findings(examination)
     assert finding.severity is Severity.WARNING and "cannot determine" in finding.message and "root" in finding.hint
-
-
-def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned: Scanned) -> None:
-    examination = scanned()
-    examination.simulated = False
-    (finding,) = [found for found in run_checks(examination) if found.check == "NVIDIA toolkit"]
-    assert finding.severity is Severity.WARNING and "install nvidia-container-toolkit" in finding.hint
-    examination.commands = Programs(**VERSIONS, **{"nvidia-ctk": "1.17"})
-    (finding,) = [found for found in run_checks(examination) if found.check == "NVIDIA toolkit"]
-    assert finding.severity is Severity.OK

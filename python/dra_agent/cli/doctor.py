@@ -139,6 +139,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
         otlp=config.otlp,
+        kubeconfig=None if config.standalone else config.kubeconfig,
     )
     if config.metrics_address:
         examination.endpoint = EndpointFiles(

@@ -35,15 +35,21 @@ def run(args: argparse.Namespace) -> int:
 
     received = signals.install()
     config = load_config(args)
+    access = None
     if not config.standalone:
         # Checked before anything is changed on the host: Kubernetes mode needs an API server.
         if config.pod_uid:
             check_uid(config.pod_uid)
         try:
-            load_client_config(config.kubeconfig)
+            access = load_client_config(config.kubeconfig)
         except NoClusterError as error:
             raise NoClusterError(error.message, hint=f"{error.hint}, or run without Kubernetes: --standalone") from None
     logs.set_up(config.log_level, config.log_format)
+    if access is not None and access.insecure and access.server.startswith("https://"):
+        logging.getLogger(__name__).warning(
+            "the certificate of the API server is not verified",
+            extra={"server": access.server, "reason": f"insecure-skip-tls-verify in {access.source}"},
+        )
     from dra_agent.agent.agent import Agent
     from dra_agent.agent.reload import Reload
 

@@ -11,6 +11,7 @@ from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.registry import load_registry
 from dra_agent.cdi.validate import warnings
 from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.directory_owners import check_owner, check_parents
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import AgentError
 
@@ -46,17 +47,20 @@ def _own(context: CheckContext) -> Iterator[Finding]:
             str(directory),
             f"use one of {', '.join(map(str, context.runtime_dirs))}, or add it to the configuration of the runtimes",
         )
+    yield from check_parents(directory)
     try:
-        mode = directory.stat().st_mode
+        status = directory.stat()
     except FileNotFoundError:
         yield from _missing(directory)
         return
     except OSError as error:
         yield problem(f"cannot be checked: {error.strerror}", str(directory), "run the doctor as root")
         return
+    mode = status.st_mode
     if not stat.S_ISDIR(mode):
         yield problem("is not a directory", str(directory), "remove it; the agent makes a directory")
         return
+    yield from check_owner(directory, status.st_uid)
     if mode & 0o055 != 0o055:
         yield warning(
             f"not readable by all users (mode {stat.S_IMODE(mode):o}), so rootless runtimes find no devices",

@@ -113,6 +113,8 @@ class CheckContext:
     simulated: bool = False
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
+    kubeconfig: Path | None = None
+    """The agent's own; None: not configured, as in a pod or in standalone mode."""
     endpoint: EndpointFiles | None = None
     """None: no metrics address is configured."""
     otlp: OtlpSettings | None = None

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
 from dra_agent import revision
+from dra_agent.doctor.api_server import check_kubeconfig
 from dra_agent.doctor.cdi import check_cdi
 from dra_agent.doctor.collector import check_collector
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
 from dra_agent.doctor.endpoint import check_endpoint
-from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
+from dra_agent.doctor.finding import Finding, Severity, ok, problem
+from dra_agent.doctor.kernel import check_kernel
 from dra_agent.doctor.nvidia_driver import check_nvidia_driver
+from dra_agent.doctor.nvidia_toolkit import check_nvidia_toolkit
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
 from dra_agent.doctor.running_agent import check_configuration, check_telemetry
-from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
+from dra_agent.doctor.runtimes import check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
 
 
@@ -28,37 +30,12 @@ def check_agent(context: CheckContext) -> Iterator[Finding]:
     yield ok(f"dra-agent {revision.describe()}")
 
 
-def check_kernel(context: CheckContext) -> Iterator[Finding]:
-    """Check procfs and the root cgroup."""
-    release = _text(context.host.proc / "sys/kernel/osrelease")
-    if release:
-        yield ok(f"Linux {release}")
-    root = context.host.sysfs / "fs/cgroup"
-    controllers = _text(root / "cgroup.controllers")
-    if controllers is not None:
-        # The dmem controller limits device memory per container: Linux 6.14, cgroup v2 only.
-        has = "dmem" in controllers.split()
-        yield ok("device memory can be limited (dmem)" if has else "no dmem controller: device memory is not limited")
-    elif root.is_dir():
-        yield warning(
-            "cgroup version 1: kubelets from v1.35 on refuse to start, and limits on device memory are missing",
-            str(root),
-            "boot with systemd.unified_cgroup_hierarchy=1",
-        )
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
 Check = Callable[[CheckContext], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
     "agent": check_agent,
     "configuration": check_configuration,
+    "kubeconfig": check_kubeconfig,
     "permissions": check_permissions,
     "hardware": check_devices,
     "NVIDIA driver": check_nvidia_driver,

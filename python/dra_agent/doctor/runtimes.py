@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dra_agent.cdi.edits.toolkit import KIND
-from dra_agent.cdi.registry import load_registry
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
-
-Version = tuple[int, int, int]
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+from dra_agent.doctor.program_version import Version, read_version, version_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +61,11 @@ def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
     program = context.commands.find(runtime.program)
     if program is None:
         return
-    result = context.commands.run([program, "--version"])
-    match = _VERSION.search(result.output) if result.code == 0 else None
-    if match is None:
-        reason = result.output.splitlines()[0] if result.output else "no output"
-        hint = f"run `{program} --version`, and fix the error that it prints"
-        yield warning(f"does not report its version: {reason}", program, hint)
+    version = read_version(context.commands, program)
+    if isinstance(version, Finding):
+        yield version
         return
-    version = (int(match[1]), int(match[2]), int(match[3] or 0))
-    text = ".".join(map(str, version))
+    text = version_text(version)
     if runtime.cdi_since is None:
         yield ok(text, runtime.name)
     elif version < runtime.cdi_since:
@@ -118,21 +109,3 @@ def _json(path: Any) -> dict[str, Any]:
     except (OSError, RecursionError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def check_nvidia_toolkit(context: CheckContext) -> Iterator[Finding]:
-    """Look for nvidia-ctk and for NVIDIA's own spec; on a simulated host neither would know its GPUs."""
-    inventory = context.inventory
-    if context.simulated or inventory is None:
-        return
-    if not any(device.vendor == "nvidia" and device.family == "gpu" for device in inventory.devices):
-        return
-    published = any(name.startswith(f"{KIND}=") for name in load_registry(context.cdi_dirs).devices)
-    if published or context.commands.find("nvidia-ctk") is not None:
-        yield ok("driver libraries can come into containers", "NVIDIA container toolkit")
-    else:
-        yield warning(
-            "neither nvidia-ctk nor NVIDIA's own CDI spec is here: containers get device nodes and no driver libraries",
-            "NVIDIA container toolkit",
-            "install nvidia-container-toolkit, then prepare the claims again",
-        )

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.directory_owners import check_owner, check_parents
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.health.published_health import unusable_reason
 
@@ -23,17 +24,20 @@ _MIN_FREE_BYTES = 16 * 1024 * 1024
 def check_state_directory(context: CheckContext) -> Iterator[Finding]:
     """Check the state directory and its ledger."""
     directory = context.state_dir
+    yield from check_parents(directory)
     try:
-        mode = directory.stat().st_mode
+        status = directory.stat()
     except FileNotFoundError:
         yield ok("does not exist yet; the agent makes it", str(directory))
         return
     except OSError as error:
         yield problem(f"cannot be checked: {error.strerror}", str(directory), "run the doctor as root")
         return
+    mode = status.st_mode
     if not stat.S_ISDIR(mode):
         yield problem("is not a directory", str(directory), "remove it, or choose another with --state-dir")
         return
+    yield from check_owner(directory, status.st_uid)
     if mode & 0o022:
         yield problem(
             f"others can write it (mode {stat.S_IMODE(mode):o}), and so change the holders of devices",

@@ -69,6 +69,11 @@ class ClientConfig(msgspec.Struct, frozen=True):
     proxy: Proxy | None = None
     """Of the kubeconfig or the environment; None: connections are direct."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the server has a loopback address."""
+        return _is_loopback(urlsplit(self.server).hostname or "")
+
 
 class _Extension(msgspec.Struct):
     name: str
