@@ -184,7 +184,7 @@ mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates t
 	  PROPTEST_RNG_SEED=1 PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1; \
 	$(foreach crate,$(CRATES),mkdir -p target/mutants/$(crate); \
 	  nice -n 15 $(CARGO_MUTANTS) mutants --manifest-path rust/$(crate)/Cargo.toml --jobs 1 --sharding round-robin --output target/mutants/$(crate) \
-	    $(addprefix -C=,$(or $(MUTANTS_$(crate)),--tests)) $(ARGS); ended=$$?; \
+	    $(addprefix -C=,--locked $(or $(MUTANTS_$(crate)),--tests)) $(ARGS); ended=$$?; \
 	  if [ $$ended != 0 ] && [ $$ended != 2 ] && [ $$ended != 3 ]; then exit $$ended; fi; ) \
 	$(PY) tests/mutants/rust.py $(addprefix target/mutants/,$(CRATES))
 

@@ -10,8 +10,11 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SUBCOMMANDS = {"build", "clippy", "develop", "install", "metadata", "run", "rustc", "test", "zigbuild"}
+SUBCOMMANDS = {"build", "clippy", "develop", "install", "metadata", "mutants", "run", "rustc", "test", "zigbuild"}
 """Subcommands of cargo and maturin that resolve dependencies."""
+PROGRAM = r"\$\(CARGO\)|\$\(CARGO_MUTANTS\)|\bcargo|\bmaturin"
+"""Programs with these subcommands, as make and shells start them."""
+PAGES = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 LOCKED = "--locked"
 
 
@@ -76,8 +79,13 @@ def test_every_build_is_locked() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
         for line, is_locked in commands(path)
     ]
-    started = re.compile(rf"(?:\$\(CARGO\)|maturin) (?:{'|'.join(sorted(SUBCOMMANDS))})\b.*")
-    for name in ("Makefile", ".ci/run"):
-        found += [(f"{name}: {command}", LOCKED in command) for command in started.findall((ROOT / name).read_text())]
-    assert len(found) >= 12, found
+    started = re.compile(rf"(?:{PROGRAM}) (?:{'|'.join(sorted(SUBCOMMANDS))})\b[^`\n]*")
+    for path in (ROOT / "Makefile", ROOT / ".ci/run", ROOT / "fuzz/rustc", *PAGES, *ROOT.glob("rust/**/*.rs")):
+        commands_of_file = started.findall(path.read_text().replace("\\\n", " "))
+        found += [(f"{path.relative_to(ROOT)}: {command}", LOCKED in command) for command in commands_of_file]
+    assert len(found) >= 14, found
     assert not [where for where, is_locked in found if not is_locked], f"add {LOCKED}"
+
+
+def test_a_wheel_that_pip_builds_is_locked() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]["locked"] is True

@@ -1,4 +1,4 @@
-//! Evaluations per second of typical selectors: `cargo run --release -p dra-cel --example benchmark`.
+//! Evaluations per second of typical selectors: `cargo run --locked --release -p dra-cel --example benchmark`.
 
 use std::hint::black_box;
 use std::time::Instant;
