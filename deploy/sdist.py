@@ -1,7 +1,7 @@
 """`make sdist`: builds the source distribution from the last commit, without binaries.
 
-It has every file of the repository, so that `make wheel`, `make deb` and `make install` work in it. maturin would
-include only the crates of the extension. The same commit gives the same file.
+It has the documentation and what `make build`, `make wheel`, `make deb` and `make install` need. maturin would include
+only the crates of the extension. The same commit gives the same file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REVISION = "python/dra_agent/revision.txt"
+EXCLUDED = (".ci", ".github", "benchmarks", "fuzz", "tests")
+"""Folders of contributors, which would be nearly half of the archive: tests, recorded answers, inputs of fuzzing."""
 
 
 def main() -> int:
@@ -33,7 +35,8 @@ def build(output: Path) -> Path:
     """Build the archive and return its path."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     name = f"{project['name'].replace('-', '_')}-{project['version']}"
-    archive = run("git", "-C", str(REPOSITORY), "archive", f"--prefix={name}/", "--format=tar", "HEAD")
+    paths = (".", *(f":(exclude){folder}" for folder in EXCLUDED))
+    archive = run("git", "-C", str(REPOSITORY), "archive", f"--prefix={name}/", "--format=tar", "HEAD", "--", *paths)
     revision = run("git", "-C", str(REPOSITORY), "rev-parse", "HEAD")
     packed = io.BytesIO()
     # git has checked that the repository is intact, and writes regular files and directories.

@@ -76,7 +76,7 @@ def test_the_source_distribution_has_all_sources_and_no_binaries(tmp_path: Path)
     assert [path for path in root.rglob("*") if path.is_file() and path.read_bytes().startswith(ELF)] == []
     for command in (
         ["cargo", "metadata", "--offline", "--locked", "--no-deps", "--format-version=1"],
-        ["make", "--dry-run", "install", "deb", "wheel"],
+        ["make", "--dry-run", "build", "install", "deb", "wheel"],
     ):
         result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
         assert result.returncode == 0, result.stderr
