@@ -11,6 +11,8 @@ import pytest
 
 from allocator.cases import DRIVER, allocated_claim, claim, device, make_request, model, slice_of
 from dra_agent.cli.main import main
+from dra_agent.explain.pod_claims import pod_claims
+from dra_agent.explain.snapshot import Snapshot
 from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]
@@ -140,6 +142,19 @@ def test_taint_of_a_device_taint_rule_is_named(
     _, answer = explain("claim", "claim")
     assert {name for name, entry in by_node(answer).items() if "tainted with drain" in entry["devices"]} == tainted
     assert answer["fits"] == (tainted != {"n1", "n2"})
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1alpha3"])
+def test_device_taint_rules_are_read_in_the_version_of_the_server(
+    cluster: FakeApi, explain: Explain, version: str
+) -> None:
+    for older in {"v1", "v1beta2", "v1alpha3"} - {version}:
+        cluster.fail(404, times=None, path=f"/apis/resource.k8s.io/{older}/devicetaintrules")
+    spec = {"deviceSelector": {"driver": DRIVER}, "taint": {"key": "drain", "effect": "NoSchedule"}}
+    cluster.put("devicetaintrules", {"metadata": {"name": "drain"}, "spec": spec})
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    _, answer = explain("claim", "claim")
+    assert all("tainted with drain" in entry["devices"] for entry in answer["nodes"])
 
 
 def test_unsatisfiable_constraint_is_named(cluster: FakeApi, explain: Explain) -> None:
@@ -440,6 +455,27 @@ def test_extended_resource_is_explained_like_a_claim(cluster: FakeApi, explain: 
     cluster.put("pods", created)
     code, answer = explain("pod", "job")
     assert code == 1 and "3 are needed" in answer["summary"]
+
+
+@pytest.mark.parametrize(
+    ("years", "serving"),
+    [({"a": 2025, "b": 2026}, "b"), ({"a": 2026, "b": 2025}, "a"), ({"b": 2026, "a": 2026}, "a")],
+)
+def test_of_several_classes_the_newest_serves_an_extended_resource(years: dict[str, int], serving: str) -> None:
+    classes = [
+        {
+            "metadata": {"name": name, "creationTimestamp": f"{year}-01-01T00:00:00Z"},
+            "spec": {"extendedResourceName": "example.com/gpu"},
+        }
+        for name, year in years.items()
+    ]
+    created = pod()
+    created["spec"]["resourceClaims"] = []
+    created["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"example.com/gpu": "1"}}}]
+    (need,) = pod_claims(Snapshot("default", classes=classes), created)
+    assert need.claim is not None
+    (request,) = need.claim["spec"]["devices"]["requests"]
+    assert request["exactly"]["deviceClassName"] == serving
 
 
 def test_pod_without_claims_is_explained(cluster: FakeApi, explain: Explain) -> None:

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from dra_agent.api_object import Object
 from dra_agent.explain.snapshot import (
-    DEVICE_TAINT_RULES,
     POD_GROUPS,
     RESOURCE_QUOTAS,
     Snapshot,
     allowed,
+    taint_rules,
     tainted,
 )
 from dra_agent.kube_client import (
@@ -33,9 +33,8 @@ async def read_cluster(api: ApiClient) -> Snapshot:
     """Read nodes, slices, classes and claims; raises RetryableError if the server does not respond."""
     found = Snapshot("")
 
-    async def listed(kind: Kind, so: str, *, optional: bool = False) -> list[Object] | None:
-        notes: list[str] = [] if optional else found.notes
-        got = await allowed(api.list(kind), f"cannot list {kind.plural}", so, notes)
+    async def listed(kind: Kind, so: str) -> list[Object] | None:
+        got = await allowed(api.list(kind), f"cannot list {kind.plural}", so, found.notes)
         return None if got is None else got.items
 
     found.nodes, slices, found.classes, claims, rules = await asyncio.gather(
@@ -43,10 +42,9 @@ async def read_cluster(api: ApiClient) -> Snapshot:
         listed(RESOURCE_SLICES, "which devices there are is not known"),
         listed(DEVICE_CLASSES, "classes are not known"),
         listed(RESOURCE_CLAIMS, "claims are not known"),
-        # Kubernetes before 1.37 lacks this version, and most users may not read them: both are normal.
-        listed(DEVICE_TAINT_RULES, "", optional=True),
+        taint_rules(api),
     )
-    found.slices = None if slices is None else tainted(slices, rules or [])
+    found.slices = None if slices is None else tainted(slices, rules)
     found.claims = claims or []
     return found
 

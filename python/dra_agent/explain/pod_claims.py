@@ -156,11 +156,7 @@ def _from_template(snapshot: Snapshot, name: str, template_name: str, owner: Obj
 
 def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
     """Generate the claim that the scheduler creates for extended resources of DeviceClasses (KEP-5004)."""
-    by_resource: dict[str, str] = {}
-    for one in snapshot.classes or ():
-        by_resource[IMPLICIT + one["metadata"]["name"]] = one["metadata"]["name"]
-        if explicit := (one.get("spec") or {}).get("extendedResourceName"):
-            by_resource[explicit] = one["metadata"]["name"]
+    by_resource = _classes_by_resource(snapshot.classes or ())
     requests = []
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
@@ -181,6 +177,22 @@ def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
         "metadata": metadata,
         "spec": {"devices": {"requests": requests}},
     }
+
+
+def _classes_by_resource(classes: Iterable[Object]) -> dict[str, str]:
+    """Return the class that serves each extended resource: of several the newest one, then the first by name.
+
+    Source: k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache.
+    """
+    by_name = sorted(classes, key=lambda one: str(one["metadata"]["name"]))
+    newest = sorted(by_name, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""), reverse=True)
+    found: dict[str, str] = {}
+    for one in newest:
+        name = str(one["metadata"]["name"])
+        found[IMPLICIT + name] = name
+        if explicit := (one.get("spec") or {}).get("extendedResourceName"):
+            found.setdefault(explicit, name)
+    return found
 
 
 def _spec_requests(claim: Object) -> list[Object]:

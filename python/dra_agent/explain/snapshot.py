@@ -29,7 +29,11 @@ from dra_agent.kube_client import (
 )
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
-DEVICE_TAINT_RULES = Kind("resource.k8s.io", "v1", "devicetaintrules", "DeviceTaintRule", namespaced=False)
+DEVICE_TAINT_RULES = tuple(
+    Kind("resource.k8s.io", version, "devicetaintrules", "DeviceTaintRule", namespaced=False)
+    # v1 exists since Kubernetes 1.37, v1beta2 since 1.36; the older ones are off by default.
+    for version in ("v1", "v1beta2", "v1alpha3")
+)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
 WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "Deployment": (Kind("apps", "v1", "deployments", "Deployment", namespaced=True),),
@@ -142,8 +146,7 @@ async def read(api: ApiClient, namespace: str, about: str, *, workload: str | No
         listed(PODS, "which pods use a claim is known from the claim only", within=namespace),
         listed(NODES, "labels, taints and nodes without devices are not known"),
         listed(RESOURCE_QUOTAS, "quotas are not checked", within=namespace),
-        # Kubernetes before 1.37 lacks this version, and most users may not read them: both are normal.
-        listed(DEVICE_TAINT_RULES, "", optional=True),
+        taint_rules(api),
         listed(POD_GROUPS, "", within=namespace, optional=True),
         allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
@@ -163,8 +166,23 @@ async def read(api: ApiClient, namespace: str, about: str, *, workload: str | No
         found.pods = await one(PODS) or None
     found.quotas = quotas or []
     if found.slices is not None:
-        found.slices = tainted(found.slices, rules or [])
+        found.slices = tainted(found.slices, rules)
     return found
+
+
+async def taint_rules(api: ApiClient) -> list[Object]:
+    """Return the DeviceTaintRules in the newest version that the server has.
+
+    Returns [] where a user may not read them, which is normal; raises RetryableError if the server does not respond.
+    """
+    for kind in DEVICE_TAINT_RULES:
+        try:
+            return (await api.list(kind)).items
+        except NotFoundError:
+            continue
+        except (ForbiddenError, InvalidObjectError):
+            break
+    return []
 
 
 def tainted(slices: list[Object], rules: list[Object]) -> list[Object]:
