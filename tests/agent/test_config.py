@@ -318,7 +318,7 @@ include = [
   "true",
   \'nope == "]"\',
 ]
-attributes = [{ when = "true", set = { "example.com/rack" = [], uuid = "x" } }]
+attributes = [{ when = "true", set = { "example.com/rack" = 1.5, uuid = "x" } }]
 [[inventory.share]]
 when = \'\'\'nope
 \'\'\'
@@ -340,7 +340,11 @@ def test_all_problems_are_reported_at_once_each_with_its_line(file: Path) -> Non
         (7, "inventory.include[0]", "'tr ue' does not compile"),
         (8, "inventory.include[1]", "Expected `str`, got `int`"),
         (10, "inventory.include[3]", "'nope == \"]\"' does not compile"),
-        (12, "inventory.attributes[0].set.example.com/rack", "Expected `bool | int | str | object`, got `array`"),
+        (
+            12,
+            "inventory.attributes[0].set.example.com/rack",
+            "Expected `bool | int | str | object | array`, got `float`",
+        ),
         (14, "inventory.share[0].when", "'nope\\n' does not compile"),
         (17, "inventory.share[1]", "required key 'enforcement' is missing"),
         (None, "", "'loud'"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,13 @@ from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.rules import Rules
-from dra_agent.inventory.settings import AttributeRule, InventorySettings, PrepareAheadRule, VersionValue
+from dra_agent.inventory.settings import (
+    AttributeRule,
+    InventorySettings,
+    OverheadRule,
+    PrepareAheadRule,
+    VersionValue,
+)
 
 DRIVER = "dra-agent.internal"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
@@ -94,6 +102,53 @@ def test_operators_attributes_are_added_and_can_be_chosen_by() -> None:
     }
 
 
+def test_lists_and_overhead_are_set_by_rules() -> None:
+    rules = InventorySettings(
+        attributes=(AttributeRule(f"{ATTRIBUTES}.rdma", {"zones": ("a", "b"), "ports": (1, 2)}),),
+        overhead=(
+            OverheadRule(
+                f'"b" in {ATTRIBUTES}.?zones.orValue([])', {"memory": "1Gi"}, {"memory": "64Mi", "cpu": "100m"}
+            ),
+            OverheadRule("true", {"hugepages-2Mi": "4Mi"}),
+        ),
+    )
+    (one, other), problems, _ = apply(NICS, rules)
+    assert problems == []
+    assert one.to_api()["attributes"]["zones"] == {"strings": ["a", "b"]}
+    assert one.to_api()["attributes"]["ports"] == {"ints": [1, 2]}
+    assert one.to_api()["nodeAllocatableResources"] == {
+        "cpu": {"overhead": {"perContainer": "100m"}},
+        "memory": {"overhead": {"perPod": "1Gi", "perContainer": "64Mi"}},
+    }
+    assert other.to_api()["nodeAllocatableResources"] == {"hugepages-2Mi": {"overhead": {"perPod": "4Mi"}}}
+    assert not one.same_published_form(msgspec.structs.replace(one, overhead={}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "where", "what"),
+    [
+        (OverheadRule("true"), "overhead[0]", "no amount"),
+        (OverheadRule("true", {"ephemeral-storage": "1Gi"}), "overhead[0].per_pod.ephemeral-storage", "not a resource"),
+        (OverheadRule("true", {}, {"memory": "much"}), "overhead[0].per_container.memory", "'much'"),
+        (OverheadRule("true", {"memory": "-1Gi"}), "overhead[0].per_pod.memory", "negative"),
+        (OverheadRule("device.", {"memory": "1Gi"}), "overhead[0].when", "does not compile"),
+    ],
+)
+def test_wrong_overhead_is_refused(rule: OverheadRule, where: str, what: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(what)) as raised:
+        Rules(InventorySettings(overhead=(rule,)), DRIVER)
+    assert raised.value.where == f"configuration, inventory.{where}"
+
+
+def test_too_many_values_are_reported_and_left_out() -> None:
+    rules = InventorySettings(attributes=(AttributeRule("true", {"many": tuple(range(40)), "more": tuple(range(8))}),))
+    (one,), problems, _ = apply([device("nic-c", type="nic")], rules)
+    assert sorted(one.attributes) == ["many", "type"]
+    assert [problem.message for problem in problems] == [
+        "more of attributes[0].when is left out: a device has at most 48 values of attributes"
+    ]
+
+
 def test_too_many_attributes_are_reported_and_left_out() -> None:
     full = device("nic-c", **{f"a{number}": number for number in range(31)})
     rules = InventorySettings(attributes=(AttributeRule("true", {"one": 1, "two": 2}),))
@@ -148,10 +203,20 @@ exclude = ['device.driver == "x"']
 host_uplink = "include"
 [[attributes]]
 when = "true"
-set = { latency = "low", spare = true, rack = 3, firmware = { version = "1.2.3" } }
+set = { latency = "low", spare = true, rack = 3, rails = ["a", "b"], firmware = { version = "1.2.3" } }
+[[overhead]]
+when = "true"
+per_pod = { memory = "2Gi" }
 """
     found = _toml(text)
-    assert found.attributes[0].set == {"latency": "low", "spare": True, "rack": 3, "firmware": VersionValue("1.2.3")}
+    assert found.attributes[0].set == {
+        "latency": "low",
+        "spare": True,
+        "rack": 3,
+        "rails": ("a", "b"),
+        "firmware": VersionValue("1.2.3"),
+    }
+    assert found.overhead == (OverheadRule("true", {"memory": "2Gi"}),)
     assert found.host_uplink == "include"
     with pytest.raises(msgspec.ValidationError, match="exclud"):
         _toml("exclud = []")

@@ -79,7 +79,7 @@ def test_the_remedy_for_a_disabled_gate_is_described() -> None:
         "devices that must not be allocated are left out, whole devices are published, their partitions are left out, "
         "shared devices are published for one claim each"
     )
-    assert remedy({"DRAListTypeAttributes"}) == "the slices are published without them"
+    assert remedy({"DRADeviceCompatibilityGroups"}) == "the slices are published without them"
 
 
 def test_a_disabled_gate_is_rechecked_after_a_while() -> None:

@@ -229,6 +229,8 @@ def _single_rules(settings: InventorySettings) -> Iterator[tuple[InventorySettin
         yield InventorySettings(share=(share,)), index
     for index, ahead in enumerate(settings.prepare_ahead):
         yield InventorySettings(prepare_ahead=(ahead,)), index
+    for index, overhead in enumerate(settings.overhead):
+        yield InventorySettings(overhead=(overhead,)), index
 
 
 class FieldError(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ RELOADABLE = frozenset(
         "inventory.include",
         "inventory.exclude",
         "inventory.attributes",
+        "inventory.overhead",
         "inventory.host_uplink",
         "health",
         *(

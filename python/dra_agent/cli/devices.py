@@ -216,6 +216,12 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
         for consumed in device.consumes_counters
         for name, counter in consumed.counters.items()
     ]
+    rows += [
+        ("overhead", f"{name} {each}", amount)
+        for name, cost in device.overhead.items()
+        for each, amount in (("per pod", cost.per_pod), ("per container", cost.per_container))
+        if amount is not None
+    ]
     rows += [("node", node.path, node.role) for node in device.nodes]
     rows += [("known as", name, value) for name, value in device.identity.items()]
     table(["", "name", "value"], rows)

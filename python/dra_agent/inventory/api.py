@@ -1,4 +1,4 @@
-"""Parts of a resource.k8s.io/v1 Device as the API writes them: attributes, capacities, counters and taints.
+"""Parts of a resource.k8s.io/v1 Device as the API writes them: attributes, capacities, counters, overhead and taints.
 
 It defines their types and rejects values that the API never accepts; back ends set them.
 """
@@ -6,6 +6,7 @@ It defines their types and rejects values that the API never accepts; back ends 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -63,6 +64,47 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
                 return value
         assert self.version is not None
         return self.version
+
+
+class AttributeList(Attribute, frozen=True, omit_defaults=True):
+    """A list-typed attribute value (KEP-5491): exactly one of the four lists is set."""
+
+    integers: tuple[int, ...] | None = msgspec.field(name="ints", default=None)
+    booleans: tuple[bool, ...] | None = msgspec.field(name="bools", default=None)
+    strings: tuple[str, ...] | None = None
+    versions: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        lists = [entry for entry in (self.integers, self.booleans, self.strings, self.versions) if entry is not None]
+        if len(lists) != 1 or not lists[0]:
+            raise ValueError("a list has at least one value, and all of one type")
+        for text in self.strings or ():
+            Attribute(string=text)
+        for text in self.versions or ():
+            Attribute(version=text)
+
+    @classmethod
+    def of_values(cls, values: Sequence[bool | int | str]) -> AttributeList:
+        """Make a list of bool, int or string values, by their type; raises ValueError."""
+        if all(isinstance(value, bool) for value in values):
+            return cls(booleans=tuple(value for value in values if isinstance(value, bool)))
+        if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            return cls(integers=tuple(int(value) for value in values))
+        if all(isinstance(value, str) for value in values):
+            return cls(strings=tuple(str(value) for value in values))
+        raise ValueError("a list has at least one value, and all of one type")
+
+    @property
+    def value(self) -> str:
+        """The values as one text."""
+        lists = (self.booleans, self.integers, self.strings, self.versions)
+        values = next(entry for entry in lists if entry is not None)
+        return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+
+    @property
+    def count(self) -> int:
+        """The number of values: the API limits their sum for a device."""
+        return sum(len(entry or ()) for entry in (self.booleans, self.integers, self.strings, self.versions))
 
 
 def semver(text: str) -> str:
@@ -137,6 +179,13 @@ class CounterConsumption(msgspec.Struct, frozen=True, rename="camel"):
 
     counter_set: str
     counters: dict[str, Counter]
+
+
+class Overhead(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """Amounts of a node's own resource that a device costs its pods (KEP-5517), as Quantity texts; one or both."""
+
+    per_pod: str | None = None
+    per_container: str | None = None
 
 
 class Taint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):

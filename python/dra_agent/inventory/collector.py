@@ -66,7 +66,7 @@ class Collector:
         """Names of devices that the last collection did not describe again."""
 
     def configure(self, settings: InventorySettings) -> None:
-        """Use other `include`, `exclude`, `attributes` and `host_uplink` from the next collection on.
+        """Use other `include`, `exclude`, `attributes`, `overhead` and `host_uplink` from the next collection on.
 
         Raises:
             UsageError: A rule can never work; nothing changed.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Taint
+from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Overhead, Taint
 
 Family = Literal["gpu", "nic", "fpga", "accelerator"]
 FAMILIES: tuple[Family, ...] = ("gpu", "nic", "fpga", "accelerator")
@@ -144,6 +144,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """Conditions that the scheduler awaits in a claim's status before it binds a pod (KEP-5007)."""
     binding_failure_conditions: tuple[str, ...] = ()
     """Conditions after which it chooses devices again."""
+    overhead: dict[str, Overhead] = {}
+    """By the name of a node's resource ("memory"): what each pod with the device costs the node (KEP-5517)."""
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name):
@@ -171,6 +173,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         if self.binding_conditions:
             device["bindingConditions"] = self.binding_conditions
             device["bindingFailureConditions"] = self.binding_failure_conditions
+        if self.overhead:
+            device["nodeAllocatableResources"] = {name: {"overhead": cost} for name, cost in self.overhead.items()}
         return msgspec.json.encode(device)
 
     def same_published_form(self, other: Device) -> bool:
@@ -185,6 +189,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             and self.prepare_ahead == other.prepare_ahead
             and self.binding_conditions == other.binding_conditions
             and self.binding_failure_conditions == other.binding_failure_conditions
+            and self.overhead == other.overhead
         )
 
 

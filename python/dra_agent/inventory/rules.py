@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dra_agent.errors import UsageError
-from dra_agent.inventory.api import Attribute, CounterSet
+from dra_agent.inventory.api import Attribute, AttributeList, CounterSet
 from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule, never_evaluated
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
+from dra_agent.inventory.overhead import compile_overhead
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
 
 BUILT_IN = frozenset(
@@ -70,6 +71,9 @@ BUILT_IN = frozenset(
 )
 """Names of the agent's attributes, which an operator's attribute must not use."""
 
+MAX_VALUES = 48
+"""Values of all attributes of a device that the API allows; each entry of a list counts."""
+
 STANDARD_DOMAINS = ("kubernetes.io", "k8s.io")
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -89,8 +93,10 @@ class Rules:
             values = {name: _value(driver, where, name, value) for name, value in rule.set.items()}
             self._attributes.append((Rule(f"{where}.when", rule.when), values))
         self._ahead = [Rule(f"prepare_ahead[{n}].when", rule.when) for n, rule in enumerate(settings.prepare_ahead)]
+        self._overhead = [compile_overhead(number, rule) for number, rule in enumerate(settings.overhead)]
         attributes = (rule for rule, _ in self._attributes)
-        self._outcomes = Outcomes([*self._include, *self._exclude, *attributes, *self._ahead])
+        overhead = (rule for rule, _ in self._overhead)
+        self._outcomes = Outcomes([*self._include, *self._exclude, *attributes, *self._ahead, *overhead])
 
     def apply(
         self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
@@ -109,6 +115,8 @@ class Rules:
             # All rules are evaluated, so that one without a value for any device is detected.
             if any([rule.matches(self._driver, extended) for rule in self._ahead]):  # noqa: C419
                 extended = msgspec.structs.replace(extended, prepare_ahead=True)
+            if costs := [cost for rule, cost in self._overhead if rule.matches(self._driver, extended)]:
+                extended = msgspec.structs.replace(extended, overhead=costs[0])
             return Outcome(extended, problems)
         return Outcome(None, problems, (Exclusion(device.name, reason),))
 
@@ -119,9 +127,14 @@ class Rules:
         attributes = dict(device.attributes)
         for rule, values in matching:
             for name, value in values.items():
+                others = sum(_count(other) for key, other in attributes.items() if key != name)
+                message = f"{name} of {rule.where} is left out: a device has at most"
                 if name not in attributes and len(attributes) + len(device.capacity) >= MAX_ENTRIES:
-                    message = f"{name} of {rule.where} is left out: a device has at most {MAX_ENTRIES} attributes"
-                    problems.append(Diagnostic(device.name, f"{message} and capacities", "set fewer attributes on it"))
+                    message = f"{message} {MAX_ENTRIES} attributes and capacities"
+                    problems.append(Diagnostic(device.name, message, "set fewer attributes on it"))
+                elif others + _count(value) > MAX_VALUES:
+                    message = f"{message} {MAX_VALUES} values of attributes"
+                    problems.append(Diagnostic(device.name, message, "set shorter lists on it"))
                 else:
                     attributes[name] = value
         return msgspec.structs.replace(device, attributes=attributes)
@@ -136,7 +149,13 @@ class Rules:
         return None
 
 
-def _value(driver: str, where: str, name: str, value: bool | int | str | VersionValue) -> Attribute:
+def _count(value: Attribute) -> int:
+    return value.count if isinstance(value, AttributeList) else 1
+
+
+def _value(
+    driver: str, where: str, name: str, value: bool | int | str | VersionValue | tuple[bool | int | str, ...]
+) -> Attribute:
     place = f"configuration, inventory.{where}.set.{name}"
     domain, slash, identifier = name.rpartition("/")
     if not _IDENTIFIER.fullmatch(identifier) or (slash and not _DOMAIN.fullmatch(domain)):
@@ -150,6 +169,8 @@ def _value(driver: str, where: str, name: str, value: bool | int | str | Version
     if any(domain == standard or domain.endswith(f".{standard}") for standard in STANDARD_DOMAINS):
         raise UsageError(f"{domain} is kept for Kubernetes", where=place, hint="use a domain of yours")
     try:
+        if isinstance(value, tuple):
+            return AttributeList.of_values(value)
         return Attribute(version=value.version) if isinstance(value, VersionValue) else Attribute.of(value)
     except ValueError as error:
         raise UsageError(str(error), where=place, hint="correct the value") from None

@@ -25,8 +25,8 @@ class AttributeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     when: str
     """CEL over `device`, like the selectors of a claim."""
-    set: dict[str, bool | int | str | VersionValue]
-    """Names and values; a name without a domain belongs to the driver's."""
+    set: dict[str, bool | int | str | VersionValue | tuple[bool | int | str, ...]]
+    """Names and values; a name without a domain belongs to the driver's. Lists need DRAListTypeAttributes."""
 
 
 class PartitionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +75,17 @@ class PrepareAheadRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CEL over `device`, like the selectors of a claim."""
 
 
+class OverheadRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory or CPU of the node that pods need for a device (KEP-5517). Of the rules that match, the first applies."""
+
+    when: str
+    """CEL over `device`, like the selectors of a claim."""
+    per_pod: dict[str, str] = {}
+    """Amounts for each pod with a claim: `cpu`, `memory` or `hugepages-SIZE`, and a Quantity."""
+    per_container: dict[str, str] = {}
+    """Amounts for each container that uses the claim, in addition."""
+
+
 class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[inventory]`."""
 
@@ -92,6 +103,8 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Devices that several claims can hold a share of."""
     prepare_ahead: tuple[PrepareAheadRule, ...] = ()
     """Devices whose claims are prepared before their pods are bound, where the cluster supports it."""
+    overhead: tuple[OverheadRule, ...] = ()
+    """Devices that cost the node memory or CPU for each pod; needs the feature gate DRANodeAllocatableResources."""
     host_uplink: Literal["exclude", "include"] = "exclude"
     """The NIC of the host's default route can be claimed."""
     nvml_timeout: float = 5.0

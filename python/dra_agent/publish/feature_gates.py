@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from dra_agent import _native
+from dra_agent.inventory.api import AttributeList
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.slices import Slice
 
@@ -20,6 +21,9 @@ TAINTS = "DRADeviceTaints"
 COUNTERS = "DRAPartitionableDevices"
 SHARING = "DRAConsumableCapacity"
 BINDING = "DRADeviceBindingConditions"
+OVERHEAD = "DRANodeAllocatableResources"
+LISTS = "DRAListTypeAttributes"
+"""While it is off, the API server drops the list and then refuses the attribute, which has no value any more."""
 EFFECT_NONE = "DeviceTaintEffectNone"
 """Not a gate, but detected in the same way: a taint effect that API servers support since Kubernetes 1.35. Version 1.34
 refuses it (pkg/apis/resource/validation/validation.go, validDeviceTaintEffects)."""
@@ -35,16 +39,18 @@ _GATES = {
     "bindsToNode": BINDING,
     "bindingConditions": BINDING,
     "bindingFailureConditions": BINDING,
-    "nodeAllocatableResources": "DRANodeAllocatableResources",
+    "nodeAllocatableResources": OVERHEAD,
     "compatibilityGroups": "DRADeviceCompatibilityGroups",
     "partitionTypeAttribute": "DRAPartitionableDevicesType",
     "skipNodeOperations": "DRAOptionalNodeOperations",
-    "ints": "DRAListTypeAttributes",
-    "bools": "DRAListTypeAttributes",
-    "strings": "DRAListTypeAttributes",
-    "versions": "DRAListTypeAttributes",
+    "ints": LISTS,
+    "bools": LISTS,
+    "strings": LISTS,
+    "versions": LISTS,
 }
+_LIST_TYPES = ("ints", "bools", "strings", "versions")
 _EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
+_ATTRIBUTE = re.compile(r"devices\[(\d+)\]\.attributes\[([^\]]+)\]:")
 _UNSAFE = frozenset({TAINTS, COUNTERS})
 """Without them devices would be allocated that must not be: detected before the first write that needs them."""
 
@@ -68,6 +74,10 @@ def remedy(gates: set[str]) -> str:
         parts.append("shared devices are published for one claim each")
     if BINDING in gates:
         parts.append("no claim is prepared before its pod is bound")
+    if OVERHEAD in gates:
+        parts.append("pods are scheduled without the overhead of their devices")
+    if LISTS in gates:
+        parts.append("attributes with lists are left out")
     return ", ".join(parts) or "the slices are published without them"
 
 
@@ -89,6 +99,19 @@ def refused_effects(sent: Slice, message: str) -> list[str]:
             continue
         if effect == "None":
             paths.append(f"devices[{entry['name']}].taints[{taint}].effect")
+    return paths
+
+
+def refused_lists(sent: Slice, message: str) -> list[str]:
+    """Return the paths of the list-typed attributes for which the server rejects a slice, from its message."""
+    paths = []
+    for device, name in dict.fromkeys(_ATTRIBUTE.findall(message)):
+        try:
+            entry = sent["spec"]["devices"][int(device)]
+            found = entry["attributes"][name]
+        except (KeyError, IndexError):
+            continue
+        paths += [f"devices[{entry['name']}].attributes.{name}.{kind}" for kind in _LIST_TYPES if kind in found]
     return paths
 
 
@@ -214,6 +237,11 @@ class Gates:
             device = msgspec.structs.replace(device, allow_multiple_allocations=False, capacity=capacity)
         if BINDING in self.off and device.binding_conditions:
             device = msgspec.structs.replace(device, binding_conditions=(), binding_failure_conditions=())
+        if OVERHEAD in self.off and device.overhead:
+            device = msgspec.structs.replace(device, overhead={})
+        if LISTS in self.off and any(isinstance(value, AttributeList) for value in device.attributes.values()):
+            plain = {name: one for name, one in device.attributes.items() if not isinstance(one, AttributeList)}
+            device = msgspec.structs.replace(device, attributes=plain)
         return device
 
 
@@ -226,4 +254,6 @@ def used(slice_: Slice) -> frozenset[str]:
         # A taint with effect None prevents nothing, so leaving it out is safe without a dry run.
         if any(taint.get("effect") != "None" for taint in device.get("taints") or ()):
             gates.add(TAINTS)
+        if any(kind in value for value in (device.get("attributes") or {}).values() for kind in _LIST_TYPES):
+            gates.add(LISTS)
     return frozenset(gates)

@@ -15,7 +15,17 @@ from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, InvalidObjectError
 from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
-from dra_agent.publish.feature_gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
+from dra_agent.publish.feature_gates import (
+    EFFECT_NONE,
+    LISTS,
+    Gates,
+    dropped_fields,
+    gate_of,
+    refused_effects,
+    refused_lists,
+    remedy,
+    used,
+)
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import CachedSlice, SliceStore
 from dra_agent.publish.stats import PublisherCounters
@@ -151,22 +161,34 @@ class Planner:
             self._omit_unsupported_taints(missing)
             return True
         gates.discard(EFFECT_NONE)
-        error = DroppedFieldsError(self._pool, others, gates, remedy(gates))
-        before = self._context.tally.gates_off.get(self._pool)
-        if before is None or str(before) != str(error):
-            log.error("slices are published without some fields", extra={"reason": str(error)})
-        self._context.tally.dropped(error)
-        if "name" in response["metadata"]:
+        self._report_dropped(others, gates)
+        # Without fields of a known gate the slices are planned again, also when the gate is on again.
+        if not gates and "name" in response["metadata"]:
             self._adopted[response["metadata"]["name"]] = (sent["spec"], response["spec"])
         return bool(gates)
 
     def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
         """Record a rejection; return whether another plan can avoid it."""
-        paths = refused_effects(sent, str(error))
-        if not paths:
-            return False
-        self._omit_unsupported_taints(paths)
-        return True
+        message = str(error)
+        effects, lists = refused_effects(sent, message), refused_lists(sent, message)
+        if effects:
+            self._omit_unsupported_taints(effects)
+        if lists:
+            self._context.gates.record_dropped({LISTS})
+            self._report_dropped(lists, {LISTS})
+        return bool(effects or lists)
+
+    def _report_dropped(self, paths: list[str], gates: set[str]) -> None:
+        before = self._context.tally.gates_off.get(self._pool)
+        if before is not None:
+            # Another gate may have been found before: the fields of both are missing.
+            still_off = self._context.gates.off
+            paths = [*paths, *(path for path in before.fields if path not in paths and gate_of(path) in still_off)]
+            gates = gates | (set(before.gates) & still_off)
+        error = DroppedFieldsError(self._pool, paths, gates, remedy(gates))
+        if before is None or str(before) != str(error):
+            log.error("slices are published without some fields", extra={"reason": str(error)})
+        self._context.tally.dropped(error)
 
     def _omit_unsupported_taints(self, paths: list[str]) -> None:
         self._context.gates.record_dropped({EFFECT_NONE})
