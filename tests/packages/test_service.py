@@ -132,12 +132,10 @@ def test_the_sandbox_is_applied(installed: Machine) -> None:
     assert level and float(level[1]) <= MAX_EXPOSURE
 
 
-def test_a_running_service_needs_a_small_part_of_its_limits(installed: Machine) -> None:
-    spec = apply_claim(installed, "limited")
-    for current, limit in (("MemoryCurrent", "MemoryMax"), ("TasksCurrent", "TasksMax")):
-        used, allowed = installed.property(current), int(installed.property(limit))
-        if used == "[not set]":  # the machine's cgroups have no such controller
-            continue
-        assert 0 < int(used) < allowed / 2, (current, used, allowed)
-    installed.run("dra-agent", "claim", "delete", "limited")
-    assert spec not in specs(installed)
+def test_a_running_service_has_the_limits_of_the_unit(installed: Machine) -> None:
+    assert installed.property("MemoryMax") == str(512 << 20)
+    assert installed.property("TasksMax") == "4096"
+    status = installed.output("cat", f"/proc/{installed.property('MainPID')}/status")
+    used = dict(re.findall(r"^(VmHWM|Threads):\s+(\d+)", status, re.MULTILINE))
+    assert 0 < int(used["VmHWM"]) << 10 < (512 << 20) / 2
+    assert 0 < int(used["Threads"]) < 4096 / 2
