@@ -23,7 +23,7 @@ from eventually import eventually
 
 Program = Callable[..., Any]
 
-INVALID, NOT_SUPPORTED, NO_FUNCTION, IN_USE = "error 2", "error 3", "error 13", "error 19"
+INVALID, NOT_SUPPORTED, NOT_FOUND, NO_FUNCTION, IN_USE = "error 2", "error 3", "error 6", "error 13", "error 19"
 WHOLE = 0xFFFF_FFFF
 
 
@@ -100,6 +100,33 @@ tell(limit(0, 1, b"/a", device))"""
 def test_an_older_driver_has_no_limits(tmp_path: Path, program: Program) -> None:
     build_machine(machine(12080), tmp_path / "old")
     assert program(tmp_path / "old", LIMITS + 'tell([limit(0, 1, b"/a"), outcome(told, b"/a")])') == [NO_FUNCTION] * 2
+
+
+UTILIZATION = """
+h, other = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+def used(gpu, since=0):
+    samples = outcome(nvml.nvmlDeviceGetProcessUtilization, gpu, since)
+    if isinstance(samples, str):
+        return samples
+    return [[s.pid, s.smUtil, s.memUtil, s.encUtil, s.decUtil] for s in samples]
+"""
+
+
+def test_each_process_that_worked_has_a_sample(host: Path, program: Program) -> None:
+    inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(40, 10))
+    inject.start_process(host, "0", 78, 1 << 30, PAIR)
+    in_a_minute = "(int(time.time()) + 60) * 1000000"
+    source = f"import time\ntell([used(h), used(other), used(h, {in_a_minute})])"
+    assert program(host, UTILIZATION + source) == [[[77, 40, 10, 0, 0]], NOT_FOUND, NOT_FOUND]
+    inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(0, 3))
+    assert program(host, UTILIZATION + "tell(used(h))") == [[77, 0, 3, 0, 0]], "a process is replaced"
+
+
+def test_a_gpu_in_mig_mode_has_no_utilization_by_process(host: Path, program: Program) -> None:
+    source = "nvml.nvmlDeviceSetMigMode(h, 1)\ntell(used(h))"
+    assert program(host, UTILIZATION + source) == NOT_SUPPORTED
+    inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(40, 10))
+    assert program(host, UTILIZATION + "tell(used(h))") == NOT_SUPPORTED
 
 
 def test_an_event_names_the_instance_that_it_is_about(host: Path, program: Program) -> None:

@@ -98,6 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_argument("--device", metavar="TARGET", help="the GPU that it uses; without it, the process ends")
     process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="its GPU memory; 1024")
     process.add_argument("--cgroup", metavar="PATH", help="its cgroup, to which memory limits apply")
+    process.add_argument(
+        "--utilization",
+        metavar="GPU,MEMORY",
+        type=_percents,
+        default=(0, 0),
+        help="the part of the time in which it computes and accesses memory, in percent: 40,10; default 0,0",
+    )
+    process.add_argument(
+        "--proc-cgroup", metavar="CGROUP", help="list it in the simulated /proc, in this cgroup: kubepods.slice/..."
+    )
     _add_instance(process)
 
     load = _add_action(actions, "load", "let an NVIDIA GPU play the load of a file by time, or end it")
@@ -166,7 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Apply one action and print the result."""
-    from dra_agent.simulate import build, inject
+    from dra_agent.simulate import build, inject, processes
 
     root: Path | None = getattr(args, "root", None)
     if root is None:
@@ -192,6 +202,7 @@ def run(args: argparse.Namespace) -> int:
         case "reset":
             print(f"reset {inject.reset(root, args.device)}")
         case "process" if args.device is None:
+            processes.end(root, args.pid)
             print(f"process {args.pid} ended on {inject.end_process(root, args.pid)} GPUs")
         case "process":
             gpu, compute = args.instance
@@ -203,7 +214,10 @@ def run(args: argparse.Namespace) -> int:
                 gpu_instance=gpu,
                 compute_instance=compute,
                 cgroup=args.cgroup,
+                utilization=args.utilization,
             )
+            if args.proc_cgroup is not None:
+                processes.run(root, args.pid, args.proc_cgroup.strip("/"))
             print(f"process {args.pid} computes on {uuid}")
         case "load":
             from dra_agent.simulate.schedule import read_schedule
@@ -315,6 +329,13 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
 def _instance(text: str) -> tuple[int, int]:
     gpu, slash, compute = text.partition("/")
     return int(gpu), int(compute) if slash else _NO_INSTANCE
+
+
+def _percents(text: str) -> tuple[int, int]:
+    gpu, memory = map(int, text.split(","))
+    if not (0 <= gpu <= 100 and 0 <= memory <= 100):
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers from 0 to 100")
+    return gpu, memory
 
 
 def _call_time(text: str) -> tuple[str, int]:

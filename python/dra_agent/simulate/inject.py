@@ -287,14 +287,33 @@ def start_process(
     gpu_instance: int = nvml.NO_INSTANCE,
     compute_instance: int = nvml.NO_INSTANCE,
     cgroup: str | None = None,
+    utilization: tuple[int, int] = (0, 0),
+    sampled_at_us: int | None = None,
 ) -> str:
-    """Start a compute process on a GPU, or on a MIG instance of it; returns the GPU's UUID."""
+    """Start a compute process on a GPU, or on a MIG instance of it; returns the GPU's UUID.
+
+    One with this PID on the same GPU is replaced. `utilization`: of the GPU and of its memory, in percent.
+    """
     machine, _ = _recall(root, machine)
     uuid = _gpu(machine, device)
-    process = nvml.Process(uuid, pid, memory_bytes, gpu_instance, compute_instance, cgroup)
+    process = nvml.Process(uuid, pid, memory_bytes, gpu_instance, compute_instance, cgroup, utilization, sampled_at_us)
     with nvml.locked(root / "lib"):
-        _edit(root, lambda state: msgspec.structs.replace(state, processes=(*state.processes, process)))
+        _edit(root, lambda state: msgspec.structs.replace(state, processes=(*_others(state, process), process)))
     return uuid
+
+
+def _others(state: nvml.NvmlState, process: nvml.Process) -> Iterator[nvml.Process]:
+    """Return the processes that the new one does not replace."""
+    for one in state.processes:
+        same = msgspec.structs.replace(
+            process,
+            memory_bytes=one.memory_bytes,
+            cgroup=one.cgroup,
+            utilization=one.utilization,
+            sampled_at_us=one.sampled_at_us,
+        )
+        if one != same:
+            yield one
 
 
 def end_process(root: Path, pid: int) -> int:

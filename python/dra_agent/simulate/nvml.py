@@ -192,6 +192,10 @@ class Process(msgspec.Struct, frozen=True):
     gpu_instance: int = NO_INSTANCE
     compute_instance: int = NO_INSTANCE
     cgroup: str | None = None
+    utilization: tuple[int, int] = (0, 0)
+    """Average of the GPU and of its memory in percent; without both, the driver has no sample of the process."""
+    sampled_at_us: int | None = None
+    """When the driver took the sample, in microseconds since the epoch; None: at the time of each call."""
 
 
 class LoadStep(msgspec.Struct, frozen=True):

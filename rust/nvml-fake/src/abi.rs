@@ -216,6 +216,18 @@ pub(crate) struct ProcessInfo {
     pub(crate) compute_instance_id: u32,
 }
 
+/// nvmlProcessUtilizationSample_t: microseconds, and percent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessUtilizationSample {
+    pub(crate) pid: u32,
+    pub(crate) timestamp_us: u64,
+    pub(crate) sm: u32,
+    pub(crate) memory: u32,
+    pub(crate) encoder: u32,
+    pub(crate) decoder: u32,
+}
+
 /// nvmlUtilization_t, in percent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -20,6 +20,7 @@ mod memory;
 mod memory_limits;
 mod mig;
 mod nvlink;
+mod process_utilization;
 mod settings;
 mod state;
 mod system;

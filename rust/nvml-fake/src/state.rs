@@ -286,6 +286,11 @@ pub(crate) struct Process {
     pub(crate) compute_instance: u32,
     /// The control group, as in memory limits.
     pub(crate) cgroup: Option<String>,
+    /// Average of the GPU and of its memory in percent; (0, 0) has no sample.
+    #[serde(default)]
+    pub(crate) utilization: (u32, u32),
+    /// When the driver took the sample, in microseconds since the epoch; None: at the time of the call.
+    pub(crate) sampled_at_us: Option<u64>,
 }
 
 fn no_instance() -> u32 {
