@@ -11,7 +11,8 @@ from dra_agent import simulate
 from dra_agent.claim import ClaimDevice
 from dra_agent.cli.main import main
 from dra_agent.device_setup.shares.limiter import CgroupMemory, DriverLimit, ShareLimit, ShareLimitStore
-from dra_agent.device_setup.shares.usage import HeldShare, Usage, UsageReader
+from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners
+from dra_agent.device_setup.shares.usage import Usage, UsageReader
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute, Capacity
 from dra_agent.inventory.model import Device
@@ -87,7 +88,8 @@ def meter() -> Iterator[Meter]:
 
     def read(tree: Path, *everything: HeldShare, standalone: bool = False) -> UsageReader:
         host = Host(tree / "sys", tree / "dev", tree / "proc")
-        readers.append(UsageReader(host, tree / "state", 1.0, everything or (held(),), standalone=standalone))
+        owners = ProcessOwners(host, everything or (held(),), standalone=standalone, is_sample=False)
+        readers.append(UsageReader(host, tree / "state", 1.0, owners))
         return readers[-1]
 
     yield read
@@ -208,7 +210,8 @@ def test_usage_without_a_counter_is_unknown(tree: Path, meter: Meter) -> None:
 
 def test_a_sample_never_starts_the_library(tree: Path) -> None:
     host = Host(tree / "sys", tree / "dev", tree / "proc")
-    reader = UsageReader(host, tree / "state", 1.0, (held(),), is_sample=True)
+    owners = ProcessOwners(host, (held(),), standalone=False, is_sample=True)
+    reader = UsageReader(host, tree / "state", 1.0, owners, is_sample=True)
     try:
         for device in (gpu("mps", uuid="GPU-1"), gpu("nvml-cgroup", uuid="GPU-1")):
             usage = reader.read(held(), device)

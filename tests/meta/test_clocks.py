@@ -29,6 +29,7 @@ WALL_TIME = {
     "status/claim_status.py": "lastTransitionTime of a condition",
     "doctor/bundle/collector.py": "a moment that people are shown",
     "doctor/record/recorder.py": "a moment that people are shown",
+    "telemetry/sources/nvidia_processes.py": "samples of NVML have the time of the CPU in the wall clock",
 }
 _FORBIDDEN = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 

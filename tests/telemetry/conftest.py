@@ -28,7 +28,7 @@ def open_rig(vm: tuple[Path, Host], tmp_path_factory: pytest.TempPathFactory) ->
 def rig(open_rig: Rig, vm: tuple[Path, Host], tmp_path: Path) -> Iterator[Rig]:
     """The rig of the module, with an empty state directory, no claims and no faults."""
     open_rig.state_dir, open_rig.entries, open_rig.claim_labels, open_rig.boot_id = tmp_path, [], True, "boot-1"
-    open_rig.interval_s, open_rig.xids = INTERVAL_S, {}
+    open_rig.interval_s, open_rig.xids, open_rig.pods = INTERVAL_S, {}, {}
     open_rig.restart()
     yield open_rig
     open_rig.sampler.stop()

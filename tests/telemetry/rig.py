@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from dra_agent.claim import ClaimDevice
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
@@ -11,6 +14,7 @@ from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
+from dra_agent.prepare.record import ClaimRecord
 from dra_agent.telemetry.sampler import Sampler
 from dra_agent.topology import LiveTopology
 
@@ -26,6 +30,29 @@ def held(device: str, *, share: str | None = None, admin: bool = False, shared: 
     return HeldDevice(f"node-1/{family}", device, "r", share_id=share, admin_access=admin, shared=shared)
 
 
+PODS = {
+    "a": "1b4e28ba-2fa1-11d2-883f-0016d3cca427",
+    "b": "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+    "late": "6ba7b811-9dad-11d1-80b4-00c04fd430c8",
+}
+"""UIDs of pods."""
+
+
+def cgroup_of(pod: str) -> str:
+    """Return the cgroup of a container of a pod, as a kubelet and containerd with systemd's driver name it."""
+    uid = PODS[pod].replace("-", "_")
+    return f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/cri-containerd-a.scope"
+
+
+def recorded(name: str, device: str, *shares: str | None, admin: bool = False) -> LedgerEntry:
+    """Return a prepared claim as the agent records it: on a whole device for a share of None."""
+    family = device.partition("-")[0]
+    devices = tuple(ClaimDevice(f"node-1/{family}", device, ("r",), share, admin) for share in shares)
+    claimed = tuple(held(device, share=share, admin=admin) for share in shares)
+    payload = msgspec.to_builtins(ClaimRecord(devices))
+    return LedgerEntry(f"uid-{name}", "team-a", name, claimed, "completed", payload)
+
+
 class Rig:
     """One host; `sampler` is replaced by `restart`."""
 
@@ -37,6 +64,8 @@ class Rig:
         self.boot_id = "boot-1"
         self.interval_s = INTERVAL_S
         self.xids: dict[str, int] = {}
+        self.pods: dict[str, frozenset[str]] = {}
+        """UIDs of the pods by UID of their claim."""
         self._collector = Collector(host)
         self._topology = LiveTopology(host)
         self.inventory = self.scan()
@@ -64,6 +93,7 @@ class Rig:
             inventory=lambda: self.inventory,
             entries=lambda: list(self.entries),
             xids=lambda: dict(self.xids),
+            pods=lambda: dict(self.pods),
             now=lambda: self.now_s,
         )
 

@@ -83,7 +83,7 @@ def memory(tree: Path, *entries: LedgerEntry, standalone: bool = False, **pods: 
     reader = ShareReader(
         Host(tree / "sys", tree / "dev", tree / "proc"), tree / "state", lambda: uids, standalone=standalone
     )
-    found = reader.read(entries, INVENTORY, {})
+    found = reader.read(entries, INVENTORY, {}, {}, [])
     return {claim.name: sample.memory_used_bytes for (claim, _), sample in found.items()}
 
 
@@ -131,7 +131,7 @@ def test_processes_that_are_hidden_leave_all_claims_unknown(tree: Path) -> None:
 
 def test_a_claim_that_holds_its_device_alone_is_not_counted_here(tree: Path) -> None:
     reader = ShareReader(Host(tree / "sys", tree / "dev", tree / "proc"), tree, dict, standalone=True)
-    assert reader.read([entry("train", "share-1")], INVENTORY, {GPU: ClaimRef("u", "n", "c")}) == {}
+    assert reader.read([entry("train", "share-1")], INVENTORY, {GPU: ClaimRef("u", "n", "c")}, {}, []) == {}
 
 
 def snapshot(*claims: tuple[str, str, int]) -> TelemetrySnapshot:

@@ -34,7 +34,8 @@ EPILOG = (
     )
     + """
 The agent samples at `interval` of its section [telemetry], not for this command. A value that is not known is a dash.
-A claim that holds a device alone has its values; one that shares a device has its memory at most.
+A claim that holds a device alone has its values; one that shares a device has its memory and
+utilization at most.
 """
 )
 

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from dra_agent.device_setup.shares.usage import HeldShare, UsageReader
+    from dra_agent.device_setup.shares.owners import HeldShare
+    from dra_agent.device_setup.shares.usage import UsageReader
     from dra_agent.inventory.model import Device
     from dra_agent.kube_client import ApiClient
     from dra_agent.prepare.ledger import LedgerEntry
@@ -22,7 +23,8 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.cli.flags import chosen_namespace, in_namespace
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.device_setup.shares.usage import UsageReader, held_shares
+    from dra_agent.device_setup.shares.owners import ProcessOwners, held_shares
+    from dra_agent.device_setup.shares.usage import UsageReader
     from dra_agent.inventory.collector import collect
     from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET
@@ -35,8 +37,8 @@ def print_usage(args: argparse.Namespace) -> int:
     holdings = held_shares(entries, {} if standalone else _pods(args, entries))
     with command_host(config) as host:
         inventory = collect(host, scan(host), config.inventory, driver=config.driver_name)
-        everything = [held for held, _ in holdings]
-        meter = UsageReader(host, config.state_dir, config.inventory.nvml_timeout, everything, standalone=standalone)
+        owners = ProcessOwners(host, [held for held, _ in holdings], standalone=standalone, is_sample=False)
+        meter = UsageReader(host, config.state_dir, config.inventory.nvml_timeout, owners)
         try:
             rows = [
                 _row(held, inventory.device(_name(held)), meter)

@@ -123,7 +123,7 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"{_CLAIM}_{name}", f"{_help(name)}, of a claim.", labels=_CLAIM_LABELS)
         for labels, (_, device) in holders.items():
             sample = snapshot.samples.get(device)
-            if sample is not None and (value := getattr(sample, name)) is not None:
+            if labels not in shares and sample is not None and (value := getattr(sample, name)) is not None:
                 gauge.add_metric(list(labels), value)
         for labels, sample in shares.items():
             if sample is not None and (value := getattr(sample, name)) is not None:
@@ -149,7 +149,7 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
 
 
 def _shares(snapshot: TelemetrySnapshot, held: set[str]) -> dict[tuple[str, str, str], DeviceSample | None]:
-    """Return the memory of claims that share a device; None for two claims of one name, of which one ends."""
+    """Return the values of claims that are not those of their device; None for two claims of one name: one ends."""
     found: dict[tuple[str, str, str], DeviceSample | None] = {}
     for (claim, device), sample in snapshot.shares.items():
         labels = (claim.namespace, claim.name, device)

@@ -57,6 +57,20 @@ def compute_processes(module: Any, device: Any) -> list[tuple[int, int | None]]:
     return [(process.pid, process.usedGpuMemory) for process in module.nvmlDeviceGetComputeRunningProcesses(device)]
 
 
+def process_utilization(module: Any, device: Any, since_us: int) -> list[tuple[int, int, int, int]]:
+    """Return pid, time in microseconds, and percent of the GPU and of its memory of processes that worked after a time.
+
+    Empty if the driver reports that none did (NVML_ERROR_NOT_FOUND).
+    """
+    try:
+        samples = module.nvmlDeviceGetProcessUtilization(device, since_us)
+    except module.NVMLError as error:
+        if error.value == module.NVML_ERROR_NOT_FOUND:
+            return []
+        raise
+    return [(one.pid, one.timeStamp, one.smUtil, one.memUtil) for one in samples]
+
+
 def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
     """Return the values that the driver has, in its own units; what it does not have is left out.
 
@@ -125,7 +139,7 @@ def _memory(module: Any, device: Any) -> tuple[int, int]:
     return memory.used, memory.total
 
 
-_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes, read_telemetry)
+_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes, process_utilization, read_telemetry)
 CALLS = {call.__name__: call for call in _OWN}
 
 

@@ -119,7 +119,7 @@ def current_values(
 ) -> CurrentValues:
     """Return the values of devices that were sampled, and those of every claim on a device of this host.
 
-    A claim that shares its device has the memory that is counted for it, and no other values: they are not its own.
+    A claim that shares its device has what is counted for it by process, and no other values: they are not its own.
     """
     usage = {(one.claim.uid, one.device): one for one in snapshot.usage}
     shares = {(claim.uid, device): sample for (claim, device), sample in snapshot.shares.items()}
@@ -130,7 +130,8 @@ def current_values(
             holders.setdefault(name, []).append(entry.full_name)
             holder, counts = snapshot.holders.get(name), usage.get((entry.uid, name))
             is_own = holder is not None and holder.uid == entry.uid and entry.state == "completed"
-            sample = snapshot.samples.get(name) if is_own else None
+            own = shares.get((entry.uid, name))
+            sample = (own or snapshot.samples.get(name)) if is_own else None
             totals: dict[str, Any] = {
                 counter: None if counts is None else counts.totals.get(counter) for counter in COUNTERS
             }
@@ -140,9 +141,7 @@ def current_values(
                     entry.name,
                     name,
                     entry.uid,
-                    shares.get((entry.uid, name), DeviceSample())
-                    if sample is None
-                    else msgspec.structs.replace(sample, **totals),
+                    own or DeviceSample() if sample is None else msgspec.structs.replace(sample, **totals),
                     counts.idle_seconds if is_own and counts is not None else None,
                 )
             )

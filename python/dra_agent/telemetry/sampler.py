@@ -24,6 +24,7 @@ from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFail
 from dra_agent.telemetry.claims import Holders, exclusive_holders, same_before_and_after
 from dra_agent.telemetry.model import DeviceSample, TelemetrySource
 from dra_agent.telemetry.plausibility import drop_impossible
+from dra_agent.telemetry.process_reader import ProcessReader
 from dra_agent.telemetry.shares import ShareReader, ShareSamples
 from dra_agent.telemetry.sources.registry import SourceRegistry
 
@@ -45,7 +46,7 @@ class TelemetrySnapshot(msgspec.Struct, frozen=True):
     holders: Holders = {}
     """Claims whose values are those of their device."""
     shares: ShareSamples = {}
-    """Memory of claims that share their device, where it is known."""
+    """Values of claims that are not those of their device, where they are known: of shares, and counted by process."""
     usage: tuple[ClaimUsage, ...] = ()
     failures: tuple[TelemetryFailure, ...] = ()
     sampled_at: float = 0.0
@@ -78,7 +79,6 @@ class Sampler:
         Only the newest of several agents on a state directory samples.
         """
         self._sources = SourceRegistry(host)
-        self._shares = ShareReader(host, state_dir, pods, standalone=standalone)
         self._state_dir = state_dir
         self._boot_id = boot_id
         self._accounting: Accounting | None = None
@@ -93,6 +93,8 @@ class Sampler:
         self._now = now
         self._device_timeout_s = device_timeout_s
         self._threads = DaemonExecutor(MAX_THREADS, "telemetry")
+        processes = ProcessReader(self._sources, self._threads, device_timeout_s)
+        self._shares = ShareReader(host, state_dir, pods, standalone=standalone, processes=processes)
         self._hung: dict[str, str] = {}
         """Devices whose read has not returned, with their source."""
         self._lock = threading.Lock()
@@ -130,26 +132,26 @@ class Sampler:
         before = exclusive_holders(entries_before, inventory)
         failures: list[TelemetryFailure] = []
         samples = self._read(inventory, failures)
-        shares = self._shares.read(entries_before, inventory, before)
         for device, count in self._xids().items():
             if (sample := samples.get(device)) is not None:
                 xid_errors = count + self._xids_before.get(device, 0.0)
                 samples[device] = msgspec.structs.replace(sample, xid_errors=xid_errors)
+        shares = self._shares.read(entries_before, inventory, before, samples, failures)
         entries = self._entries()
+        if entries != entries_before:
+            # A claim that began or ended meanwhile may have a part of what was counted.
+            shares = {}
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
         now = self._now()
         period_s = max(self._interval_s, now - began_at)
         for name, claim in holders.items():
             if (sample := samples.get(name)) is not None:
-                problems = accounting.add(claim, name, sample, now, period_s)
+                problems = accounting.add(claim, name, shares.get((claim, name), sample), now, period_s)
                 failures += [TelemetryFailure("counters", name, problem) for problem in problems]
         # In every state: a claim is prepared again after a reboot, and keeps its counters.
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
         self._report(failures)
         accounting.save(failures, now, period_s)
-        if entries != entries_before:
-            # A claim that began or ended meanwhile may have a part of what was counted.
-            shares = {}
         usage = accounting.usage()
         self._snapshot = TelemetrySnapshot(samples, holders, shares, usage, tuple(failures), now, period_s)
 

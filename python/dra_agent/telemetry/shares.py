@@ -1,76 +1,156 @@
-"""Memory of claims that share a device: what `dra-agent claim usage` counts for each of them, or nothing.
+"""Values of claims that are not those of their device: memory and utilization of shares, counted by process.
 
-Counters of a cgroup or of processes belong to a claim by the pod that their cgroup names. If one of the processes that
-use a device may be of any other claim, no claim of this device has a value.
+They belong to a claim by the pod that the cgroup of each process names. If one of the processes that use a device may
+be of any other claim, no claim of this device has a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dra_agent.claim import ClaimRef
-from dra_agent.device_setup.shares.usage import UsageReader, held_shares
+from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError, held_shares
+from dra_agent.device_setup.shares.usage import UsageReader
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.claims import Holders
-from dra_agent.telemetry.model import DeviceSample
+from dra_agent.telemetry.model import GAUGES, DeviceSample
+from dra_agent.telemetry.process_reader import ProcessReader
+from dra_agent.telemetry.process_use import of_claim
 
 CALL_TIMEOUT_S = 2.0
 UNKNOWN_PODS = "the pods of the claim are not known"
 
 ShareSamples = dict[tuple[ClaimRef, str], DeviceSample]
-"""Memory by claim and name of the device."""
+"""Values by claim and name of the device."""
 
 
 class ShareReader:
-    """Reads the memory of shares; used by one thread."""
+    """Reads the values of shares; used by one thread."""
 
     def __init__(
-        self, host: Host, state_dir: Path, pods: Callable[[], Mapping[str, frozenset[str]]], *, standalone: bool
+        self,
+        host: Host,
+        state_dir: Path,
+        pods: Callable[[], Mapping[str, frozenset[str]]],
+        *,
+        standalone: bool,
+        processes: ProcessReader | None = None,
     ) -> None:
         """`pods` returns the UIDs of the pods of claims. `standalone`: claims have no pods."""
         self._host = host
         self._state_dir = state_dir
         self._pods = pods
         self._standalone = standalone
+        self._processes = processes
 
-    def read(self, entries: Sequence[LedgerEntry], inventory: Inventory, exclusive: Holders) -> ShareSamples:
-        """Return the memory of prepared claims on devices that they do not hold alone."""
+    def read(
+        self,
+        entries: Sequence[LedgerEntry],
+        inventory: Inventory,
+        exclusive: Holders,
+        samples: Mapping[str, DeviceSample],
+        failures: list[TelemetryFailure],
+    ) -> ShareSamples:
+        """Return the values of prepared claims on devices that they do not hold alone.
+
+        A claim that does hold its device alone has a value if its driver reports utilization by process only: then it
+        has all `samples` of the device too.
+        """
         known = self._pods()
         pods = {entry.uid: known.get(entry.uid, UNKNOWN_PODS) for entry in entries}
         holdings = held_shares(entries, {} if self._standalone else pods)
-        claims = {entry.uid: entry for entry in entries if entry.state == "completed"}
+        owners = ProcessOwners(self._host, [held for held, _ in holdings], standalone=self._standalone, is_sample=True)
+        claims = {entry.uid: ClaimRef(entry.uid, entry.namespace, entry.name) for entry in entries}
+        prepared = {entry.uid for entry in entries if entry.state == "completed"}
         devices: dict[tuple[str, str], Device] = {(one.family, one.name): one for one in inventory.devices}
-        everything = [held for held, _ in holdings]
-        reader: UsageReader | None = None
+        by_device: dict[tuple[str, str], list[HeldShare]] = {}
+        for held, has_amount in holdings:
+            key = device_key(held.pool, held.key.partition("/")[0])
+            if key in devices and held.uid in prepared and has_amount:
+                by_device.setdefault(key, []).append(held)
         found: ShareSamples = {}
-        seen: set[tuple[str, str]] = set()
+        memory = _Memory(self._host, self._state_dir, owners)
         try:
-            for held, has_amount in holdings:
-                device = devices.get(device_key(held.pool, held.key.partition("/")[0]))
-                entry = claims.get(held.uid)
-                if device is None or entry is None or not has_amount or device.name in exclusive:
+            for key, shares in by_device.items():
+                device = devices[key]
+                sample = samples.get(device.name)
+                is_exclusive = device.name in exclusive
+                if is_exclusive and (sample is None or sample.gpu_utilization_ratio is not None):
                     continue
-                if reader is None:
-                    reader = UsageReader(
-                        self._host,
-                        self._state_dir,
-                        CALL_TIMEOUT_S,
-                        everything,
-                        standalone=self._standalone,
-                        is_sample=True,
-                    )
-                usage = reader.read(held, device)
-                claim = ClaimRef(entry.uid, entry.namespace, entry.name)
-                if usage.used is None or (held.uid, device.name) in seen:
-                    found.pop((claim, device.name), None)  # several shares: the sum of both is not counted
-                else:
-                    # Its limit is one of each container or process, so several can use more.
-                    found[claim, device.name] = DeviceSample(memory_used_bytes=usage.used)
-                seen.add((held.uid, device.name))
+                work = self._work(device, shares, owners, sample, failures)
+                for held in shares:
+                    claim = claims[held.uid]
+                    if [one.uid for one in shares].count(held.uid) > 1:
+                        continue  # several shares: the sum of both is not counted
+                    alone = sample if is_exclusive and sample is not None else None
+                    merged = _with_work(alone or memory.of(held, device), work.get(held.uid, DeviceSample()))
+                    if merged != (alone or DeviceSample()):
+                        found[claim, device.name] = merged
         finally:
-            if reader is not None:
-                reader.close()
+            memory.close()
         return found
+
+    def _work(
+        self,
+        device: Device,
+        shares: Sequence[HeldShare],
+        owners: ProcessOwners,
+        sample: DeviceSample | None,
+        failures: list[TelemetryFailure],
+    ) -> dict[str, DeviceSample]:
+        """Return the utilization by UID of the claim, as far as it is known."""
+        if self._processes is None:
+            return {}
+
+        def users() -> Collection[int]:
+            return [
+                pid
+                for pid, place in owners.places().items()
+                if any(owners.problem(held, place) is not None for held in shares)
+            ]
+
+        uses = self._processes.read(device, owners, users, failures)
+        if uses is None:
+            return {}
+        found = {}
+        for held in shares:
+            try:
+                found[held.uid] = of_claim(held, uses, owners, sample.gpu_utilization_ratio if sample else None)
+            except UnknownOwnerError:
+                continue
+            except ValueError as error:
+                failures.append(TelemetryFailure("processes", device.name, str(error)))
+        return found
+
+
+class _Memory:
+    """Reads the memory of shares; a reader is made for the first of them."""
+
+    def __init__(self, host: Host, state_dir: Path, owners: ProcessOwners) -> None:
+        self._host = host
+        self._state_dir = state_dir
+        self._owners = owners
+        self._reader: UsageReader | None = None
+
+    def of(self, held: HeldShare, device: Device) -> DeviceSample:
+        if self._reader is None:
+            self._reader = UsageReader(self._host, self._state_dir, CALL_TIMEOUT_S, self._owners, is_sample=True)
+        # Its limit is one of each container or process, so several can use more.
+        return DeviceSample(memory_used_bytes=self._reader.read(held, device).used)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _with_work(sample: DeviceSample, work: DeviceSample) -> DeviceSample:
+    """Add the values of `work` that are known."""
+    values: dict[str, Any] = {name: value for name in GAUGES if (value := getattr(work, name)) is not None}
+    return msgspec.structs.replace(sample, **values)

@@ -1,16 +1,20 @@
-"""Finds the source of a device, and loads it on first use."""
+"""Finds the sources of a device, and loads them on first use."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.vendors import GPU_VENDORS
 from dra_agent.telemetry.model import TelemetrySource
+from dra_agent.telemetry.process_use import ProcessSource
 
 _FAMILIES = {"nic": "network"}
+_PROCESSES = {"nvidia": "nvidia_processes", "amd": "drm_processes", "intel": "drm_processes"}
+"""By vendor: the module that reads what processes do."""
 
 
 class SourceRegistry:
@@ -20,6 +24,7 @@ class SourceRegistry:
         self._host = host
         self._loaded: dict[str, TelemetrySource | None] = {}
         """By module; None for a vendor without a source."""
+        self._processes: dict[str, ProcessSource] = {}
 
     def source_of(self, device: Device) -> TelemetrySource | None:
         """Return the source that can read a device now; None if there is none."""
@@ -32,17 +37,27 @@ class SourceRegistry:
         source = self._loaded[name]
         return source if source is not None and source.can_read(device) else None
 
+    def processes_of(self, device: Device) -> ProcessSource | None:
+        """Return the source that can read the processes of a device now; None if there is none."""
+        name = _PROCESSES.get(device.vendor) if device.family == "gpu" and device.observed else None
+        if name is None:
+            return None
+        if name not in self._processes:
+            loaded: ProcessSource = _load(name, self._host)
+            self._processes[name] = loaded
+        source = self._processes[name]
+        return source if source.can_read(device) else None
+
     def close(self) -> None:
         """Close the libraries of the sources."""
-        for source in self._loaded.values():
+        for source in (*self._loaded.values(), *self._processes.values()):
             if source is not None:
                 source.close()
         self._loaded.clear()
+        self._processes.clear()
 
 
-def _load(name: str, host: Host) -> TelemetrySource | None:
+def _load(name: str, host: Host) -> Any:
+    """Return the source of a module; None if there is no such module."""
     module = f"dra_agent.telemetry.sources.{name}"
-    if find_spec(module) is None:
-        return None
-    source: TelemetrySource = import_module(module).make(host)
-    return source
+    return None if find_spec(module) is None else import_module(module).make(host)
