@@ -1,4 +1,4 @@
-"""Slices that an earlier version has published stay as they are: the agent writes none of them."""
+"""Slices that an earlier version has published are adopted: the agent adds what is new once, and writes no more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ NODE = {
     "status": {"capacity": {}},
 }
 """The owner of the recorded slices."""
+NEW = {"interconnectGroup", "interconnectWidth", "ibSubnetPrefix", "ibPortGUID"}
+"""Attributes that the earlier version does not publish."""
 
 
 def recorded_slices() -> list[dict[str, Any]]:
@@ -43,15 +45,48 @@ def slice_writes(api: FakeApi) -> list[tuple[str, str]]:
     return [(request.method, request.path) for request in api.writes() if "resourceslices" in request.path]
 
 
-def test_recorded_slices_are_adopted_without_a_write(
+def updates(slices: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the requests that change each of the slices once and in place."""
+    return sorted(("PUT", f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}") for one in slices)
+
+
+def specs(slices: list[dict[str, Any]], *, without: set[str]) -> dict[str, dict[str, Any]]:
+    """Return the specs by the names of the slices, without some attributes of devices."""
+    return {
+        one["metadata"]["name"]: {
+            **one["spec"],
+            "devices": [
+                {
+                    **device,
+                    "attributes": {key: device["attributes"][key] for key in device["attributes"].keys() - without},
+                }
+                for device in one["spec"]["devices"]
+            ],
+        }
+        for one in slices
+    }
+
+
+def test_recorded_slices_get_what_is_new_once_and_nothing_else_changes(
     start: Start, fake_api: FakeApi, tmp_path: Path, kubelet_dir: Path
 ) -> None:
     fake_api.put("nodes", NODE)
     recorded = recorded_slices()
     for one in recorded:
         fake_api.put("resourceslices", one)
-    agent = start("--no-standalone", *HOST, *connection(fake_api, tmp_path, kubelet_dir)).ready()
-    eventually(lambda: are_published(agent), agent.log_text)
-    assert f"dra_agent_publish_slices {len(recorded)}.0" in agent.get("/metrics")[1]
-    assert agent.end() == 0
-    assert slice_writes(fake_api) == []
+    flags = ("--no-standalone", *HOST, *connection(fake_api, tmp_path, kubelet_dir))
+
+    def run() -> None:
+        agent = start(*flags).ready()
+        eventually(lambda: are_published(agent), agent.log_text)
+        assert f"dra_agent_publish_slices {len(recorded)}.0" in agent.get("/metrics")[1]
+        assert agent.end() == 0
+
+    run()
+    assert sorted(slice_writes(fake_api)) == updates(recorded)
+    run()
+    assert sorted(slice_writes(fake_api)) == updates(recorded), "the second start writes none"
+    now = fake_api.objects("resourceslices")
+    assert specs(now, without=NEW) == specs(recorded, without=set())
+    devices = [device for one in now for device in one["spec"]["devices"]]
+    assert {name for device in devices for name in device["attributes"]} >= NEW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,21 @@ def value(device: dict[str, Any], attribute: str) -> Any:
     [
         (
             "dgx-h100",
-            {"high-memory", "research", "inference", "development", "gpu-and-nic-one-switch", "one-gpu", ANY},
+            {
+                "high-memory",
+                "research",
+                "inference",
+                "development",
+                "four-gpus-one-link-group",
+                "gpu-and-nic-one-switch",
+                "one-gpu",
+                ANY,
+            },
         ),
         (
             "hgx-h200",
             {
+                "four-gpus-one-link-group",
                 "high-memory",
                 "research",
                 "inference",
@@ -78,7 +89,7 @@ def value(device: dict[str, Any], attribute: str) -> Any:
                 ANY,
             },
         ),
-        ("mi300x", {"amd", "development", "gpu-and-nic-one-switch", "one-gpu", ANY}),
+        ("mi300x", {"amd", "development", "four-gpus-one-link-group", "gpu-and-nic-one-switch", "one-gpu", ANY}),
         ("flex170", {"intel", "development", "one-gpu", ANY}),
         ("l40s", {"high-memory", "research", "inference", "development", "one-gpu", ANY}),
         ("mixed", {"amd", "intel", "fpga", "high-memory", "inference", "development", "one-gpu", ANY}),
@@ -103,6 +114,31 @@ def test_devices_with_a_locality_constraint_are_close(tmp_path: Path) -> None:
     (gpu,), (nic,) = closest["gpu"], closest["nic"]
     assert value(gpu, "pcieSwitch") == value(nic, "pcieSwitch")
     assert value(nic, "rdma") is True
+
+
+@pytest.mark.parametrize(
+    ("profile", "counts"),
+    [
+        pytest.param("mi210", {4: 1, 5: 0, 2: 4}, id="two hives of four"),
+        pytest.param("h100-nvl", {2: 2, 3: 0, 4: 0}, id="bridged pairs"),
+        pytest.param("dgx-2", {16: 1, 8: 2}, id="all sixteen"),
+    ],
+)
+def test_gpus_of_one_link_group_are_linked(profile: str, counts: dict[int, int], tmp_path: Path) -> None:
+    """`counts`: how many claims of so many GPUs fit at the same time."""
+    slices = published(profile, tmp_path)
+    for count, fitting in counts.items():
+        claim = copy.deepcopy(objects("claims")["four-gpus-one-link-group"])
+        claim["spec"]["devices"]["requests"][0]["exactly"]["count"] = count
+        claims = [{**claim, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(5)]
+        for number in {max(fitting, 1), fitting + 1}:
+            outcome = allocate(
+                node="node-1", classes=objects("classes").values(), slices=slices, claims=claims[:number]
+            )
+            assert outcome["error"] is None and outcome["allocated"] is (number == fitting), (count, number)
+        if fitting:
+            devices = allocated_devices(claim, slices)["gpus"]
+            assert len(devices) == count and len({value(device, "interconnectGroup") for device in devices}) == 1
 
 
 @pytest.mark.parametrize(

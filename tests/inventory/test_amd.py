@@ -78,6 +78,7 @@ def test_partitions_become_devices_of_their_own(recorded_host: Path, function: C
         "computePartition": "CPX",
         "architecture": "gfx942",
         "fabricDomain": f"{15188982192727901047:016x}",
+        "interconnectGroup": "0000:05:00.0",
     }
     assert third.capacity["computeUnits"].value == "38"
     assert [node.path for node in third.nodes] == ["/dev/kfd", "/dev/dri/renderD131"]

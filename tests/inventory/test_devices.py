@@ -104,14 +104,16 @@ def test_an_infiniband_adapter_whose_interface_is_elsewhere(
     port = f"{PCI}/0000:3b:00.0/infiniband/mlx5_3/ports/1"
     for name, value in {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}.items():
         write(f"{port}/{name}", value)
+    write(f"{port}/gids/0", "fec0:0000:0000:0001:a088:c203:00ab:02fa")
     found = values(only(collect(host, topology_of(nic))))
+    assert (found["ibSubnetPrefix"], found["ibPortGUID"]) == ("0xfec0000000000001", "0xa088c20300ab02fa")
     assert (found["linkType"], found["linkSpeed"], found["state"]) == ("infiniband", 400000, "up")
     assert "ifName" not in found
     write(f"{port}/state", "1: DOWN")
     write(f"{port}/rate", "2.5 Gb/sec (1X SDR)")
     found = values(only(collect(host, topology_of(nic))))
     assert found["state"] == "down"
-    assert "linkSpeed" not in found
+    assert not {"linkSpeed", "ibSubnetPrefix", "ibPortGUID"} & set(found), "the subnet manager sets them with the link"
 
 
 def test_the_uplink_port_is_taken_and_not_a_representor(
@@ -319,3 +321,21 @@ def test_a_back_end_that_fails_takes_no_other_devices_away(
     assert [device.name for device in inventory.devices] == ["nic-0000-3b-00-0"]
     (problem,) = inventory.problems
     assert "RuntimeError: a defect" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("layer", "gid"),
+    [
+        pytest.param("Ethernet", "fe80:0000:0000:0000:a288:c2ff:feb4:02fa", id="RoCE has no subnet manager"),
+        pytest.param("InfiniBand", "0000:0000:0000:0000:0000:0000:0000:0000", id="no prefix yet"),
+        pytest.param("InfiniBand", "fe80:0000", id="damaged"),
+    ],
+)
+def test_a_port_without_a_subnet_prefix_has_none(
+    layer: str, gid: str, host: Host, write: Write, function: Make, topology_of: TopologyOf
+) -> None:
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x1021", infiniband=("mlx5_3",))
+    port = f"{PCI}/0000:3b:00.0/infiniband/mlx5_3/ports/1"
+    for name, value in {"state": "4: ACTIVE", "link_layer": layer, "gids/0": gid}.items():
+        write(f"{port}/{name}", value)
+    assert not {"ibSubnetPrefix", "ibPortGUID"} & set(values(only(collect(host, topology_of(nic)))))

@@ -79,6 +79,8 @@ def test_a_dgx_has_eight_equal_gpus(dgx: Host, collector: Collector) -> None:
             "tensorCores": {"bool": True},
             "driverVersion": {"version": "570.124.6"},
             "cudaDriverVersion": {"version": "12.8.0"},
+            "interconnectGroup": {"string": "0000:1b:00.0"},
+            "interconnectWidth": {"int": 18},
         },
         "capacity": {"memory": {"value": "81559Mi"}, "multiprocessors": {"value": "132"}},
     }

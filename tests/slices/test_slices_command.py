@@ -78,7 +78,7 @@ def test_a_template_equals_another_node_of_its_kind(
     assert {entry["spec"]["nodeName"] for entry in template} == {"node-name"}
     assert {entry["spec"]["pool"]["name"] for entry in template} == {"node-name/gpu", "node-name/nic"}
     assert "GPU-" not in printed.out and "mac:" not in printed.out
-    assert "left out, as they differ between nodes: mac, uuid\n" in printed.err
+    assert "left out, as they differ between nodes: ibPortGUID, ibSubnetPrefix, mac, uuid\n" in printed.err
     assert "warning: the devices of pool nic are not alike (attribute linkSpeed" in printed.err
     compare = ["slices", "template", *host, "--compare", str(node)]
     assert main(compare) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import MAX_STRING_BYTES, Attribute, Capacity
+from dra_agent.inventory.interconnect import Interconnect
 from dra_agent.inventory.model import (
     Device,
     DeviceNode,
@@ -57,6 +58,8 @@ class DeviceBuilder:
         self.memory_errors: int | None = None
         self.memory_limits: dict[str, str] = {}
         self.corrected_errors: int | None = None
+        self.interconnect: Interconnect | None = None
+        """Of the GPU, for descriptions that have it."""
         self._nodes: dict[str, DeviceNode] = {}
         self._common()
 
@@ -77,6 +80,12 @@ class DeviceBuilder:
             self.attributes[name] = Attribute.of_version(text)
         except ValueError as error:
             self._warn(f"{name} is left out: {error}")
+
+    def set_interconnect(self) -> None:
+        """Set the attributes of the GPU's group; without one, none."""
+        if self.interconnect is not None:
+            self.set("interconnectGroup", self.interconnect.group)
+            self.set("interconnectWidth", self.interconnect.width)
 
     def add_identity(self, **names: str | int | None) -> None:
         """Add the id of the device in the vendor's tools."""

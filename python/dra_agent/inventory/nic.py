@@ -24,6 +24,9 @@ _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 """phys_port_name of a representor: the host's side of a virtual function at the adapter's switch."""
 
+_GID = re.compile(r"([0-9a-f]{4}(?::[0-9a-f]{4}){3}):([0-9a-f]{4}(?::[0-9a-f]{4}){3})")
+"""An address of a port, as the kernel prints it: fe80:0000:0000:0000:0002:c903:00af:8120."""
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 
 
@@ -103,10 +106,25 @@ class NicBackend:
         # ib_port_phys_state: 3 is disabled, 5 is up; the states between them are those of link training.
         if physical.isdecimal() and physical not in ("3", "5") and not (state or "").endswith("ACTIVE"):
             draft.add_issue("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
+        self._subnet(draft, port, is_active=(state or "").endswith("ACTIVE"))
         rate = _RATE.match(port.text("rate") or "")
         # A port that is down reports the slowest rate there is.
         if "linkSpeed" not in draft.attributes and rate is not None and (state or "").endswith("ACTIVE"):
             draft.set("linkSpeed", round(float(rate[1]) * 1000))
+
+    def _subnet(self, draft: DeviceBuilder, port: SysfsDir, *, is_active: bool) -> None:
+        """Set what the first GID names: subnet prefix and GUID of the port (InfiniBand specification, 4.1.1).
+
+        A port has the prefix of its subnet manager only while it is active, and the default one before.
+        """
+        layer = (port.text("link_layer") or "").lower()
+        match = _GID.fullmatch(port.text("gids/0") or "")
+        if layer != "infiniband" or not is_active or match is None:
+            return
+        prefix, guid = (half.replace(":", "") for half in match.groups())
+        if prefix.strip("0"):
+            draft.set("ibSubnetPrefix", f"0x{prefix}")
+            draft.set("ibPortGUID", f"0x{guid}")
 
     def _main_interface(self, draft: DeviceBuilder) -> str | None:
         names = draft.function.net

@@ -153,6 +153,10 @@ _OF_THE_DRIVER = frozenset(
         "linkType",
         "rdma",
         "rdmaDevice",
+        "ibSubnetPrefix",
+        "ibPortGUID",
+        "interconnectGroup",
+        "interconnectWidth",
         "sriovVfs",
     }
 )

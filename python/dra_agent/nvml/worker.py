@@ -113,6 +113,59 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
     return values
 
 
+def read_nvlinks(module: Any, device: Any) -> list[tuple[int, str]]:
+    """Return the active NVLinks of a GPU: the kind of the other end (nvmlIntNvLinkDeviceType_t) and its PCI address.
+
+    -1 and "" where the driver does not report them, as of a switch in another chassis. A GPU without links has none.
+    One call for all links: a GPU costs one exchange with the agent.
+
+    Raises:
+        NVMLError: The GPU is lost or must be reset, or the state of a link cannot be read.
+    """
+    links = []
+    for link in range(_MAX_LINKS):
+        try:
+            is_active = module.nvmlDeviceGetNvLinkState(device, link)
+        except module.NVMLError as error:
+            if error.value == module.NVML_ERROR_INVALID_ARGUMENT:
+                break
+            if error.value != module.NVML_ERROR_NOT_SUPPORTED:
+                raise
+            continue
+        if is_active:
+            kind = _or_unknown(module, -1, module.nvmlDeviceGetNvLinkRemoteDeviceType, device, link)
+            info = _or_unknown(module, None, module.nvmlDeviceGetNvLinkRemotePciInfo, device, link)
+            links.append((kind, "" if info is None else _text_of(info.busId)))
+    return links
+
+
+def read_nvlink_peers(module: Any, device: Any, *others: Any) -> list[int]:
+    """Return for each other GPU whether this one reaches its memory by NVLink: nvmlGpuP2PStatus_t, where 0 is yes.
+
+    -1 where the driver does not report it.
+
+    Raises:
+        NVMLError: The GPU is lost or must be reset.
+    """
+    ask, nvlink = module.nvmlDeviceGetP2PStatus, module.NVML_P2P_CAPS_INDEX_NVLINK
+    return [_or_unknown(module, -1, ask, device, other, nvlink) for other in others]
+
+
+def _or_unknown(module: Any, unknown: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except module.NVMLError as error:
+        if error.value in (module.NVML_ERROR_GPU_IS_LOST, module.NVML_ERROR_RESET_REQUIRED):
+            raise
+        return unknown
+
+
+def _text_of(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+_MAX_LINKS = 64
+"""More than a GPU has (NVML_NVLINK_MAX_LINKS is 18): the driver refuses the first one that it does not know."""
 _NVLINK_TRANSMIT, _NVLINK_RECEIVE, _PCIE_TRANSMIT, _PCIE_RECEIVE = 138, 139, 197, 198
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, in KiB; NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (nvml.h)."""
 _ALL_LINKS = 0xFFFF_FFFF
@@ -139,7 +192,10 @@ def _memory(module: Any, device: Any) -> tuple[int, int]:
     return memory.used, memory.total
 
 
-_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes, process_utilization, read_telemetry)
+_OWN = (
+    *(has_memory_limits, set_memory_limits, get_memory_limits, compute_processes, process_utilization, read_telemetry),
+    *(read_nvlinks, read_nvlink_peers),
+)
 CALLS = {call.__name__: call for call in _OWN}
 
 

@@ -182,6 +182,11 @@ def fabric(
     return _set_condition(root, device, machine, fabric=condition)
 
 
+def nvlinks(root: Path, device: str, down: Collection[int], machine: Machine | None = None) -> str:
+    """Set which NVLinks of a GPU are down, by their numbers; all others are up. Return the GPU's UUID."""
+    return _set_condition(root, device, machine, nvlinks_down=tuple(sorted(down)))
+
+
 def load(root: Path, device: str, machine: Machine | None = None, **values: int | tuple[int, int]) -> str:
     """Set values that telemetry reads of a GPU, by the names of `nvml.Condition`; return the GPU's UUID."""
     return _set_condition(root, device, machine, **values)

@@ -108,7 +108,7 @@ def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None
     tree.files(folder, {"gpu_id": 0, "name": "", "properties": _rows(properties)})
     _bank(folder, _SYSTEM_HEAP, node.memory_bytes, tree)
     for link, gpu in enumerate(gpus):
-        _link(folder, link, _PCIE, number, gpu, 20, 64000, tree)
+        _link(folder, link, _PCIE, number, gpu, 20, (0, 64000), tree)
 
 
 def _gpu(
@@ -148,9 +148,11 @@ def _gpu(
     tree.files(folder, {"gpu_id": gpu_id_of(gpu, partition), "name": "ip discovery", "properties": _rows(properties)})
     # Each partition has an equal share, rounded down to pages (amdgpu_amdkfd_xcp_memory_size).
     _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions // _PAGE * _PAGE, tree)
-    _link(folder, 0, _PCIE, number, numa_node, 20, 64000, tree)
+    _link(folder, 0, _PCIE, number, numa_node, 20, (0, 64000), tree)
+    # As in recordings of both: one link between whole GPUs, and between partitions of two GPUs no bandwidth.
+    weight, bandwidth = (15, gpu.xgmi_bandwidth) if gpu.partitions == 1 else (41, 0)
     for link, peer in enumerate(peers, start=1):
-        _link(folder, link, _XGMI, number, peer, 15, 64000, tree)
+        _link(folder, link, _XGMI, number, peer, weight, (bandwidth, bandwidth), tree)
 
 
 def gpu_id_of(gpu: AmdGpu, partition: int = 0) -> int:
@@ -163,7 +165,10 @@ def _bank(folder: str, heap: int, size: int, tree: Tree) -> None:
     tree.file(f"{folder}/mem_banks/0/properties", _rows(properties))
 
 
-def _link(folder: str, number: int, kind: int, start: int, end: int, weight: int, bandwidth: int, tree: Tree) -> None:
+def _link(
+    folder: str, number: int, kind: int, start: int, end: int, weight: int, bandwidth: tuple[int, int], tree: Tree
+) -> None:
+    """Add a link; `bandwidth`: the least and the largest in MB/s."""
     properties = {
         "type": kind,
         "version_major": 0,
@@ -173,8 +178,8 @@ def _link(folder: str, number: int, kind: int, start: int, end: int, weight: int
         "weight": weight,
         "min_latency": 0,
         "max_latency": 0,
-        "min_bandwidth": 0,
-        "max_bandwidth": bandwidth,
+        "min_bandwidth": bandwidth[0],
+        "max_bandwidth": bandwidth[1],
         "flags": 1,
     }
     tree.file(f"{folder}/io_links/{number}/properties", _rows(properties))

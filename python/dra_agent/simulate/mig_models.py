@@ -132,6 +132,7 @@ H100_NVL = replace(
     name="NVIDIA H100 NVL",
     memory_bytes=95830 * MIB,
     power_limit_watts=400,
+    nvlinks=12,
     mig=_named(
         (11008, 11008, 22144, 22144, 47488, 47488, 95360),
         "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb",

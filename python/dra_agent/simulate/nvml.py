@@ -53,7 +53,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class NvLink(msgspec.Struct, frozen=True):
-    """One NVLink: the PCI function at its other end, and that function's kind as NVML numbers it (0 GPU, 2 switch)."""
+    """One NVLink: the PCI function at its other end, and that function's kind as NVML numbers it (0 GPU, 2 switch).
+
+    A switch in another chassis has an empty address.
+    """
 
     remote: Pci
     kind: int
@@ -181,6 +184,8 @@ class Condition(msgspec.Struct, frozen=True):
     """nvmlDeviceGpuRecoveryAction_t; drivers before 565 do not report it."""
     fabric: FabricCondition | None = None
     """None: completed, if the GPU has a fabric."""
+    nvlinks_down: tuple[int, ...] = ()
+    """Numbers of links that are not active."""
 
 
 class Process(msgspec.Struct, frozen=True):

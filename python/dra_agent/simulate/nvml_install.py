@@ -14,7 +14,7 @@ from dra_agent.simulate.machine import Function, Machine, NvidiaDriver
 from dra_agent.simulate.models import NVIDIA_BRAND_SINCE, GpuModel
 from dra_agent.simulate.nvml import LIBRARY, Access, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
-from dra_agent.simulate.roles.nvidia import NvidiaGpu
+from dra_agent.simulate.roles.nvidia import FAR_SWITCH, NvidiaGpu
 from dra_agent.simulate.tree import replace_file
 
 BUILT_LIBRARY = Path(__file__).parent / "lib" / LIBRARY
@@ -23,6 +23,8 @@ LIMITS_SINCE = 13040
 """The first CUDA version with drivers that limit a control group's memory."""
 FABRIC_4_SINCE = 615
 """The first driver branch with nvmlDeviceGetGpuFabricInfo_v4 (change log of NVML)."""
+_GPU, _SWITCH = 0, 2
+"""NVML_NVLINK_DEVICE_TYPE_GPU and _SWITCH."""
 MEMORY_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
 FABRIC_4 = ("nvmlDeviceGetGpuFabricInfo_v4",)
 
@@ -111,7 +113,7 @@ def _gpu(
         numa_node=numa_node,
         cpus=system.words(system.local(machine, numa_node)),
         path=path,
-        nvlinks=tuple(_nvlink(functions[remote]) for remote in role.nvlinks),
+        nvlinks=tuple(_nvlink(None if end == FAR_SWITCH else functions[end]) for end in role.nvlinks),
         nvlink_slots=model.nvlinks,
         fabric=role.fabric,
         mig=tuple(MigProfile(**dataclasses.asdict(profile)) for profile in model.mig),
@@ -130,9 +132,11 @@ def _brand(model: GpuModel, machine: Machine) -> int:
     return model.brand if model.old_brand is None or branch >= NVIDIA_BRAND_SINCE else model.old_brand
 
 
-def _nvlink(remote: Function) -> NvLink:
+def _nvlink(remote: Function | None) -> NvLink:
+    if remote is None:
+        return NvLink(Pci("", 0, 0), _SWITCH)
     is_gpu = any(isinstance(role, NvidiaGpu) for role in remote.roles)
-    return NvLink(_pci(remote), 0 if is_gpu else 2)
+    return NvLink(_pci(remote), _GPU if is_gpu else _SWITCH)
 
 
 def _pci(function: Function) -> Pci:

@@ -26,6 +26,7 @@ from dra_agent.simulate.nvml import (
     Gpu,
     Link,
     MigProfile,
+    NvLink,
     NvmlState,
     Pci,
 )
@@ -40,6 +41,8 @@ _NEED_CONFIG = ("nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetGpuI
 _NO_FABRIC = 0
 """NVML_GPU_FABRIC_STATE_NOT_SUPPORTED."""
 _FABRIC_STRUCTURES = ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t")
+_UNKNOWN_END = 0xFF
+"""NVML_NVLINK_DEVICE_TYPE_UNKNOWN."""
 _UNICAST_POINTER = 0
 """NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER."""
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
@@ -176,6 +179,7 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
     memory = recorded.value("nvmlDeviceGetMemoryInfo")
     detailed = recorded.value("nvmlDeviceGetMemoryInfo", 0x2000028)
     ecc = recorded.value("nvmlDeviceGetEccMode")
+    links = tuple(_nvlink(int(kind), str(bus_id)) for kind, bus_id in recorded.value("read_nvlinks") or ())
     return Gpu(
         uuid=recorded.value("nvmlDeviceGetUUID") or f"GPU-00000000-0000-4000-8000-{address.encode().hex()[-12:]}",
         pci=_pci(address, own, tree),
@@ -206,12 +210,22 @@ def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
         numa_node=_number(tree, f"{own}/numa_node", -1),
         cpus=(),
         path=_below_root(place),
-        nvlinks=(),
-        nvlink_slots=0,
+        nvlinks=links,
+        nvlink_slots=len(links),
         fabric=_fabric(_fabric_info(recorded)),
         virtualization=recorded.value("nvmlDeviceGetVirtualizationMode") or 0,
         mig=tuple(profile for number in _PROFILES if (profile := _profile(recorded, number)) is not None),
     )
+
+
+def _nvlink(kind: int, bus_id: str) -> NvLink:
+    """Return an active link; an end without an address is that of a switch elsewhere."""
+    domain, _, rest = bus_id.partition(":")
+    try:
+        address = f"{int(domain, 16):04x}:{rest.lower()}"
+    except ValueError:
+        address = ""
+    return NvLink(Pci(address, 0, 0), kind if kind >= 0 else _UNKNOWN_END)
 
 
 def _profiles_need_mig(recorded: RecordedGpu) -> bool:

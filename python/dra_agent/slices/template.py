@@ -9,10 +9,18 @@ from dra_agent import _native
 from dra_agent.api_object import Object
 from dra_agent.slices.desired import Slice
 
-IDENTITIES = frozenset({"uuid", "parentUUID", "serial", "serialNumber", "mac", "fabricDomain", "fabricClique"})
+IDENTITIES = frozenset(
+    {
+        *("uuid", "parentUUID", "serial", "serialNumber", "mac", "ibPortGUID", "fabricDomain", "fabricClique"),
+        *("ibSubnetPrefix", "rack", "leaf", "spine", "core"),
+    }
+)
 """Attributes, without their domain, that differ between nodes of one kind: of a device, or of the fabric of a rack."""
 LOCATIONS = frozenset(
-    {"pciBusID", "pcieRoot", "pcieSwitch", "iommuGroup", "numaNode", "ifName", "rdmaDevice"},
+    {
+        *("pciBusID", "pcieRoot", "pcieSwitch", "iommuGroup", "numaNode", "ifName", "rdmaDevice", "rail"),
+        "interconnectGroup",
+    }
 )
 """Attributes, without their domain, that differ between equal devices of one node."""
 _ABSENT = "none"

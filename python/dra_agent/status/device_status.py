@@ -21,6 +21,7 @@ from dra_agent.status.events import (
     ObjectReference,
     Reason,
 )
+from dra_agent.status.link_changes import LinkChanges
 
 READY = "Ready"
 _FROM_ATTRIBUTES = ("productName", "driverVersion", "profile", "rdmaDevice")
@@ -183,6 +184,7 @@ class DeviceEventEmitter:
         self._ledger = ledger
         self._unhealthy: dict[Name, Condition] = {}
         self._lost: set[tuple[str, Name]] = set()
+        self._links = LinkChanges()
 
     def changed(self) -> None:
         """Check all devices. Also called at the start, where issues are reported but no recoveries."""
@@ -198,6 +200,8 @@ class DeviceEventEmitter:
             if name in stored:
                 self._record(DEVICE_HEALTHY, name, "has recovered", holders)
         self._unhealthy = unhealthy
+        for reason, note in self._links.changed(inventory.devices):
+            self._events.record(reason, ObjectReference.node(self._node), note)
         self._record_lost(stored.keys(), holders)
 
     def _record(self, reason: Reason, name: Name, note: str, holders: Sequence[PreparedClaim]) -> None:

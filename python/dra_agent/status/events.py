@@ -54,6 +54,8 @@ DEVICE_HELD = Reason("DeviceHeld", "Preparing")
 DEVICE_LOST = Reason("DeviceLost", "Watching")
 DEVICE_UNHEALTHY = Reason("DeviceUnhealthy", "Watching")
 DEVICE_HEALTHY = Reason("DeviceHealthy", "Watching", "Normal")
+LINKS_DEGRADED = Reason("LinksDegraded", "Watching")
+LINKS_RESTORED = Reason("LinksRestored", "Watching", "Normal")
 SECOND_MANAGER = Reason("SecondManager", "Publishing")
 CLAIM_GONE = Reason("ClaimGone", "Releasing")
 SLICES_REFUSED = Reason("SlicesRefused", "Publishing")
@@ -69,6 +71,8 @@ REASONS = (
     DEVICE_LOST,
     DEVICE_UNHEALTHY,
     DEVICE_HEALTHY,
+    LINKS_DEGRADED,
+    LINKS_RESTORED,
     SECOND_MANAGER,
     SLICES_REFUSED,
     FIELDS_DROPPED,

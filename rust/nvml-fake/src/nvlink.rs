@@ -12,6 +12,8 @@ use crate::identity::pci_info;
 use crate::state::{FabricCondition, Gpu, NvLink, State};
 
 const HOPPER: u32 = 9;
+/// NVML_NVLINK_DEVICE_TYPE_SWITCH.
+const SWITCH: u32 = 2;
 const NOT_IN_A_FABRIC: u32 = 0;
 const COMPLETED: u32 = 3;
 
@@ -92,8 +94,8 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
     link: c_uint,
     active: *mut c_uint,
 ) -> c_int {
-    device("nvmlDeviceGetNvLinkState", handle, |_, gpu| {
-        let link = slot(gpu, link)?;
+    device("nvmlDeviceGetNvLinkState", handle, |state, gpu| {
+        let link = slot(state, gpu, link)?;
         // SAFETY: the caller provides one enum.
         unsafe { write_value(active, u32::from(link.is_some())) }
     })
@@ -107,11 +109,19 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     link: c_uint,
     pci: *mut PciInfo,
 ) -> c_int {
-    device("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, |_, gpu| {
-        let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
-        // SAFETY: the caller provides one structure.
-        unsafe { write_value(pci, pci_info(&link.remote)?) }
-    })
+    device(
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+        handle,
+        |state, gpu| {
+            let link = slot(state, gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
+            // A switch in another chassis has no address on this host.
+            if link.remote.address.is_empty() {
+                return Err(Code::NOT_SUPPORTED);
+            }
+            // SAFETY: the caller provides one structure.
+            unsafe { write_value(pci, pci_info(&link.remote)?) }
+        },
+    )
 }
 
 /// # Safety
@@ -122,11 +132,15 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
     link: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
-    device("nvmlDeviceGetNvLinkRemoteDeviceType", handle, |_, gpu| {
-        let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
-        // SAFETY: the caller provides one enum.
-        unsafe { write_value(kind, link.kind) }
-    })
+    device(
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        handle,
+        |state, gpu| {
+            let link = slot(state, gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
+            // SAFETY: the caller provides one enum.
+            unsafe { write_value(kind, link.kind) }
+        },
+    )
 }
 
 /// # Safety
@@ -137,8 +151,8 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
     link: c_uint,
     result: *mut c_uint,
 ) -> c_int {
-    device("nvmlDeviceGetNvLinkVersion", handle, |_, gpu| {
-        slot(gpu, link)?;
+    device("nvmlDeviceGetNvLinkVersion", handle, |state, gpu| {
+        slot(state, gpu, link)?;
         // Volta 2, Ampere 3, Hopper 4, Blackwell 5.
         let generation = match gpu.architecture {
             ..7 => 2,
@@ -169,7 +183,7 @@ pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
         if index >= p2p::CAPABILITIES {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let possible = index != p2p::NVLINK || are_linked(gpu, second);
+        let possible = index != p2p::NVLINK || are_linked(state, gpu, second);
         // SAFETY: the caller provides one enum.
         unsafe {
             write_value(
@@ -184,25 +198,35 @@ pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
     })
 }
 
-/// Whether two GPUs are linked directly, or through a switch.
-fn are_linked(one: &Gpu, other: &Gpu) -> bool {
-    one.nvlinks.iter().any(|link| {
-        link.remote.address == other.pci.address
-            || other
-                .nvlinks
-                .iter()
-                .any(|back| back.remote.address == link.remote.address)
-    })
+/// Whether two GPUs are linked directly, or both to switches: all switches of a host are connected with each other.
+fn are_linked(state: &State, one: &Gpu, other: &Gpu) -> bool {
+    let (links, back) = (active(state, one), active(state, other));
+    let to_switch = |link: &&NvLink| link.kind == SWITCH;
+    let is_direct = links
+        .iter()
+        .any(|link| link.remote.address == other.pci.address)
+        && back
+            .iter()
+            .any(|link| link.remote.address == one.pci.address);
+    is_direct || links.iter().any(to_switch) && back.iter().any(to_switch)
 }
 
-fn slot(gpu: &Gpu, link: c_uint) -> Result<Option<&NvLink>, Code> {
+fn active<'gpu>(state: &State, gpu: &'gpu Gpu) -> Vec<&'gpu NvLink> {
+    (0..gpu.nvlink_slots)
+        .filter_map(|link| slot(state, gpu, link).ok().flatten())
+        .collect()
+}
+
+/// The active link in a slot.
+fn slot<'gpu>(state: &State, gpu: &'gpu Gpu, link: c_uint) -> Result<Option<&'gpu NvLink>, Code> {
     if gpu.nvlink_slots == 0 {
         return Err(Code::NOT_SUPPORTED);
     }
     if link >= gpu.nvlink_slots {
         return Err(Code::INVALID_ARGUMENT);
     }
-    Ok(gpu.nvlinks.get(link as usize))
+    let is_down = state.condition(gpu).nvlinks_down.contains(&link);
+    Ok(gpu.nvlinks.get(link as usize).filter(|_| !is_down))
 }
 
 /// The cliques by type, and their number: unicast and multicast of pointers, from Blackwell on also of logical endpoints

@@ -240,6 +240,8 @@ pub(crate) struct Condition {
     pub(crate) recovery_action: u32,
     /// None: the registration is completed, if the GPU has a fabric.
     pub(crate) fabric: Option<FabricCondition>,
+    /// Numbers of NVLinks that are down.
+    pub(crate) nvlinks_down: Vec<u32>,
 }
 
 /// The registration of a GPU with its NVLink fabric; values as in nvmlGpuFabricInfo_v3_t.
@@ -270,6 +272,7 @@ impl Default for Condition {
             remapped_rows: (0, 0, 0, 0),
             recovery_action: 0,
             fabric: None,
+            nvlinks_down: Vec::new(),
         }
     }
 }

@@ -52,7 +52,7 @@ _NODES = ("uevent", "dev")
 _CLASSES = (
     *(f"net/*/{name}" for name in _NET),
     *(f"virtio*/net/*/{name}" for name in _NET),
-    *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate")),
+    *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate", "gids/0")),
     *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
@@ -72,6 +72,7 @@ SYSFS = (
     *(f"{_NEURON}/*/{name}" for name in ("", "device@", "core_count", *_NODES)),
     *(f"class/kfd/kfd/topology/{name}" for name in ("generation_id", "nodes/*/gpu_id", "nodes/*/name")),
     *(f"class/kfd/kfd/topology/nodes/*/{name}" for name in ("properties", "mem_banks/*/properties")),
+    "class/kfd/kfd/topology/nodes/*/io_links/*/properties",
     *("module/nvidia/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
 )
 """Patterns below /sys: `@` at the end records a link without following it, `/` a folder, `+uevent` the file next to it

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dra_agent.host import Host
+from dra_agent.inventory.amd.xgmi import XgmiLinks
+from dra_agent.inventory.interconnect import Interconnect
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
@@ -48,6 +50,8 @@ class KfdNode:
     """The same for all GPUs that XGMI links connect."""
     xcc_count: int | None
     memory_bytes: int | None
+    interconnect: Interconnect | None = None
+    """Of the whole GPU."""
 
     @property
     def uuid(self) -> str | None:
@@ -72,6 +76,7 @@ class KfdReader:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._accepted: _Version | None = None
+        self._links = XgmiLinks(host.sysfs / NODES, host.sysfs / "bus/pci/devices")
 
     def nodes(self, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Return the GPU nodes by PCI address, in the order of their ids. Waits for a rebuild, for a limited time."""
@@ -94,7 +99,12 @@ class KfdReader:
                 break
         self._accepted = before
         problems += found
-        return nodes
+        by_id = {node.node_id: address for address, of_gpu in nodes.items() for node in of_gpu}
+        groups = self._links.groups(by_id, before.generation)
+        return {
+            address: [replace(node, interconnect=groups.get(address)) for node in of_gpu]
+            for address, of_gpu in nodes.items()
+        }
 
     def _is_settled(self, version: _Version) -> bool:
         """Return True if the directory was complete in this version, and has not changed since."""

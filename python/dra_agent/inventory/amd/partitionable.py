@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -70,6 +71,8 @@ def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None,
         return
     draft.set("architecture", node.isa)
     draft.set("fabricDomain", f"{node.hive_id:016x}" if node.hive_id is not None else None)
+    draft.interconnect = node.interconnect
+    draft.set_interconnect()
     if node.compute_units is not None:
         draft.capacity["computeUnits"] = Capacity.of(node.compute_units)
     draft.add_identity(kfd=node.node_id)
@@ -149,7 +152,7 @@ class PartitionableGpus:
         self._settling.begin(functions)
         here = {function.pci_address for function in functions}
         self._uuids = {address: uuid for address, uuid in self._uuids.items() if address in here}
-        self._nodes = self._read(functions, problems)
+        self._nodes = _without_widths(self._read(functions, problems))
         self._complete = {
             one.pci_address: self._nodes[one.pci_address] for one in functions if self._is_complete(one, self._nodes)
         }
@@ -275,6 +278,20 @@ class PartitionableGpus:
             nodes=tuple(node for node in device.nodes if node.role == "kfd"),
             identity={**identity, MODE: mode.name, PARTITION: str(index), PARTITIONS: str(mode.partitions)},
         )
+
+
+def _without_widths(nodes: dict[str, list[KfdNode]]) -> dict[str, list[KfdNode]]:
+    """Return the nodes without the widths of their groups.
+
+    KFD shows no number of links of a GPU that is divided, so that a claim for partitions of one GPU would change the
+    description of all GPUs of its group.
+    """
+    return {
+        address: [
+            replace(node, interconnect=node.interconnect and replace(node.interconnect, width=None)) for node in of_gpu
+        ]
+        for address, of_gpu in nodes.items()
+    }
 
 
 def half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:

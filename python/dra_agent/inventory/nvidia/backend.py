@@ -24,6 +24,7 @@ from dra_agent.inventory.nvidia.gpu_start import GpuStart, StartingError
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
 from dra_agent.inventory.nvidia.mig_access import placements_denied
 from dra_agent.inventory.nvidia.mig_ownership import read_note
+from dra_agent.inventory.nvidia.nvlink import NvLinks
 from dra_agent.inventory.nvidia.nvml_client import (
     SLOW_FACTOR,
     BusyError,
@@ -75,6 +76,7 @@ class NvidiaBackend:
         self._restarted = False
         self._rules: PartitionRules | None = None
         self._divided = PartitionableGpus(host, self._nvml)
+        self._links = NvLinks(self._nvml, host.sysfs / "bus/pci/devices")
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU as one device."""
@@ -93,7 +95,7 @@ class NvidiaBackend:
             self._starts.begin(address for address in gpus if address not in self._handles)
         driver = self._driver or read_module(self._host, problems)
         hangs = 0
-        devices = []
+        read: list[tuple[DeviceBuilder, GpuInfo, bool]] = []
         self._report_unloaded(functions, problems)
         for function in functions:
             if not is_usable(function) and function.pci_address not in self._known:
@@ -116,11 +118,24 @@ class NvidiaBackend:
                 answered = facts is not None
                 facts = facts or self._known.get(function.pci_address)
                 facts = facts or read_procfs(self._host, function.pci_address, problems)
-            devices += self._described(draft, facts or GpuInfo(), driver, answered)
+            read.append((draft, facts or GpuInfo(), answered))
+        self._read_links(read, problems)
+        devices = [device for one in read for device in self._described(one[0], one[1], driver, one[2])]
         self._affected.refresh(devices)
         if answers:
             self._follow(problems)
         return devices
+
+    def _read_links(self, read: list[tuple[DeviceBuilder, GpuInfo, bool]], problems: list[Diagnostic]) -> None:
+        """Read the links of the GPUs that responded.
+
+        No GPU in MIG mode reaches another one (MIG user guide). One that the agent partitions for a claim keeps its
+        group, because its description as a whole GPU is that of the other mode.
+        """
+        addresses = [draft.function.pci_address for draft, facts, answered in read if answered and not facts.mig]
+        self._links.read({one: self._handles[one] for one in addresses if one in self._handles}, problems)
+        for draft, _, _ in read:
+            draft.interconnect = self._links.interconnect(draft.function.pci_address)
 
     def _report_unloaded(self, functions: Sequence[Function], problems: list[Diagnostic]) -> None:
         """Report GPUs without a driver once for all: a driver container compiles its modules for minutes."""

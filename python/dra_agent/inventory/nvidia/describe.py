@@ -55,6 +55,7 @@ def describe_gpu(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> No
     _model(draft, facts, driver)
     draft.set("fabricDomain", facts.fabric_domain)
     draft.set("fabricClique", facts.fabric_clique)
+    draft.set_interconnect()
     if facts.memory_bytes:
         draft.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
     if facts.multiprocessors:

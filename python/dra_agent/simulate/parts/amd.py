@@ -179,4 +179,5 @@ _MI200 = AmdGpu(
     compute_units=0,
     dies=1,
     gfx_version=90010,
+    xgmi_bandwidth=50_000,
 )

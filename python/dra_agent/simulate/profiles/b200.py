@@ -31,4 +31,5 @@ def machine() -> Machine:
         gpus=8,
         driver=NvidiaDriver("570.86.15", 12080),
         fabric=ONE_HOST_FABRIC,
+        nvlinks="switches",
     )

@@ -11,6 +11,7 @@ from dra_agent.simulate.mig_models import GB200_LATER_DRIVER as GB200
 from dra_agent.simulate.parts.bridges import MELLANOX_SWITCH, nvme, port, switch, uuid
 from dra_agent.simulate.parts.network import bluefield3, connectx7
 from dra_agent.simulate.parts.nvidia import gpu
+from dra_agent.simulate.roles.nvidia import FAR_SWITCH
 
 NAME = "gb200-nvl"
 _GIB = 1 << 30
@@ -19,6 +20,7 @@ _GPU_DOMAINS = (0x08, 0x09, 0x18, 0x19)
 _ADAPTER_DOMAINS = (0x00, 0x02, 0x10, 0x12)
 _ADAPTER_NUMBERS = (0, 1, 4, 5)
 _NODES_PER_GPU = 8
+_LINKS = (FAR_SWITCH,) * 18
 _FABRIC = (uuid(NAME, "cluster", 0), 32766)
 
 
@@ -70,7 +72,7 @@ def _nodes() -> tuple[NumaNode, ...]:
 def machine() -> Machine:
     """The machine."""
     gpus = tuple(
-        _root(domain, gpu(f"{domain:04x}:01:00.0", GB200, minor, machine=NAME, fabric=_FABRIC))
+        _root(domain, gpu(f"{domain:04x}:01:00.0", GB200, minor, machine=NAME, nvlinks=_LINKS, fabric=_FABRIC))
         for minor, domain in enumerate(_GPU_DOMAINS)
     )
     adapters = tuple(_adapter(which) for which in range(4))

@@ -59,6 +59,8 @@ class AmdGpu:
     gfx_version: int
     """As KFD counts: 90402 is gfx942."""
     hive: int = 0
+    xgmi_bandwidth: int = 64_000
+    """MB/s of the link to each other GPU of the hive."""
     serial: str = ""
     vbios: str = "113-M3000100-103"
     memory_vendor: str = "hynix"

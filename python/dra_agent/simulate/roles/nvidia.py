@@ -16,11 +16,15 @@ _CONTROL_MINOR = 255
 _MODESET_MINOR = 254
 
 
+FAR_SWITCH = "far"
+"""In place of the address of an NVSwitch that is in another chassis."""
+
+
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
     """A GPU under NVIDIA's driver: the minor of its /dev/nvidiaN, its product, and its NVLink peers.
 
-    `nvlinks` names the PCI address at the other end of each active link (an NVSwitch's, or another GPU's).
+    `nvlinks` names the PCI address at the other end of each active link: an NVSwitch's, another GPU's, or FAR_SWITCH.
     """
 
     minor: int
