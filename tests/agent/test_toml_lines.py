@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.agent.toml_lines import TomlLines, field_of
+from dra_agent.toml_lines import TomlLines, field_of
 
 ROOT = Path(__file__).parents[2]
 FILES = [

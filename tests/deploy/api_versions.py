@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "bindingConditions": True,
         "podNotices": True,
         "podResources": True,
+        "nodeLabels": "node",
         "secondManager": "publish",
         "image": {"repository": "a.example/b", "tag": "1", "digest": f"sha256:{'0' * 64}", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],

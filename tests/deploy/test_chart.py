@@ -13,6 +13,7 @@ import yaml
 
 from deploy.rendering import CHART, Objects, RefusedError, Render, container, objects_by_name, only_object
 from dra_agent.agent.config import HELP, Config
+from dra_agent.agent.fabric_labels import NAMES
 from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.kubelet_plugin.pod_resources import SOCKET
 from dra_agent.reclaim.settings import ReclaimSettings
@@ -283,6 +284,39 @@ def test_node_permissions_are_optional_and_limited(render: Render) -> None:
     assert not [item for item in render(disabled) if item["metadata"]["name"] == "dra-agent-nodes"]
 
 
+def test_labels_of_the_node_need_a_permission_or_a_directory_and_neither_by_default(render: Render) -> None:
+    alone = {"cordon": False, "nodeCondition": False}
+    features = "/etc/kubernetes/node-feature-discovery/features.d"
+
+    def permits(values: dict[str, Any]) -> bool:
+        rules = only_object(render(values), "ClusterRole")["rules"]
+        return any(rule["resources"] == ["nodes"] and rule["verbs"] == ["patch"] for rule in rules)
+
+    def policy(values: dict[str, Any]) -> str:
+        (found,) = [
+            item
+            for name, item in objects_by_name(render(values), "ValidatingAdmissionPolicy").items()
+            if name.endswith("-nodes")
+        ]
+        spec = found["spec"]
+        return " ".join(one["expression"] for one in (*spec["variables"], *spec["validations"]))
+
+    def mounts(values: dict[str, Any]) -> list[str]:
+        return [mount["mountPath"] for mount in container(render(values))["volumeMounts"]]
+
+    assert not permits(alone) and features not in mounts({})
+    assert permits({**alone, "nodeLabels": "node"}) and features not in mounts({"nodeLabels": "node"})
+    assert not permits({**alone, "nodeLabels": "nfd"}) and features in mounts({"nodeLabels": "nfd"})
+    # Without the option, labels of an earlier run can only be removed.
+    removed, written = 'f in variables.labels || f.startsWith("fabric.gpu.example.com/")', "f in variables.fabricLabels"
+    named = {"driverName": "gpu.example.com"}
+    assert policy(named).count(removed) == 1 and written not in policy(named)
+    permitted = policy({**named, **alone, "nodeLabels": "node"})
+    assert permitted.count(removed) == 1 and permitted.count(written) == 1
+    names = ", ".join(f'"{name}"' for name in NAMES)
+    assert f'[{names}].map(name, "fabric.gpu.example.com/" + name)' in permitted
+
+
 def test_node_condition_uses_the_driver_name(render: Render) -> None:
     from dra_agent.reclaim.announcements import condition_type
 
@@ -409,6 +443,7 @@ def test_all_optional_values_together(render: Render) -> None:
         ({"metrics": {"port": 70000}}, "'/metrics/port'"),
         ({"metrics": {"address": "localhost"}}, "'/metrics/address'"),
         ({"secondManager": "ignore"}, "'/secondManager'"),
+        ({"nodeLabels": "all"}, "'/nodeLabels'"),
         ({"image": {"digest": "sha256:12"}}, "'/image/digest'"),
         ({"claimStatus": "yes"}, "'/claimStatus'"),
         ({"apiServer": {"port": "https"}}, "'/apiServer/port'"),
@@ -437,7 +472,8 @@ def test_schema_covers_every_value_and_the_agents_options() -> None:
     assert set(values) | {"global"} == set(schema["properties"])
     assert values["driverName"] == DEFAULT_DRIVER
     fields = Config.__annotations__
-    for value, field in (("logLevel", "log_level"), ("logFormat", "log_format"), ("secondManager", "second_manager")):
+    words = {"logLevel": "log_level", "logFormat": "log_format", "secondManager": "second_manager"}
+    for value, field in (words | {"nodeLabels": "node_labels"}).items():
         assert all(f"'{word}'" in fields[field] for word in schema["properties"][value]["enum"])
 
 

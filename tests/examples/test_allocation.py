@@ -119,7 +119,7 @@ def test_devices_with_a_locality_constraint_are_close(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "counts"),
     [
-        pytest.param("mi210", {4: 1, 5: 0, 2: 4}, id="two hives of four"),
+        pytest.param("mi210", {4: 2, 5: 0, 2: 4}, id="two hives of four"),
         pytest.param("h100-nvl", {2: 2, 3: 0, 4: 0}, id="bridged pairs"),
         pytest.param("dgx-2", {16: 1, 8: 2}, id="all sixteen"),
     ],

@@ -48,7 +48,7 @@ def test_every_example_is_valid_and_uses_existing_classes() -> None:
     classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
     claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
     assert len(classes) == 14
-    assert len(claims) == 18
+    assert len(claims) == 19
     for claim in claims:
         for request in claim.value["spec"]["devices"]["requests"]:
             exact_requests = request.get("firstAvailable") or [request["exactly"]]

@@ -40,6 +40,10 @@ def _merge(live: Any, body: Any, name: str = "") -> Any:
 def _remove_unapplied(live: Any, body: Any, before: Any, name: str = "") -> None:
     if isinstance(live, dict) and isinstance(before, dict):
         for key, old in before.items():
+            if key == "metadata" and "labels" in live.get(key, {}):
+                now = (body or {}).get(key, {}).get("labels") or {}
+                for gone in (old.get("labels") or {}).keys() - now.keys():
+                    live[key]["labels"].pop(gone, None)
             if key in ("apiVersion", "kind", "metadata") or key not in live:
                 continue
             now = body.get(key) if isinstance(body, dict) else None

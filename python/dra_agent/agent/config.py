@@ -93,6 +93,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim_status: Literal["off", "nics", "all"] | bool = "nics"
     """Devices that are described in a claim's status. True means all and False means off, for compatibility."""
     second_manager: Literal["refuse", "publish"] = "refuse"
+    node_labels: Literal["off", "node", "nfd"] = "off"
+    """Labels of the Node for the fabric: none, written to the Node, or a feature file of NFD."""
+    nfd_features_dir: Path = Path("/etc/kubernetes/node-feature-discovery/features.d")
     net_devices: bool = False
     """Without effect. Earlier agents needed it if the container runtime moved interfaces."""
     inventory: InventorySettings = InventorySettings()
@@ -173,6 +176,9 @@ HELP = {
     "net_devices": "without effect: interfaces are moved with every container runtime",
     "claim_status": "devices that are described in a claim's status: off, nics or all",
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
+    "node_labels": "labels of the Node for NVLink domain, subnet, rack and switches: off, node, or nfd for a feature "
+    "file of Node Feature Discovery",
+    "nfd_features_dir": "the directory of feature files of Node Feature Discovery",
 }
 _METAVARS = {"DIR": ("_dir", "_root", "_path"), "FILE": ("_tls_cert", "_tls_key", "_token_file")}
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}

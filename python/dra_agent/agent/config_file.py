@@ -14,13 +14,13 @@ import msgspec
 from dra_agent import _native, user_file
 from dra_agent.agent.config import Config, to_path
 from dra_agent.agent.config_problems import ConfigProblem
-from dra_agent.agent.toml_lines import TomlLines
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.inventory.passthrough import Passthrough
 from dra_agent.inventory.rules import PartitionRules, Rules
 from dra_agent.inventory.settings import AttributeRule, InventorySettings
 from dra_agent.inventory.shares import Shares
+from dra_agent.toml_lines import TomlLines, reason_and_line
 
 MAX_FILE_BYTES = 1 << 20
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -78,10 +78,8 @@ class ConfigFile:
         except UnicodeDecodeError as error:
             self._add("", f"not UTF-8 text (byte {error.start})")
         except tomllib.TOMLDecodeError as error:
-            reason, _, where = str(error).partition(" (at ")
-            line = re.match(r"line (\d+)", where)
-            number = int(line[1]) if line else len(text.splitlines()) or 1
-            self.problems.append(ConfigProblem(str(self.path), f"not TOML: {reason}", line=number))
+            reason, line = reason_and_line(error, text)
+            self.problems.append(ConfigProblem(str(self.path), f"not TOML: {reason}", line=line))
         except (RecursionError, ValueError) as error:
             # tomllib follows nesting with Python's stack, and leaves integers to Python, which has a limit of digits.
             reason = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"

@@ -23,6 +23,7 @@ RELOADABLE = frozenset(
         "inventory.exclude",
         "inventory.attributes",
         "inventory.overhead",
+        "inventory.fabric_file",
         "inventory.host_uplink",
         "health",
         *(

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.feature_file import FeatureFile
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
+from dra_agent.agent.node_labels import NodeLabels
 from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
+from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client.client import ApiClient, connect
 from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
 from dra_agent.kube_client.node_watch import NodeWatch
@@ -89,6 +92,7 @@ class KubernetesMode:
         self._claims = _Claims(self._api, claim_pods, by_pod=config.reclaim.pod_notices)
         self._binding: BindingService | None = None
         self._setup_taints: SetupTaints | None = None
+        self._labels: tuple[NodeLabels, FeatureFile] | None = None
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
             config.driver_name,
@@ -183,6 +187,7 @@ class KubernetesMode:
         self._plugin.serve(stacked, hardware.published_health)
         claims.start(stacked.unprepare)
         await self._listen_to_operators(claims)
+        self._labels = self._start_labels(api, hardware)
         await drain.start(self._publisher)
         if self._binding is not None and self._setup_taints is not None:
             self._setup_taints.attach(self._publisher)
@@ -223,6 +228,33 @@ class KubernetesMode:
         """Return why the node takes no new claims; empty where it takes them."""
         assert self._reclaim is not None
         return "the node is being reclaimed" if self._reclaim.state.phase == "notice" else ""
+
+    def _start_labels(self, api: ApiClient, hardware: DeviceState) -> tuple[NodeLabels, FeatureFile]:
+        """Start both ways to label the Node: the one that is not selected removes what an earlier run left."""
+        config = self._config
+
+        def inventory() -> Inventory:
+            return hardware.inventory
+
+        on_node = NodeLabels(
+            api,
+            self._node_watch(),
+            node=config.node,
+            driver=config.driver_name,
+            is_wanted=config.node_labels == "node",
+            inventory=inventory,
+            is_leader=self._leadership.is_leader,
+        )
+        in_file = FeatureFile(
+            config.nfd_features_dir,
+            driver=config.driver_name,
+            is_wanted=config.node_labels == "nfd",
+            inventory=inventory,
+            is_leader=self._leadership.is_leader,
+        )
+        on_node.start()
+        in_file.start()
+        return on_node, in_file
 
     def _stack_preparers(
         self,
@@ -269,6 +301,11 @@ class KubernetesMode:
             self._publisher.devices_changed()
         if self._reporting is not None:
             self._reporting.devices_changed()
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        for labels in self._labels or ():
+            labels.devices_changed()
 
     @property
     def status(self) -> str:
@@ -305,6 +342,8 @@ class KubernetesMode:
             await self._orphaned.stop()
         if self._binding is not None:
             await self._binding.stop()
+        for labels in self._labels or ():
+            await labels.stop()
         if self._drain is not None:
             await self._drain.stop()
         for task in (self._publishing, self._watching_node):
@@ -349,6 +388,7 @@ class KubernetesMode:
     def _leader_changed(self, leads: bool) -> None:
         if leads:
             self._published_devices_changed()
+            self._check_labels()
 
 
 class _Claims:

@@ -24,6 +24,7 @@ from dra_agent.inventory.backend import (
     load_backend,
 )
 from dra_agent.inventory.descriptions import Descriptions
+from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
@@ -57,6 +58,7 @@ class Collector:
         self._driver = driver
         self._rules = Rules(self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
+        self._fabric_file = FabricFile(self._settings.fabric_file)
         self._shares = Shares(self._settings.share, driver)
         self._bindings = bindings
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, bindings)
@@ -66,12 +68,14 @@ class Collector:
         """Names of devices that the last collection did not describe again."""
 
     def configure(self, settings: InventorySettings) -> None:
-        """Use other `include`, `exclude`, `attributes`, `overhead` and `host_uplink` from the next collection on.
+        """Use other rules, `overhead`, `fabric_file` and `host_uplink` from the next collection on.
 
         Raises:
             UsageError: A rule can never work; nothing changed.
         """
         rules = Rules(settings, self._driver)
+        if settings.fabric_file != self._settings.fabric_file:
+            self._fabric_file = FabricFile(settings.fabric_file)
         self._rules, self._settings = rules, settings
 
     def collect(self, topology: Topology, touched: Set[str] | None = None) -> Inventory:
@@ -111,7 +115,8 @@ class Collector:
         for backend in self._backends.values():
             if isinstance(backend, ExclusionSource):
                 excluded += backend.withheld()
-        published = self._rules.apply(devices, problems, excluded)
+        placed = self._fabric_file.apply(devices, problems)
+        published = self._rules.apply(placed, problems, excluded)
         kept = used_counter_sets(published, self._counter_sets())
         return Inventory(
             devices=self._shares.apply(published, problems),

@@ -105,6 +105,8 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Devices whose claims are prepared before their pods are bound, where the cluster supports it."""
     overhead: tuple[OverheadRule, ...] = ()
     """Devices that cost the node memory or CPU for each pod; needs the feature gate DRANodeAllocatableResources."""
+    fabric_file: str | None = None
+    """A TOML file with the place of this host and its devices in the network: rack, switches, rails."""
     host_uplink: Literal["exclude", "include"] = "exclude"
     """The NIC of the host's default route can be claimed."""
     nvml_timeout: float = 5.0

@@ -168,7 +168,7 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- end }}
 {{- $names := list "DRA_AGENT_STANDALONE" "DRA_AGENT_KUBECONFIG" }}
-{{- range list "NODE_NAME" "POD_UID" "CONFIG" "DRIVER_NAME" "KUBELET_DIR" "CDI_DIR" "STATE_DIR" "NET_ROOT" "METRICS_ADDRESS" "HEALTH_ADDRESS" "METRICS_TLS_CERT" "METRICS_TLS_KEY" "METRICS_TOKEN_FILE" "CLAIM_STATUS" "SECOND_MANAGER" "LOG_LEVEL" "LOG_FORMAT" "SIMULATE" "NVIDIA_DRIVER_ROOT" }}
+{{- range list "NODE_NAME" "POD_UID" "CONFIG" "DRIVER_NAME" "KUBELET_DIR" "CDI_DIR" "STATE_DIR" "NET_ROOT" "METRICS_ADDRESS" "HEALTH_ADDRESS" "METRICS_TLS_CERT" "METRICS_TLS_KEY" "METRICS_TOKEN_FILE" "CLAIM_STATUS" "SECOND_MANAGER" "NODE_LABELS" "LOG_LEVEL" "LOG_FORMAT" "SIMULATE" "NVIDIA_DRIVER_ROOT" }}
 {{- $names = append $names (printf "DRA_AGENT_%s" .) }}
 {{- end }}
 {{- if .Values.apiServer.host }}
@@ -192,14 +192,14 @@ the last one applies. The admission policies restrict the agent by the node and 
 {{- end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" "pod-resources" "nvidia-driver" "metrics-tls" "metrics-token" }}
+{{- $names = list "config" "tmp" "plugin" "registry" "cdi" "static-cdi" "state" "run" "sys" "dev" "net" "dbus" "nfd" "pod-resources" "nvidia-driver" "metrics-tls" "metrics-token" }}
 {{- range .Values.extraVolumes }}
 {{- if has .name $names }}
 {{- fail (printf "%sextraVolumes: the chart, or an earlier entry, has a volume %q" $where .name) }}
 {{- end }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- $paths := list "/etc/dra-agent" "/tmp" "/run/dra-agent" "/sys" "/dev" "/run/host-net" "/run/dbus" "/etc/metrics-tls" "/etc/metrics-token" .Values.cdiDir .Values.staticCdiDir .Values.stateDir }}
+{{- $paths := list "/etc/dra-agent" "/tmp" "/run/dra-agent" "/sys" "/dev" "/run/host-net" "/run/dbus" (.Values.nodeLabels | eq "nfd" | ternary "/etc/kubernetes/node-feature-discovery/features.d" "") "/etc/metrics-tls" "/etc/metrics-token" .Values.cdiDir .Values.staticCdiDir .Values.stateDir }}
 {{- $paths = concat $paths (list (printf "%s/plugins_registry" .Values.kubeletDir) (printf "%s/pod-resources" .Values.kubeletDir) (printf "%s/plugins/%s" .Values.kubeletDir .Values.driverName) (include "dra-agent.nvidiaDriverMount" .)) }}
 {{- range .Values.extraVolumeMounts }}
 {{- $path := trimSuffix "/" .mountPath }}

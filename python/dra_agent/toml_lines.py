@@ -10,6 +10,10 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tomllib
 
 Path = tuple[str | int, ...]
 """`inventory.share[1].when` as ("inventory", "share", 1, "when"); dashes of keys are underscores."""
@@ -147,6 +151,13 @@ class TomlLines:
         self._line += self._text.count("\n", self._counted, self._position)
         self._counted = self._position
         return self._line
+
+
+def reason_and_line(error: tomllib.TOMLDecodeError, text: str) -> tuple[str, int]:
+    """Return why tomllib rejects a text, and the line, from 1."""
+    reason, _, place = str(error).partition(" (at ")
+    line = re.match(r"line (\d+)", place)
+    return reason, int(line[1]) if line else len(text.splitlines()) or 1  # "at end of document"
 
 
 def path_of(field: str) -> Path:

@@ -1,0 +1,106 @@
+"""The labels of a Node as a feature file of Node Feature Discovery, whose worker makes labels of them.
+
+The agent then needs no permission to change its Node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from dra_agent import atomic_file
+from dra_agent.agent.fabric_labels import fabric_labels, label_prefix
+from dra_agent.inventory.model import Inventory
+from dra_agent.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 16
+_MODE = 0o644
+
+
+class FeatureFile:
+    """Writes the file from `start` to `stop`; it stays after that. Without the option, `start` removes it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        driver: str,
+        is_wanted: bool,
+        inventory: Callable[[], Inventory],
+        is_leader: Callable[[], bool],
+    ) -> None:
+        """`folder` is the directory of NFD's local source, which exists. `is_leader`: whether this agent writes."""
+        self._path = folder / f"dra-agent-{driver}"
+        self._driver = driver
+        self._is_wanted = is_wanted
+        self._inventory = inventory
+        self._is_leader = is_leader
+        self._failure = ""
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to write."""
+        self._task = asyncio.create_task(self._run(), name="feature file")
+
+    def devices_changed(self) -> None:
+        """Check whether the file must change; returns at once."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Stop writing."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff = Backoff(first=0.5, longest=60.0)
+        while True:
+            self._changed.clear()
+            wait_s = None
+            # A slow disk must not delay a response to the kubelet.
+            if self._is_leader() and not await asyncio.to_thread(self._write):
+                wait_s = backoff.delay()
+            else:
+                backoff.reset()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+
+    def _write(self) -> bool:
+        """Write or remove the file if it differs; return False if that must be tried again."""
+        try:
+            present = self._read()
+            if self._is_wanted:
+                labels = fabric_labels(self._inventory(), self._driver, present or {})
+                if labels != present:
+                    lines = "".join(f"{key}={value}\n" for key, value in sorted(labels.items()))
+                    atomic_file.write(self._path, lines.encode(), mode=_MODE)
+            elif present is not None:
+                atomic_file.remove(self._path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if self._is_wanted and reason != self._failure:
+                log.error(
+                    "the feature file for the labels of the node is not written",
+                    extra={"file": str(self._path), "reason": reason, "todo": "mount the directory of NFD's worker"},
+                )
+            self._failure = reason
+            return False
+        self._failure = ""
+        return True
+
+    def _read(self) -> dict[str, str] | None:
+        """Return the labels in the file; None if it does not exist. Other contents are replaced."""
+        try:
+            text = atomic_file.read(self._path, MAX_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        pairs = (line.partition("=") for line in text.splitlines())
+        return {key: value for key, _, value in pairs if key.startswith(label_prefix(self._driver))}

@@ -1,0 +1,153 @@
+"""Keeps the agent's labels on its own Node, by server-side apply: labels of other owners are never in a request.
+
+Without the option, labels that an earlier run has left are removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dra_agent.agent.fabric_labels import fabric_labels, label_prefix
+from dra_agent.errors import AgentError
+from dra_agent.inventory.model import Inventory
+from dra_agent.kube_client.client import ApiClient
+from dra_agent.kube_client.errors import ForbiddenError
+from dra_agent.kube_client.kinds import NODES
+from dra_agent.kube_client.node_watch import NodeWatch
+from dra_agent.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+LEADER_CHECK_INTERVAL_S = 1.0
+"""Seconds between two checks whether this agent has become the leader."""
+
+
+class NodeLabels:
+    """Writes the labels from `start` to `stop`. Lives on the event loop; the labels stay after `stop`."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        watch: NodeWatch,
+        *,
+        node: str,
+        driver: str,
+        is_wanted: bool,
+        inventory: Callable[[], Inventory],
+        is_leader: Callable[[], bool],
+    ) -> None:
+        """`is_wanted`: write labels, and do not only remove them. `is_leader`: whether this agent writes."""
+        self._api = api
+        self._watch = watch
+        self._node = node
+        self._driver = driver
+        self._manager = f"{driver}-fabric"
+        self._is_wanted = is_wanted
+        self._inventory = inventory
+        self._is_leader = is_leader
+        self._present: dict[str, str] | None = None
+        """The labels that this agent owns on the Node; None before the first state of it."""
+        self._attempted: tuple[dict[str, str], dict[str, str]] | None = None
+        """The labels after a write that was refused or had another result, and those that it wrote."""
+        self._written_version = 0
+        """The resource version of the last write: the watch reports earlier states after its response."""
+        self._is_refused = False
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start to follow the Node and to write."""
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="node labels: follow"),
+            asyncio.create_task(self._run(), name="node labels: write"),
+        ]
+
+    def devices_changed(self) -> None:
+        """Check whether other labels follow from the devices; returns at once."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Stop writing."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        async for state in self._watch.states():
+            if state.node is None or state.error is not None or _version(state.node) < self._written_version:
+                continue
+            present = owned_labels(state.node, self._manager, label_prefix(self._driver))
+            if present != self._present:
+                self._present = present
+                self._changed.set()
+
+    async def _run(self) -> None:
+        # A running request is never cancelled for the next one: it could arrive after that.
+        backoff = Backoff(first=0.5, longest=30.0)
+        while True:
+            self._changed.clear()
+            wait_s = await self._write_if_different(backoff)
+            if wait_s is None:
+                backoff.reset()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+
+    async def _write_if_different(self, backoff: Backoff) -> float | None:
+        """Write the labels if they differ; return the seconds to the next attempt, None if none is needed."""
+        present = self._present
+        if present is None:
+            return None
+        desired = fabric_labels(self._inventory(), self._driver, present) if self._is_wanted else {}
+        if desired == present:
+            self._attempted = None
+            return None
+        if (present, desired) == self._attempted:
+            return None
+        if not self._is_leader():
+            return LEADER_CHECK_INTERVAL_S
+        body: dict[str, Any] = {"metadata": {"name": self._node, "labels": desired}}
+        try:
+            written = await self._api.apply(NODES, self._node, body, field_manager=self._manager)
+        except ForbiddenError as error:
+            if not self._is_refused:
+                todo = "grant it: nodeLabels of the chart"
+                if not self._is_wanted:
+                    todo = f"remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
+                log.error("the labels of the node are not written", extra={"reason": str(error), "todo": todo})
+            self._is_refused = True
+            self._attempted = (present, desired)
+        except AgentError as error:
+            log.warning("the labels of the node are not written yet", extra={"reason": str(error)})
+            return backoff.delay(error)
+        else:
+            self._is_refused = False
+            # The watch may omit this state of the Node.
+            self._present = owned_labels(written, self._manager, label_prefix(self._driver))
+            self._written_version = _version(written)
+            self._attempted = None if self._present == desired else (self._present, desired)
+            log.info("the labels of the node are written", extra={"labels": desired})
+        return None
+
+
+def _version(node: Mapping[str, Any]) -> int:
+    """Return the resource version, which is a growing number (Kubernetes API concepts, "Resource versions")."""
+    text = str((node.get("metadata") or {}).get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def owned_labels(node: Mapping[str, Any], manager: str, prefix: str) -> dict[str, str]:
+    """Return the labels below the prefix that a field manager owns; without managedFields, all below the prefix."""
+    metadata = node.get("metadata") or {}
+    labels = {key: str(value) for key, value in (metadata.get("labels") or {}).items() if key.startswith(prefix)}
+    managed = metadata.get("managedFields")
+    if not managed:
+        return labels
+    fields = [one.get("fieldsV1") or {} for one in managed if one.get("manager") == manager]
+    owned = {name for one in fields for name in ((one.get("f:metadata") or {}).get("f:labels") or {})}
+    return {key: value for key, value in labels.items() if f"f:{key}" in owned}
