@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join(report(changes)))
     if any(one.reason == "another machine" for one in changes):
-        print("CPU, cores or kernel differ: times of different machines say nothing; --force compares them")
+        print("CPU, cores or kernel differ: times of different machines are not comparable; --force compares them")
         return 2
     return int(any(one.is_failure for one in changes))
 

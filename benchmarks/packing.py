@@ -164,7 +164,7 @@ class Counted:
 
     def end(self, which: int) -> None:
         """End one of the allocated claims, selected by its index."""
-        self._replay.give_back(self._held.pop(which))
+        self._replay.release(self._held.pop(which))
 
 
 class Allocated:

@@ -52,7 +52,7 @@ class Replay:
                 return partition
         return None
 
-    def give_back(self, partition: Partition) -> None:
+    def release(self, partition: Partition) -> None:
         """Release a device."""
         self._change(partition, 1)
 

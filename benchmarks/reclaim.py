@@ -157,7 +157,7 @@ def main() -> None:
     args.budget_rounds = args.rounds if args.budget_rounds is None else args.budget_rounds
     settings = {"plain": args.plain, "budget": args.budget}
     if args.show and not args.results.exists():
-        raise SystemExit(f"{args.results} is not there: nothing was measured yet")
+        raise SystemExit(f"{args.results} does not exist: nothing was measured yet")
     results = Results(args.results, settings, restart=args.restart and not args.show)
     parts = [Part(name, args) for name in args.parts]
     machine = this_machine()

@@ -212,7 +212,7 @@ def _thinned(values: list[float]) -> tuple[float, ...]:
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
+    return names[0] if names else "unknown CPU"
 
 
 def _revision() -> str:

@@ -64,7 +64,7 @@ def main() -> None:
         it.publishing()
         claims = it.scheduling()
         it.preparing(claims, args.rounds)
-        it.beside_a_slow_one(claims, args.rounds)
+        it.during_a_slow_call(claims, args.rounds)
         it.holding(claims)
         it.growing(claims, args.pairs)
         publish("slices", it.measures, machine)
@@ -133,7 +133,7 @@ class Slices:
         self.add_calls("all GPUs", took)
         self.note("every claim prepared and unprepared by turns")
 
-    def beside_a_slow_one(self, claims: dict[str, list[Claim]], rounds: int) -> None:
+    def during_a_slow_call(self, claims: dict[str, list[Claim]], rounds: int) -> None:
         first = min(name[:16] for name in claims)
         slow = [claim for name, found in claims.items() if name.startswith(first) for claim in found][:1]
         others = [claim for name, found in claims.items() if not name.startswith(first) for claim in found]

@@ -188,7 +188,7 @@ def main() -> None:
         watch = Watch(plane)
         for programs in args.load:
             with load(programs, folder):
-                show(f"{programs} programs beside", measure(agents, watch, args.rounds))
+                show(f"{programs} other programs", measure(agents, watch, args.rounds))
 
 
 if __name__ == "__main__":

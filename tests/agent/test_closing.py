@@ -1,4 +1,4 @@
-"""Parts that wait when they are closed: the event loop goes on, and the wait has an end."""
+"""Components that wait while they are closed: the event loop continues, and the wait is bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dra_agent.agent.closing import close_on_thread
 
 
-def test_the_event_loop_goes_on_while_a_part_closes() -> None:
+def test_the_event_loop_continues_while_a_component_closes() -> None:
     may_end = threading.Event()
 
     async def main() -> None:

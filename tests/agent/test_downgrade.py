@@ -122,7 +122,7 @@ def test_claims_survive_an_upgrade_and_a_downgrade(start: Start, tmp_path: Path,
         earlier.call("claim", "apply", "-f", str(EARLIER / "claims.yaml"), "--state-dir", str(state), check=False)
         eventually(lambda: held(state) == expected, agent.log_text)
     before = specs(cdi)
-    # Each version models simulated hosts in files of its own. The hardware of a real host stays as it is.
+    # Each version has its own format of simulated hosts. The hardware of a real host stays as it is.
     shutil.rmtree(state / "simulated")
     upgraded = start(*HOST, "--config", str(config)).ready()
     assert cdi_names(specs(cdi)) == cdi_names(before)

@@ -129,7 +129,7 @@ def test_a_replaced_certificate_is_shown_to_the_next_client(serve: Serve, secret
         get(server, trusted=old)
 
 
-def test_clients_without_tls_get_nothing_and_delay_nobody(serve: Serve, secret: Secret) -> None:
+def test_clients_without_tls_get_nothing_and_delay_no_other(serve: Serve, secret: Secret) -> None:
     server = serve(secret)
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(3)]
     try:

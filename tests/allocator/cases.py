@@ -308,7 +308,7 @@ def admin_access_takes_a_device_that_is_used() -> Json:
 
 
 @case
-def admin_access_of_others_keeps_nobody_away() -> Json:
+def admin_access_of_others_excludes_no_device() -> Json:
     return make_query(
         [slice_of(device("a"))], [claim(make_request())], [allocated_claim("h", {"device": "a", "adminAccess": True})]
     )
@@ -329,7 +329,7 @@ def an_attribute_that_is_missing_is_an_error_of_everything() -> Json:
 
 
 @case
-def a_selector_that_is_never_asked_is_no_error() -> Json:
+def a_selector_that_is_never_evaluated_is_not_an_error() -> Json:
     devices = [device("b", {"model": "A"}), device("c")]
     return make_query([slice_of(*devices)], [claim(make_request(expression=model("A")))])
 

@@ -43,7 +43,7 @@ GOOD_TERMS: dict[str, Json] = {
     "an unknown field that is not": {"matchFields": [{"key": "spec.x", "operator": "NotIn", "values": ["y"]}]},
     "an empty value": {"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": [""]}]},
     "a number above": {"matchExpressions": [{"key": "tier", "operator": "Gt", "values": ["+1"]}]},
-    "a label that is no number": {"matchExpressions": [{"key": "name", "operator": "Lt", "values": ["5"]}]},
+    "a label that is not a number": {"matchExpressions": [{"key": "name", "operator": "Lt", "values": ["5"]}]},
     "nothing": {},
 }
 

@@ -13,7 +13,7 @@ from dra_agent import _native
 GOLDEN = Path(__file__).parent / "golden/validation.jsonl"
 
 STRICTER = (
-    # Kubernetes accepts these, although they are never meaningful; a comment in its code says so for the first.
+    # Kubernetes accepts these, although they are never meaningful; a comment in its code states it for the first.
     '"a/b/c" is not a qualified name',
     "has both matchAttribute and distinctAttribute",
     ".capacity.requests: ",

@@ -47,7 +47,7 @@ async def echo(line: bytes) -> Any:
 
 
 def connect(path: Path) -> Connection:
-    return Connection(path, no_agent="nobody is here", hint="start somebody")
+    return Connection(path, no_agent="no server here", hint="start one")
 
 
 def ask(path: Path) -> Any:
@@ -230,7 +230,7 @@ def test_the_socket_of_a_successor_is_not_removed(short_path: Path) -> None:
 
 
 def test_without_a_server_the_error_has_the_hint(short_path: Path) -> None:
-    with pytest.raises(RetryableError, match="nobody is here; start somebody"):
+    with pytest.raises(RetryableError, match="no server here; start one"):
         connect(short_path / "s")
 
 

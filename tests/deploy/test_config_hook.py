@@ -42,7 +42,7 @@ def files(template: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_there_is_no_hook_by_default(render: Render) -> None:
+def test_the_chart_has_no_hook_by_default(render: Render) -> None:
     assert not [found for found in render({"pools": [POOL]}) if found["kind"] == "Job"]
 
 

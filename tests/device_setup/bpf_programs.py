@@ -1,4 +1,4 @@
-"""Programs for the kernel (eBPF) on an interface, loaded through bpf(2) as a container with the right to it does."""
+"""Programs for the kernel (eBPF) on an interface, loaded through bpf(2), as a privileged container does."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def attach_tcx(index: int, program: int) -> None:
 
 
 def link(index: int, program: int) -> int:
-    """Attach an XDP program by a link, for as long as anybody holds the descriptor that it gives."""
+    """Attach an XDP program by a link, for as long as the descriptor that it returns is open in a process."""
     return _bpf(_LINK_CREATE, struct.pack("<IIII", program, index, _ATTACH_TYPE_XDP, 0))

@@ -10,7 +10,7 @@ echo "$@" >> "$D/calls"
 N=0
 while [ $N -lt 6000 ] && { [ -e "$D/hang-$2" ] || [ -e "$D/hang-$3" ]; }; do sleep 0.05; N=$((N + 1)); done
 if [ -e "$D/fails" ] && echo "$@" | grep -q -e "$(cat "$D/fails")"; then
-  cat "$D/says" >&2; exit "$(cat "$D/status")"
+  cat "$D/stderr" >&2; exit "$(cat "$D/status")"
 fi
 case "$*" in
   *--query-gpu=compute_mode*) cat "$D/mode-$2" 2>/dev/null || echo Default ;;
@@ -44,20 +44,20 @@ class Smi:
     def calls(self) -> list[str]:
         return (self._kept("calls") or "").splitlines()
 
-    def fail(self, pattern: str | None, status: int = 255, says: str = "it went wrong") -> None:
+    def fail(self, pattern: str | None, status: int = 255, message: str = "it went wrong") -> None:
         """Let calls whose arguments match fail; None: none any more."""
         if pattern is None:
             (self.folder / "fails").unlink()
             return
         (self.folder / "fails").write_text(pattern)
         (self.folder / "status").write_text(str(status))
-        (self.folder / "says").write_text(f"Unable to do it\n{says}\n")
+        (self.folder / "stderr").write_text(f"Unable to do it\n{message}\n")
 
     def hang(self, uuid: str) -> None:
-        """Let calls for a GPU hang, until `let_go`."""
+        """Let calls for a GPU hang, until `answer_again`."""
         (self.folder / f"hang-{uuid}").touch()
 
-    def let_go(self, uuid: str) -> None:
+    def answer_again(self, uuid: str) -> None:
         (self.folder / f"hang-{uuid}").unlink()
 
     def _kept(self, name: str) -> str | None:

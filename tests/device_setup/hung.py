@@ -18,7 +18,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> float:
     patience_s = 10 * DEADLINE_S
 
     def sleep(seconds: float) -> None:
-        # The simulated kernel sleeps while what is asked of it waits for somebody else.
+        # The simulated kernel sleeps while the requested operation waits for another process.
         hanging.add(threading.current_thread())
         time.sleep(seconds)
 

@@ -1,8 +1,8 @@
 """Stands for nvidia-cuda-mps-control: a daemon with a socket among its pipes, and commands on standard input.
 
-It knows the commands that are used, answers and exits as nvidia-cuda-mps-control(1) says, and keeps in `told` beside
-its logs what it was told. While a file `hangs` is there commands hang; `refuses` keeps the daemon from starting,
-`denies` lets it refuse limits, and `ends-late` lets it end some time after it was asked to.
+It knows the commands that are used, answers and exits as nvidia-cuda-mps-control(1) states, and writes the commands
+that it received to `commands` next to its logs. While a file `hangs` exists commands hang; `refuses` keeps the daemon
+from starting, `denies` lets it refuse limits, and `ends-late` lets it end some time after it was asked to.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def serve(listening: socket.socket) -> None:
         client, _ = listening.accept()
         with client:
             command = client.recv(4096).decode().strip()
-            with (LOGS / "told").open("a") as file:
+            with (LOGS / "commands").open("a") as file:
                 file.write(f"{command}\n")
             if command == "quit":
                 (PIPES / "nvidia-cuda-mps-control.pid").unlink()
                 client.sendall(b"\n")
                 if (LOGS / "ends-late").exists():
                     time.sleep(0.1)
-                    with (LOGS / "told").open("a") as file:
+                    with (LOGS / "commands").open("a") as file:
                         file.write("ended\n")
                 return
             known = command == "get_server_list" or (command.split()[0] in TAKEN and not (LOGS / "denies").exists())
@@ -54,7 +54,7 @@ def start() -> int:
         return 0
     os.setsid()
     (PIPES / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
-    with (LOGS / "told").open("a") as file:
+    with (LOGS / "commands").open("a") as file:
         file.write(f"started {os.environ['CUDA_VISIBLE_DEVICES']}\n")
     signal.alarm(MAX_LIFE_S)
     serve(listening)

@@ -28,7 +28,7 @@ BURSTABLE = f"kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 def test_the_kubelets_cgroups_name_the_pod(path: str) -> None:
     assert parse(f"0::/{path}\n") == Place("pod", UID, path)
     assert parse(f"0::/{path}/made/by/the/container (deleted)\n") == Place("pod", UID, path)
-    # Version 1, and a hybrid, in which version 2 says nothing.
+    # Version 1, and a hybrid, in which version 2 has no limits.
     assert parse(f"12:memory:/{path}\n3:cpu,cpuacct:/{path}\n2:misc:/\n0::/\n") == Place("pod", UID)
 
 
@@ -57,7 +57,7 @@ def test_processes_of_the_host(path: str) -> None:
         (f"5:memory:/kubepods/pod{UID}/{ID}\n0::/system.slice/a.service", "different pods"),
     ],
 )
-def test_names_that_anybody_could_have_chosen_are_unknown(text: str, reason: str) -> None:
+def test_names_that_a_user_could_have_chosen_are_unknown(text: str, reason: str) -> None:
     place = parse(text + "\n")
     assert (place.kind, place.pod_uid) == ("unknown", "") and reason in place.reason
 

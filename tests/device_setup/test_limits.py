@@ -279,7 +279,7 @@ def test_external_names_are_validated_before_use(tree: Tree, ask: LimitRequest) 
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"claim":"uid-1"}', b"\xff"])
-def test_a_line_that_is_no_request_is_refused(tree: Tree, line: bytes) -> None:
+def test_a_line_that_is_not_a_request_is_refused(tree: Tree, line: bytes) -> None:
     with pytest.raises(PermanentError):
         tree.limiter.apply(line)
 

@@ -63,7 +63,7 @@ class World:
         self.setup = self.again()
 
     def again(self) -> MigSetup:
-        """Begin anew, as an agent that was started again."""
+        """Replace the set-up by a new one, as an agent does that was restarted."""
         self.setup = MigSetup(self.host, DEADLINE_S)
         return self.setup
 
@@ -96,7 +96,7 @@ class World:
     def notes(self) -> list[str]:
         return sorted(path.name for path in (self.root.parent / "state/mig").glob("*"))
 
-    def somebody_makes(self, profile: int, start: int, size: int, address: str = "0000:01:00.0") -> None:
+    def create_outside(self, profile: int, start: int, size: int, address: str = "0000:01:00.0") -> None:
         driver = drivers.MigDriver(self.nvml, self.host, address, {})
         if not driver.mode()[0]:
             driver.set_mode(True)
@@ -167,7 +167,7 @@ def test_claims_do_not_change_the_published_devices(world: World) -> None:
 
 
 def test_a_foreign_instance_is_offered_and_overlapping_partitions_are_not(world: World) -> None:
-    world.somebody_makes(9, 4, 4)
+    world.create_outside(9, 4, 4)
     taken = world.inventory()
     foreign = taken.device(f"{FIRST}-mig-3g-40gb-4")
     assert foreign is not None
@@ -186,10 +186,10 @@ def test_a_foreign_instance_is_offered_and_overlapping_partitions_are_not(world:
     assert world.setup.default(foreign) is None
 
 
-def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
+def test_an_instance_of_another_owner_is_never_destroyed(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     whole = world.device(FIRST)
-    world.somebody_makes(9, 4, 4)
+    world.create_outside(9, 4, 4)
     with pytest.raises(RetryableError, match="is in the way, and the agent did not create it"):
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
@@ -199,14 +199,14 @@ def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
     assert world.notes() == []
 
 
-def test_an_instance_of_somebody_else_is_destroyed_where_the_operator_wants_it(world: World) -> None:
-    world.somebody_makes(9, 4, 4)
+def test_an_instance_of_another_owner_is_destroyed_if_the_operator_wants_it(world: World) -> None:
+    world.create_outside(9, 4, 4)
     device = world.device(f"{FIRST}-mig-1g-10gb-6", "destroy")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
 
 
-def test_the_whole_gpu_is_taken_back_out_of_mig_mode(world: World) -> None:
+def test_mig_mode_is_disabled_for_the_whole_gpu(world: World) -> None:
     part, whole = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(FIRST)
     world.setup.set_up("u1", [ask(part)], MigConfig(), None, a_minute())
     assert world.mode()
@@ -258,7 +258,7 @@ def test_a_caller_that_no_longer_waits_has_nothing_made(world: World) -> None:
 def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time passes in the pauses between two tries only: what a call takes says how busy the machine is."""
+    """Time passes only in the pauses between two tries: the duration of a call depends on the load of the machine."""
     passed_s = [0.0]
 
     def pause(seconds: float) -> None:
@@ -309,7 +309,7 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
         hanging.result(DEADLINE_S)
     world.setup.tear_down("u1", [slow.name], None, a_minute())
 
-    # And a call that nobody waits for to the end.
+    # And a call that ends after its caller stopped waiting.
     monkeypatch.setattr(drivers, "SLOW_CALL_TIMEOUT_S", 0.5)
     inject.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
     with pytest.raises(RetryableError):
@@ -319,7 +319,7 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
         world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
     inject.clear(world.root)
 
-    def rolled_back() -> bool:  # the call comes back, and makes what nobody waits for any more
+    def rolled_back() -> bool:  # the call ends, and creates an instance after its caller stopped waiting
         try:
             world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
         except RetryableError:
@@ -508,7 +508,7 @@ def test_an_agent_killed_in_any_step_leaks_nothing(
     assert world.exist() == [(14, 4, 1)]
 
 
-def test_an_agent_killed_in_the_midst_can_go_on_instead(world: World, kill: Callable[[str, int, bool], None]) -> None:
+def test_an_agent_killed_during_a_set_up_can_continue_it(world: World, kill: Callable[[str, int, bool], None]) -> None:
     """A completed claim that is torn down half is set up again at start, until the kubelet asks again."""
     device = world.device(f"{FIRST}-mig-2g-20gb-4")
     first = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
@@ -533,7 +533,7 @@ def test_a_partition_without_permission_is_refused_with_the_line_to_add(
     name = f"{FIRST}-mig-3g-40gb-4"
     device = world.device(name)
     if divided:
-        world.somebody_makes(19, 0, 1)
+        world.create_outside(19, 0, 1)
     inject.set_access(world.root, access, MACHINE)
     with pytest.raises(PermanentError, match="Insufficient Permissions") as refused:
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
@@ -586,7 +586,7 @@ def test_a_partition_is_made_and_removed_by_every_runtime_that_permits_it(
     partition = f"{FIRST}-mig-3g-40gb-4"
     device = world.device(partition)
     if is_on:
-        world.somebody_makes(19, 0, 1)
+        world.create_outside(19, 0, 1)
     before = world.exist()
     inject.set_access(world.root, access, MACHINE)
     if not (access.admin or (access.config and is_on)):

@@ -71,8 +71,8 @@ class World:
     def place(self, name: str = "gpu-a") -> MpsPaths:
         return MpsPaths.of(self.path / "state", self.host.dev, name)
 
-    def told(self, name: str = "gpu-a") -> list[str]:
-        path = self.place(name).log / "told"
+    def commands(self, name: str = "gpu-a") -> list[str]:
+        path = self.place(name).log / "commands"
         return path.read_text().splitlines() if path.exists() else []
 
     def pid(self, name: str = "gpu-a") -> int | None:
@@ -139,8 +139,8 @@ def test_a_container_gets_its_limits_and_the_path_of_its_daemon(world: World) ->
     assert stat.S_IMODE(place.shm.stat().st_mode) == 0o1777
     assert world.setup.noted("uid-1") == [item.key] and world.setup.noted("uid-2") == []
     assert world.modes.now == {"GPU-gpu-a": 3}
-    assert world.told()[0] == "started GPU-gpu-a"
-    assert "set_default_device_pinned_mem_limit 0 4096M" in world.told()
+    assert world.commands()[0] == "started GPU-gpu-a"
+    assert "set_default_device_pinned_mem_limit 0 4096M" in world.commands()
 
 
 def test_the_agents_umask_does_not_hide_the_pipes_from_other_users(world: World) -> None:
@@ -160,10 +160,10 @@ def test_one_daemon_for_all_shares_of_a_gpu_from_the_first_to_the_last(world: Wo
     world.modes.now["GPU-gpu-a"] = 1
     for number, memory in enumerate(("4Gi", "8Gi", "2Gi")):
         world.setup.set_up(f"uid-{number}", [share(number, memory)], ShareConfig(), None, a_minute())
-    told = world.told()
-    assert [line for line in told if line.startswith("started")] == ["started GPU-gpu-a"]
-    # What a client may have that asks for nothing is the largest share, set anew only when that grows.
-    assert [line for line in told if "default_device" in line] == [
+    received = world.commands()
+    assert [line for line in received if line.startswith("started")] == ["started GPU-gpu-a"]
+    # The limit of a client without a request is the largest share, and is set again only when that grows.
+    assert [line for line in received if "default_device" in line] == [
         "set_default_device_pinned_mem_limit 0 4096M",
         "set_default_device_pinned_mem_limit 0 8192M",
     ]
@@ -173,7 +173,7 @@ def test_one_daemon_for_all_shares_of_a_gpu_from_the_first_to_the_last(world: Wo
         assert world.pid() == pid
         assert world.modes.now == {"GPU-gpu-a": 3}
     world.setup.tear_down("uid-2", ["gpu-a/share-2"], None, a_minute())
-    assert world.told()[-1] == "quit"
+    assert world.commands()[-1] == "quit"
     assert world.modes.now == {"GPU-gpu-a": 1}
     assert not world.place().pipe.exists() and not (world.path / "state/mps/gpu-a.json").exists()
     world.setup.tear_down("uid-2", ["gpu-a/share-2"], None, a_minute())
@@ -183,7 +183,7 @@ def test_running_servers_get_a_larger_limit(world: World) -> None:
     world.place().make()
     (world.place().log / "servers").write_text("4711\n")
     world.setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None, a_minute())
-    assert "set_device_pinned_mem_limit 4711 0 8192M" in world.told()
+    assert "set_device_pinned_mem_limit 4711 0 8192M" in world.commands()
 
 
 def test_a_repeat_changes_nothing_and_restarts_a_dead_daemon(world: World) -> None:
@@ -215,10 +215,13 @@ def test_a_daemon_that_dies_is_restarted_and_reported_once(world: World) -> None
     pid = world.pid()
     assert pid is not None
     kill(pid)
-    told = world.mps.supervise()
-    assert list(told) == ["gpu-a"] and "restarted" in told["gpu-a"]
+    restarts = world.mps.supervise()
+    assert list(restarts) == ["gpu-a"] and "restarted" in restarts["gpu-a"]
     assert world.pid() not in (None, pid)
-    assert world.told()[-1] == "set_default_device_pinned_mem_limit 0 4096M" or "get_server_list" in world.told()[-1]
+    assert (
+        world.commands()[-1] == "set_default_device_pinned_mem_limit 0 4096M"
+        or "get_server_list" in world.commands()[-1]
+    )
     assert world.mps.supervise() == {}
 
 
@@ -234,7 +237,7 @@ def test_a_daemon_that_does_not_start_is_reported_until_it_does(world: World) ->
     assert "restarted" in world.mps.supervise()["gpu-a"]
 
 
-def test_an_agent_that_was_killed_goes_on_with_the_daemon_and_ends_it(world: World) -> None:
+def test_an_agent_that_was_killed_continues_with_the_daemon_and_ends_it(world: World) -> None:
     world.modes.now["GPU-gpu-a"] = 2
     first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
@@ -262,7 +265,7 @@ def test_a_daemon_has_time_to_end_and_is_waited_for(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     (world.place().log / "ends-late").touch()
     world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
-    assert world.told()[-1] == "ended"
+    assert world.commands()[-1] == "ended"
 
 
 def test_nothing_but_logs_is_left_of_a_daemon(world: World) -> None:
@@ -366,7 +369,7 @@ def test_a_missing_program_is_reported(world: World) -> None:
     (world.path / "lib/nvidia-cuda-mps-control").unlink()
     with pytest.raises(RetryableError, match="missing from this host"):
         world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
-    # Releasing the claim is possible all the same.
+    # The claim can still be released.
     world.setup.roll_back("uid-1", ["gpu-a/share-1"], ShareConfig(), a_minute())
     assert world.modes.now == {"GPU-gpu-a": 0}
 
@@ -379,7 +382,7 @@ def outside_of_shared_memory() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_the_daemon_has_a_shared_memory_of_its_own(outside_of_shared_memory: Path) -> None:
+def test_the_daemon_has_its_own_shared_memory(outside_of_shared_memory: Path) -> None:
     shm = outside_of_shared_memory / "shm"
     shm.mkdir()
     (shm / "mine").write_text("x")

@@ -114,7 +114,7 @@ def test_a_daemon_that_a_container_keeps_from_hearing_is_killed(
     eventually(lambda: is_gone(pid))
 
 
-def test_folders_without_end_are_removed_all_the_same(world: World) -> None:
+def test_folders_without_end_are_removed(world: World) -> None:
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     handle = os.open(world.place().pipe, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(DEEP):
@@ -184,7 +184,7 @@ def test_a_folder_that_is_not_the_agents_is_refused(base: Path, attack: Callable
         assert (base / "dev/others").stat().st_mode & 0o7777 == 0o755
 
 
-def test_shared_memory_lies_where_only_the_agent_writes(base: Path) -> None:
+def test_shared_memory_is_where_only_the_agent_writes(base: Path) -> None:
     place = MpsPaths.of(base / "state", base / "dev", "gpu-a")
     before = os.umask(0)
     try:

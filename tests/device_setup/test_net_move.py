@@ -191,7 +191,7 @@ def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) ->
 
 
 def described(pod: int, name: str) -> dict[str, Any]:
-    """All that the kernel says of an interface, but its numbers and what it counts."""
+    """Return the kernel's description of an interface, without its numbers and counters."""
     found: dict[str, Any]
     (found,) = json.loads(ip("-json", "-details", "link", "show", "dev", name, inside=pod))
     drop = ("ifindex", "link", "link_index", "link_netnsid", "operstate", "group_ifindex")
@@ -317,7 +317,7 @@ def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: 
 
 
 def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: int) -> None:
-    """Somebody holds the link, so the kernel removes it for nobody else."""
+    """Another process holds the link, so the kernel does not remove it for the agent."""
     outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
@@ -497,7 +497,7 @@ def test_an_interface_of_the_same_name_that_is_not_the_nics_stays(
     assert (NET / the_nic.name).exists()
 
 
-def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
+def test_the_network_of_the_host_is_not_a_container(the_nic: Nic) -> None:
     outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, os.getpid())

@@ -259,7 +259,7 @@ def test_a_container_that_was_not_notified_sees_no_cancellation() -> None:
     assert successor(hint, cancelled).phase == "cancelled"
 
 
-def test_documents_are_as_the_published_schema_says() -> None:
+def test_documents_match_the_published_schema() -> None:
     published = json.loads(SCHEMA.read_text())
     assert published == schema(), f"{SCHEMA.name} is not current"
     for document in (

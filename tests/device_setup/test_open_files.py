@@ -1,4 +1,4 @@
-"""An agent that cannot see every process of its host never says that nobody has a device open."""
+"""An agent that cannot see every process of its host never reports that no process has a device open."""
 
 from __future__ import annotations
 

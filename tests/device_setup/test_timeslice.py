@@ -206,7 +206,7 @@ def test_a_hung_call_for_one_gpu_delays_no_other(smi: Smi, tmp_path: Path) -> No
             slicing.set_up("b", whole(gpu("gpu-1", OTHER)), want("Long"), None, a_minute())
             assert not slow.done() and smi.slice(OTHER) == "3"
         finally:
-            smi.let_go(UUID)
+            smi.answer_again(UUID)
         slow.result(DEADLINE_S)
 
 

@@ -150,7 +150,7 @@ def test_without_kubernetes_the_only_claim_of_a_device_has_all_its_usage(tree: P
     assert meter(tree, alone, standalone=True).read(alone, amd()).used == 100
     second = held("default/other", share="share-2", why="none")
     assert meter(tree, alone, second, standalone=True).read(alone, amd()).used is None
-    # On a node of a cluster it is a container of which nothing says whose it is.
+    # On a node of a cluster it is a container whose pod is unknown.
     usage = meter(tree).read(held(), amd())
     assert usage.used is None and "names no pod" in (usage.note or "")
 

@@ -71,7 +71,7 @@ def findings() -> Findings:
 
 @pytest.fixture
 def scanned(healthy_host: CheckContext, host: Host) -> Scanned:
-    """Look at the simulated host as it is now."""
+    """Scan the simulated host in its present state."""
 
     def look() -> CheckContext:
         healthy_host.host = host

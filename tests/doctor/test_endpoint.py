@@ -1,4 +1,4 @@
-"""The files that protect /metrics: what doctor says about each, and how a bundle reads the metrics."""
+"""The files that protect /metrics: the findings of doctor about each, and how a bundle reads the metrics."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def nic(examination: CheckContext) -> PciFunction:
     return next(device for device in functions(examination) if device.kind.value == "nic")
 
 
-def test_a_well_host_has_nothing_to_mend(healthy_host: CheckContext, findings: Findings) -> None:
+def test_a_healthy_host_has_no_findings(healthy_host: CheckContext, findings: Findings) -> None:
     assert findings(healthy_host) == []
     assert is_healthy(run_checks(healthy_host))
 
@@ -77,7 +77,7 @@ def test_a_missing_device_node_is_named_with_its_device(scanned: Scanned, host: 
     assert "gpu-" in found[0].message and "nvidia" in found[0].hint
 
 
-def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, findings: Findings) -> None:
+def test_a_plain_file_is_not_a_device_node_on_a_real_host(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     node = next(node for device in inventory(examination).devices for node in device.nodes)
     plain = examination.host.dev / "plain"

@@ -116,7 +116,7 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, findin
     assert findings(examination)[0].severity is Severity.PROBLEM
 
 
-def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, findings: Findings, tmp_path: Path) -> None:
+def test_agents_with_different_devices_are_not_a_finding(scanned: Scanned, findings: Findings, tmp_path: Path) -> None:
     examination = scanned()
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, ()),)
     assert findings(examination) == []

@@ -1,4 +1,4 @@
-"""What doctor says of devices for vfio-pci."""
+"""The findings of doctor about devices for vfio-pci."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def examination(folder: Path, described: Machine) -> CheckContext:
     return CheckContext(host=host, topology=topology, inventory=inventory, state_dir=folder / "state")
 
 
-def told(found: CheckContext) -> list[Finding]:
+def passthrough_findings(found: CheckContext) -> list[Finding]:
     return [finding for finding in check_iommu(found) if finding.severity is not Severity.OK]
 
 
 def test_neighbours_in_a_group_are_named_before_a_claim_meets_them(tmp_path: Path) -> None:
-    (finding,) = told(examination(tmp_path, machine()))
+    (finding,) = passthrough_findings(examination(tmp_path, machine()))
     assert finding.where == ALVEO
     assert ALVEO_MANAGEMENT in finding.message
 
 
 def test_a_missing_driver_is_a_problem(tmp_path: Path) -> None:
-    findings = told(examination(tmp_path, replace(machine(), vfio=False)))
+    findings = passthrough_findings(examination(tmp_path, replace(machine(), vfio=False)))
     assert any("vfio-pci is not loaded" in one.message and "modprobe" in one.hint for one in findings)
 
 
@@ -45,6 +45,6 @@ def test_a_function_that_was_left_with_vfio_is_named(tmp_path: Path) -> None:
     assert found.inventory is not None
     device = next(one for one in found.inventory.devices if one.pci_address == FPGA)
     VfioBindingStore(tmp_path / "state").write(VfioBinding(FPGA, "gone", device.name, "dfl-pci", None, device))
-    finding = next(one for one in told(found) if one.where == FPGA)
+    finding = next(one for one in passthrough_findings(found) if one.where == FPGA)
     assert finding.severity is Severity.PROBLEM
     assert "claim gone" in finding.message and "dfl-pci" in finding.hint

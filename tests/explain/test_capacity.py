@@ -338,9 +338,7 @@ def test_files_and_objects_are_not_given_at_once(command: Command) -> None:
         ("n", "", ["-added-1", "-added-2"]),
     ],
 )
-def test_pools_of_added_nodes_have_names_of_their_own(
-    tmp_path: Path, node_name: str, pool: str, copies: list[str]
-) -> None:
+def test_pools_of_added_nodes_have_distinct_names(tmp_path: Path, node_name: str, pool: str, copies: list[str]) -> None:
     spec = {"nodeName": node_name, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}, "devices": []}
     file = tmp_path / "node.json"
     write([{"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}], str(file))

@@ -203,7 +203,7 @@ def test_a_gang_of_hundreds_is_spread_over_hundreds_of_nodes() -> None:
     assert result["search"]["impossible"] == "there are devices for request main of 800 pods, and case has 801"
 
 
-def test_without_time_there_is_no_result() -> None:
+def test_without_time_the_search_has_no_result() -> None:
     result = explain_gang(*large_gang(2), deadline=0)
     assert not result["fits"] and result["search"] is None and result["failure"] is None
     assert result["summary"] == "0 of 2 pods can be placed; the others have no result in time"

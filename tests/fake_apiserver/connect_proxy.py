@@ -14,7 +14,7 @@ OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 class ConnectProxy(socketserver.ThreadingTCPServer):
-    """Opens each tunnel to `target`, whatever name the client asks for, if its response ends with OPEN."""
+    """Opens each tunnel to `target`, independent of the requested name, if its response ends with OPEN."""
 
     daemon_threads = True
     allow_reuse_address = True

@@ -118,7 +118,7 @@ def run(
             point, fault = case
             try:
                 outcome, broken = worker.case(point, fault), None
-            except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign goes on
+            except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign continues
                 outcome, broken = "", error
             with lock:
                 if broken is None:
@@ -145,7 +145,7 @@ def run(
             print(f"{count:6} {name}", flush=True)
         print(f"{tally.passed} passed, {tally.failed} failed in {time.monotonic() - started:.0f} s", flush=True)
         if tally.next_point is not None:
-            print(f"ended by SIGTERM; ARGS='--from {tally.next_point}' goes on", flush=True)
+            print(f"ended by SIGTERM; ARGS='--from {tally.next_point}' continues it", flush=True)
     return tally
 
 

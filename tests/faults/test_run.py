@@ -46,7 +46,7 @@ def test_an_interrupted_run_reports_results_and_resumes(capsys: pytest.CaptureFi
     assert (
         "FAILED --point 1 --fault 'EIO' (call 1)" in output and "a claim is gone" in output and "    the log" in output
     )
-    assert "     2 EIO" in output and "4 passed, 1 failed" in output and "ARGS='--from 2' goes on" in output
+    assert "     2 EIO" in output and "4 passed, 1 failed" in output and "ARGS='--from 2' continues it" in output
     # The point at which it was interrupted is run completely.
     rest = list(Selection(first=2).cases(4, FAULTS))
     assert rest == [(2, "EIO"), (2, "ENOSPC"), (3, "EIO"), (3, "ENOSPC")]

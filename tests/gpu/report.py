@@ -46,7 +46,7 @@ def address(bus_id: str) -> str:
 
 def read(text: str) -> Report:
     """Read `nvidia-smi -q -x`."""
-    # What comes from the driver's own tool, asked on its own machine, is no hostile document.
+    # The document of the driver's own tool on this machine is trusted.
     root = ElementTree.fromstring(text)
     return Report(
         _text(root, "driver_version"), _text(root, "cuda_version"), tuple(_gpu(gpu) for gpu in root.iter("gpu"))

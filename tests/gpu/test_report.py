@@ -39,15 +39,15 @@ REPORT = """<?xml version="1.0" ?>
 
 
 @pytest.fixture(scope="module")
-def looked_at(tmp_path_factory: pytest.TempPathFactory) -> tuple[Inventory, str]:
+def read_report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Inventory, str]:
     """What the agent finds on a simulated machine with a T4, and the report that is right for it."""
     host = build("vm-1gpu", tmp_path_factory.mktemp("vm") / "host")
     uuid = nvml.read(host.sysfs.parent / "lib").devices[0].uuid
     return collect(host, scan(host), InventorySettings()), REPORT.format(uuid=uuid)
 
 
-def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:
-    inventory, text = looked_at
+def test_two_that_agree(read_report: tuple[Inventory, str]) -> None:
+    inventory, text = read_report
     report = read(text)
     assert (len(report.gpus), report.gpus[0].address, report.gpus[0].memory_mib) == (1, "0000:00:04.0", 15360)
     assert differences(inventory, report) == []
@@ -75,14 +75,14 @@ def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:
         ),
     ],
 )
-def test_every_difference_is_reported(looked_at: tuple[Inventory, str], right: str, wrong: str, found: str) -> None:
-    inventory, text = looked_at
+def test_every_difference_is_reported(read_report: tuple[Inventory, str], right: str, wrong: str, found: str) -> None:
+    inventory, text = read_report
     assert right in text
     assert any(found in line for line in differences(inventory, read(text.replace(right, wrong))))
 
 
-def test_values_that_nvidia_smi_omits_are_not_differences(looked_at: tuple[Inventory, str]) -> None:
-    inventory, text = looked_at
+def test_values_that_nvidia_smi_omits_are_not_differences(read_report: tuple[Inventory, str]) -> None:
+    inventory, text = read_report
     assert differences(inventory, read(text.replace("Turing", "N/A").replace("15360 MiB", "N/A"))) == []
 
 

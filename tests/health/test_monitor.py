@@ -1,4 +1,4 @@
-"""What looks show and libraries tell becomes taints, which go when nothing has been wrong for a while."""
+"""Observations and events of libraries become taints, which are removed some time after the last issue."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_device_with_unchanged_issues_stays_the_same_object(clock: Clock) -> N
     assert confirmed is not first and confirmed != first
 
 
-def test_a_device_that_was_not_looked_at_again_confirms_and_ends_nothing(clock: Clock) -> None:
+def test_a_device_that_was_not_observed_again_confirms_and_ends_nothing(clock: Clock) -> None:
     watched = monitor(clock)
     lost, other = gpu(0, "gpu-lost"), gpu(1)
     watched.observe(inventory(lost, other))
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_lost_in_a_single_scan_evicts_no_pod(clock: Clock) -> None
     clock.now += 4.9
     assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")], "too soon after it"
     clock.now += 0.1
-    assert watched.observation_due(), "nobody waits for the next ordinary look"
+    assert watched.observation_due(), "the next periodic observation would be late"
     assert taints(watched.observe(WELL)) == [("gpu-lost", "NoSchedule")]
     clock.now += 60
     assert not watched.observation_due()
@@ -115,9 +115,9 @@ def test_the_drivers_own_report_confirms_a_lost_gpu(clock: Clock, xid_first: boo
 
 def test_an_xid_counts_for_a_while_after_the_last_one(clock: Clock) -> None:
     watched = monitor(clock)
-    told = watched.record_events([xid(63)], WELL)
-    assert taints(told) == [("xid-63", "NoSchedule")]
-    assert "a row of memory" in (told.devices[0].health_reason or "")
+    inventory_after = watched.record_events([xid(63)], WELL)
+    assert taints(inventory_after) == [("xid-63", "NoSchedule")]
+    assert "a row of memory" in (inventory_after.devices[0].health_reason or "")
     clock.now += 299
     assert taints(watched.record_events([xid(63)], WELL)) == [("xid-63", "NoSchedule")]
     assert times(watched.record_events([], WELL)) == ["2027-01-15T08:00:00Z"]
@@ -154,7 +154,7 @@ def test_a_fault_hits_every_partition_of_its_gpu_and_nothing_else(clock: Clock) 
 
 def test_memory_errors_count_from_the_first_scan(clock: Clock) -> None:
     watched = Monitor(SETTINGS, DRIVER, None, clock)
-    assert taints(watched.observe(inventory(gpu(errors=7)))) == [], "nobody knows when they happened"
+    assert taints(watched.observe(inventory(gpu(errors=7)))) == [], "the time of these errors is unknown"
     assert taints(watched.observe(inventory(gpu(errors=8)))) == [("ecc", "NoSchedule")]
     clock.now += 300
     assert taints(watched.observe(inventory(gpu(errors=8)))) == []
@@ -299,7 +299,7 @@ def test_a_failed_set_up_ends_by_itself_and_counts_longer_each_time(clock: Clock
 
 
 def test_an_issue_of_the_first_scan_has_no_start_time(clock: Clock) -> None:
-    """The time that is published is kept by whoever publishes; an agent without its record must not set it anew."""
+    """The publisher keeps the published time; an agent without its record must not replace it."""
     fresh = Monitor(SETTINGS, DRIVER, None, clock)
     assert times(fresh.observe(inventory(gpu(0, "gpu-lost")))) == [None]
 
@@ -315,7 +315,7 @@ def test_a_damaged_record_costs_no_device(clock: Clock, tmp_path: Path, garbage:
 def test_a_record_that_cannot_be_written_is_reported_once(
     clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched = monitor(clock, record=HealthStateFile(tmp_path / "not there", "boot"))
+    watched = monitor(clock, record=HealthStateFile(tmp_path / "missing", "boot"))
     for code in (94, 95, 48):
         assert taints(watched.record_events([xid(code)], WELL))
     assert [record.message for record in caplog.records].count("the issues of devices cannot be saved") == 1

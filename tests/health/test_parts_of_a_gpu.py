@@ -1,4 +1,4 @@
-"""MIG instances: what is told of one, what is wrong with all, and what nobody could look at."""
+"""MIG instances: events of one, issues of all, and instances that could not be observed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def causes(found: Inventory) -> dict[str, list[str]]:
     }
 
 
-def told_of(code: int, *names: str) -> DeviceEvent:
+def xid_of(code: int, *names: str) -> DeviceEvent:
     return msgspec.structs.replace(xid(code), devices=names)
 
 
@@ -37,31 +37,31 @@ def monitor(clock: Clock) -> Monitor:
 def test_an_xid_of_an_instance_taints_that_instance_only_and_for_as_long_as_any(monitor: Monitor, clock: Clock) -> None:
     three = parts("gpu-0-mig-0", "gpu-0-mig-1", "gpu-0-mig-2")
     monitor.observe(three)
-    assert causes(monitor.record_events([told_of(94, "gpu-0-mig-1")], three)) == {"gpu-0-mig-1": ["xid-94"]}
+    assert causes(monitor.record_events([xid_of(94, "gpu-0-mig-1")], three)) == {"gpu-0-mig-1": ["xid-94"]}
     clock.now += 300
     assert causes(monitor.record_events([], three)) == {}
 
 
 @pytest.mark.parametrize("code", [48, 79, 95, 119])
-def test_an_xid_that_is_about_the_gpu_taints_all_whichever_instance_it_names(monitor: Monitor, code: int) -> None:
+def test_an_xid_that_is_about_the_gpu_taints_all_instances(monitor: Monitor, code: int) -> None:
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
     monitor.observe(two)
-    found = causes(monitor.record_events([told_of(code, "gpu-0-mig-1")], two))
+    found = causes(monitor.record_events([xid_of(code, "gpu-0-mig-1")], two))
     assert found == {"gpu-0-mig-0": [f"xid-{code}"], "gpu-0-mig-1": [f"xid-{code}"]}
 
 
 def test_an_xid_without_an_instance_taints_all(monitor: Monitor) -> None:
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
-    assert causes(monitor.record_events([told_of(94)], two)).keys() == {"gpu-0-mig-0", "gpu-0-mig-1"}
+    assert causes(monitor.record_events([xid_of(94)], two)).keys() == {"gpu-0-mig-0", "gpu-0-mig-1"}
 
 
 def test_operators_set_the_severity_of_issues(clock: Clock) -> None:
     settings = HealthSettings(ignored_xids=(94,), gpu_xids=(31,), fatal_xids=(13,))
     monitor = Monitor(settings, DRIVER, clock=clock)
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
-    assert causes(monitor.record_events([told_of(94, "gpu-0-mig-1")], two)) == {}
-    assert causes(monitor.record_events([told_of(13, "gpu-0-mig-1")], two)) == {"gpu-0-mig-1": ["xid-13"]}
-    assert causes(monitor.record_events([told_of(31, "gpu-0-mig-1")], two)) == {
+    assert causes(monitor.record_events([xid_of(94, "gpu-0-mig-1")], two)) == {}
+    assert causes(monitor.record_events([xid_of(13, "gpu-0-mig-1")], two)) == {"gpu-0-mig-1": ["xid-13"]}
+    assert causes(monitor.record_events([xid_of(31, "gpu-0-mig-1")], two)) == {
         "gpu-0-mig-0": ["xid-31"],
         "gpu-0-mig-1": ["xid-13", "xid-31"],
     }, "the fatal one is first"
@@ -74,7 +74,7 @@ def test_a_library_that_is_silent_ends_nothing(monitor: Monitor, clock: Clock) -
     silent = inventory(gpu(0, health="unmonitored"))
     for _ in range(10):
         clock.now += 60
-        assert ("gpu-lost", "NoExecute") in taints(monitor.observe(silent)), "nobody has seen it come back"
+        assert ("gpu-lost", "NoExecute") in taints(monitor.observe(silent)), "its return was not observed"
     monitor.observe(inventory(gpu(0)))
     clock.now += 60
     assert taints(monitor.observe(inventory(gpu(0)))) == []

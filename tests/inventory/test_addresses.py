@@ -1,4 +1,4 @@
-"""Addresses of interfaces, compared with what other tools of this machine say."""
+"""Addresses of interfaces, compared with the output of other tools of this machine."""
 
 from __future__ import annotations
 

@@ -92,4 +92,4 @@ def test_one_that_is_gone_is_where_it_was_last() -> None:
     library.silent = True
     assert affected.names(ADDRESS, "gpu", 7, 0) == ("1g-4",)
     assert affected.names(ADDRESS, "gpu", 8, 0) == ("1g-5",)
-    assert affected.names(ADDRESS, "gpu", 9, 0) == (), "nobody knows, so that it counts for all"
+    assert affected.names(ADDRESS, "gpu", 9, 0) == (), "the instance is unknown, so the event counts for all"

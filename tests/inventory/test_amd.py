@@ -54,7 +54,7 @@ def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: 
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_partitions_become_devices_of_their_own(recorded_host: Path, function: Callable[..., Function]) -> None:
+def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable[..., Function]) -> None:
     host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
     problems: list[Diagnostic] = []

@@ -128,7 +128,7 @@ def test_gpus_that_share_an_id_have_no_uuid(tmp_path: Path) -> None:
     assert ["uuid" in device.attributes for device in collect(host, scan(host)).devices] == [False, False]
 
 
-def test_virtual_functions_of_one_slot_are_gpus_of_their_own(tmp_path: Path) -> None:
+def test_each_virtual_function_of_a_slot_is_a_gpu(tmp_path: Path) -> None:
     host = Host(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", None)
     for function in (0, 1):
         folder = host.sysfs / f"bus/pci/devices/0000:02:00.{function}"

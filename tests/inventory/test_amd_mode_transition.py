@@ -1,4 +1,4 @@
-"""A look of the inventory at a GPU whose compute partition mode is being changed."""
+"""The inventory of a GPU whose compute partition mode is being changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bench:
         return self.collector.collect(scan(self.host))
 
     def look_until_withdrawn(self) -> tuple[Inventory, float]:
-        """Look again and again, as the agent does; gives what was seen at last, and for how long it was offered."""
+        """Collect repeatedly, as the agent does; return the last inventory, and how long the GPU was published."""
         began = time.monotonic()
         while of(inventory := self.look(), FIRST):
             assert time.monotonic() - began < DEADLINE_S, "a GPU that stays half made is offered for ever"
@@ -61,13 +61,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 7])
-def test_a_gpu_that_somebody_divides_is_described_as_before_while_it_is_half_made(bench: Bench, left: int) -> None:
+def test_a_gpu_that_is_partitioned_outside_is_described_as_before_until_it_is_complete(bench: Bench, left: int) -> None:
     before = bench.look()
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=left):
         assert bench.look() == before, "devices, counters and problems are those of before the change"
-        assert bench.collector.lost_event_stream(), "and it is looked at again soon"
-        assert not bench.collector.lost_event_stream(), "which is told once"
+        assert bench.collector.lost_event_stream(), "and the next collection is due soon"
+        assert not bench.collector.lost_event_stream(), "which is reported once"
     assert bench.look() == before
     assert not bench.collector.lost_event_stream(), "nothing more is to be seen"
 
@@ -114,7 +114,7 @@ def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(b
         time.sleep(SETTLE_TIMEOUT_S * 1.2)
         assert bench.look() == before, "nodes may come after the write"
         bench.changes.end(FIRST)
-        assert bench.look() == before, "what took long until now takes no time away from who looks after it"
+        assert bench.look() == before, "the duration of the change does not shorten the time after it"
     assert bench.look() == before
 
 
@@ -126,7 +126,7 @@ def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(b
         found, _ = bench.look_until_withdrawn()
         assert len(of(found, SECOND)) == PER_GPU
         assert ["0 of its 8 dies" in problem.message for problem in found.problems] == [True]
-        assert not was_read(bench.host, FIRST), "the driver has not come back: whoever asks is never answered"
+        assert not was_read(bench.host, FIRST), "the driver does not answer yet: a read would hang"
 
 
 def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(

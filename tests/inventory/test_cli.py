@@ -54,7 +54,7 @@ def test_one_device_is_shown_with_everything(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["name"] == "nic-0000-3b-00-0"
 
 
-def test_a_device_that_is_not_there_is_the_answer_no(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_device_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert devices("nic-0000-3b-00-9", "--simulate", "cpu-only") == 1
     error = capsys.readouterr().err
     assert "nic-0000-3b-00-9: no such device on this host; did you mean nic-0000-3b-00-" in error

@@ -237,7 +237,7 @@ def test_each_function_has_its_back_end(
     assert backend_of(function("0000:01:00.0", kind, vendor, "0x0001", driver=driver)) == expected
 
 
-def test_a_device_bound_to_vfio_is_no_gpu(host: Host, function: Make, topology_of: TopologyOf) -> None:
+def test_a_device_bound_to_vfio_is_not_a_gpu(host: Host, function: Make, topology_of: TopologyOf) -> None:
     gpu = function("0000:19:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver="vfio-pci", iommu_group=42, vfio="vfio3")
     device = only(collect(host, topology_of(gpu)))
     assert (values(device)["type"], device.family) == ("vfio", "gpu")

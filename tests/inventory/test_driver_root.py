@@ -165,7 +165,7 @@ def test_links_are_followed_within_the_root(tmp_path: Path, link: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["dangling", "outside", "loop", "directory", "empty", "text"])
-def test_a_file_that_is_no_library_is_named(tmp_path: Path, fault: str) -> None:
+def test_a_file_that_is_not_a_library_is_named(tmp_path: Path, fault: str) -> None:
     root = tmp_path / "root"
     (root / "usr/lib64").mkdir(parents=True)
     library = root / "usr/lib64" / LIBRARY

@@ -57,22 +57,22 @@ def first(inventory: Inventory) -> Device:
 
 
 def test_an_xid_is_reported_once_for_its_gpu(dgx: Host, root: Path, collector: Collector) -> None:
-    inject.xid(root, "0000:1b:00.0", 63)  # before anybody looked
+    inject.xid(root, "0000:1b:00.0", 63)  # before the first collection
     assert collector.faults() == []
     collector.collect(scan(dgx))
     assert collector.reports_events and collector.faults() == []
     inject.xid(root, "0000:1b:00.0", 79)
     inject.xid(root, "0000:43:00.0", 13)
-    told = collector.faults()
-    assert [(fault.pci_address, fault.cause) for fault in told] == [
+    events = collector.faults()
+    assert [(fault.pci_address, fault.cause) for fault in events] == [
         ("0000:1b:00.0", "xid-79"),
         ("0000:43:00.0", "xid-13"),
     ]
-    assert "79" in told[0].message
+    assert "79" in events[0].message
     assert collector.faults() == []
 
 
-def test_events_go_on_after_a_gpu_was_lost_and_came_back(dgx: Host, root: Path, collector: Collector) -> None:
+def test_events_continue_after_a_gpu_was_lost_and_returned(dgx: Host, root: Path, collector: Collector) -> None:
     collector.collect(scan(dgx))
     inject.unplug(root, "0000:1b:00.0")
     assert [fault.cause for fault in collector.faults()] == ["xid-79"]
@@ -158,4 +158,4 @@ def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> No
     (interface / "carrier").write_text("0\n")
     assert causes() == ["link-down"]
     (interface / "flags").write_text("0x1002\n")
-    assert causes() == [], "nobody has switched it on"
+    assert causes() == [], "it was not switched on"

@@ -82,7 +82,7 @@ def inventory(host: tuple[str, Host]) -> Inventory:
 
 
 def problems_of(devices: list[Device]) -> list[object]:
-    """What the API server would say to slices with these devices."""
+    """Return the errors of the API server for slices with these devices."""
     found: list[object] = []
     for start in range(0, len(devices), 64):
         document = {
@@ -135,7 +135,7 @@ def test_devices_are_those_of_the_machine(host: tuple[str, Host], inventory: Inv
     assert counts == EXPECTED[profile]
     for device in inventory.family("gpu"):
         if device.attributes["type"].value == "vfio":
-            continue  # no driver of the vendor is there to tell
+            continue  # no driver of the vendor reports it
         if profile == "dgx-spark":
             assert "memory" not in device.capacity, "its GPU uses the memory of the CPU"
             continue

@@ -56,7 +56,7 @@ def xid(host: Host, number: int, instance: int = NO_INSTANCE, compute: int = NO_
         nvml.write(root / "lib", msgspec.structs.replace(state, events=(*state.events[:-1], last)))
 
 
-def told(collector: Collector) -> list[tuple[str, str, tuple[str, ...]]]:
+def events_of(collector: Collector) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(fault.pci_address, fault.cause, fault.devices) for fault in collector.faults()]
 
 
@@ -71,7 +71,7 @@ def test_an_event_of_an_instance_names_its_device(host: Host, library: NvmlClien
     for instance, compute in ((first, 0), (second, NO_INSTANCE), (NO_INSTANCE, NO_INSTANCE)):
         xid(host, 94, instance, compute)
     expected: list[tuple[str, ...]] = [(one,), (two,), ()]
-    assert told(collector) == [(ADDRESS, "xid-94", devices) for devices in expected]
+    assert events_of(collector) == [(ADDRESS, "xid-94", devices) for devices in expected]
 
 
 def test_an_event_is_one_taint_or_one_for_each_instance(host: Host, library: NvmlClient, collector: Collector) -> None:
@@ -126,11 +126,11 @@ def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, libr
     first, second = make(library, ONE_G, 4, 1), make(library, TWO_G, 0, 2)
     xid(host, 94, first, 0)
     xid(host, 94, second, 0)
-    assert told(collector) == [(ADDRESS, "xid-94", (one,)), (ADDRESS, "xid-94", (two,))]
-    # What died of it has been taken down before anybody asks.
+    assert events_of(collector) == [(ADDRESS, "xid-94", (one,)), (ADDRESS, "xid-94", (two,))]
+    # The failed instance is destroyed before the events are read.
     xid(host, 94, first, 0)
     destroy(library, first)
-    assert told(collector) == [(ADDRESS, "xid-94", (one,))]
+    assert events_of(collector) == [(ADDRESS, "xid-94", (one,))]
     # A lost GPU is lost with everything that it could be divided into.
     root = host.sysfs.parent
     inject.fail(root, None, 15, ADDRESS, PAIR)

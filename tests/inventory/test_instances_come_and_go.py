@@ -1,4 +1,4 @@
-"""MIG instances that are made and destroyed in the middle of a look, at every call that the look makes of NVML."""
+"""MIG instances that are created and destroyed during a collection, at each of its calls of NVML."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class Moments:
         return found
 
     def count(self, look: Callable[[], Inventory]) -> int:
-        """Count the calls of a look that nothing disturbs."""
+        """Count the calls of a collection without changes."""
         self.during(look, -1, lambda: None)
         return len(self.names)
 
     @property
     def last(self) -> str:
-        """Say when it happened."""
+        """Return the call at which the change happened."""
         return f"{len(self.names)} calls, {self.names[-1]}"
 
 
@@ -179,7 +179,7 @@ def test_instances_of_an_administrator_are_reported_as_before_or_after(
         kept.append(make(library, ONE_G, 4, 1))
 
     def devices(inventory: Inventory) -> dict[str, Any]:
-        # An instance that is made anew has another UUID, and nothing else that differs.
+        # An instance that is created again differs only in its UUID.
         return {
             device.name: (device.health, device.capacity, device.nodes, device.identity.get("memory"))
             for device in inventory.family("gpu")
@@ -198,7 +198,7 @@ def test_instances_of_an_administrator_are_reported_as_before_or_after(
             assert found.problems == (), where
 
 
-def test_an_error_that_stays_is_no_instance_that_has_gone(
+def test_a_permanent_error_is_not_a_removed_instance(
     host: Host, library: NvmlClient, collectors: Callable[..., Collector]
 ) -> None:
     make(library, ONE_G, 6, 1)

@@ -194,7 +194,7 @@ def test_the_whole_of_a_divided_gpu_is_offered_where_the_operator_wants_it(b60: 
     assert desired_slices(inventory, node="node-a", driver="dra-agent.internal").problems == []
 
 
-def test_the_whole_is_not_offered_while_somebody_else_has_a_virtual_function(tmp_path: Path) -> None:
+def test_the_whole_is_not_published_while_a_virtual_function_is_in_use(tmp_path: Path) -> None:
     host = build("arc-b60", tmp_path / "host")
     kernel = SimulatedKernel(tmp_path / "host")
     function = "0000:05:00.4"

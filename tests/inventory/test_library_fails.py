@@ -1,4 +1,4 @@
-"""NVIDIA's library crashes, again and again, or hangs for ever: what the inventory shows, and that it comes back."""
+"""NVIDIA's library crashes once, repeatedly, or hangs permanently: the inventory meanwhile, and its return."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_crash_during_a_scan_keeps_the_last_values(
     assert gpu(collector, vm).health == "healthy"
 
 
-def test_a_library_that_crashes_again_and_again_is_started_less_and_less_often(
+def test_a_library_that_crashes_repeatedly_is_started_less_and_less_often(
     vm: Host, nvml: NvmlClient, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "FIRST_WAIT_S", 3000.0)

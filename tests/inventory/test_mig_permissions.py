@@ -1,4 +1,4 @@
-"""MIG without the permissions of the driver: what is published, and what the diagnostics tell an operator to add."""
+"""MIG without the permissions of the driver: what is published, and which permissions the diagnostics name."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ Look = Callable[[Access, str, bool], Inventory]
 
 @pytest.fixture(scope="module")
 def look(tmp_path_factory: pytest.TempPathFactory) -> Look:
-    """Look at a host with that access, in that mode, below a driver root or not.
+    """Collect a host with that access, in that mode, below a driver root or not.
 
     Many containers have the same access, and so the same host.
     """

@@ -1,4 +1,4 @@
-"""NVML's table of profiles: drivers that describe them only in MIG mode, and tables that are not there yet."""
+"""NVML's table of profiles: drivers that describe them only in MIG mode, and tables that do not exist yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE_INFO = "nvmlDeviceGetGpuInstanceProfileInfo"
 
 
 def strict(machine: Machine) -> Machine:
-    """Return the machine with a driver that does as nvml.h says."""
+    """Return the machine with a driver that behaves as nvml.h states."""
     assert machine.nvidia is not None
     driver = NvidiaDriver(machine.nvidia.version, machine.nvidia.cuda, profiles_need_mig=True)
     return replace(machine, nvidia=driver)

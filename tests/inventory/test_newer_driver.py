@@ -98,7 +98,7 @@ def test_a_structure_of_another_version_costs_its_values_only(host: Host, root: 
     assert "memory" not in device.capacity
 
 
-def test_a_gpu_without_memory_of_its_own_is_published_without_memory(tmp_path: Path) -> None:
+def test_a_gpu_without_its_own_memory_is_published_without_memory(tmp_path: Path) -> None:
     host = simulate.build("dgx-spark", tmp_path / "spark")
     inventory = collect(host, scan(host), SETTINGS)
     assert inventory.problems == ()

@@ -80,7 +80,7 @@ def test_mps_on_a_mig_device_is_not_published_as_enforcement() -> None:
 
 
 def test_a_mechanism_that_is_missing_is_not_used_either() -> None:
-    shared, _ = offered(gpu(mps="not there"), ShareRule("true", "mps"))
+    shared, _ = offered(gpu(mps="missing"), ShareRule("true", "mps"))
     assert limit_mechanism(shared) == "none"
     assert limit_mechanism(gpu(mps="")) is None
 
@@ -179,6 +179,6 @@ def test_dmem_needs_one_region_of_the_device(
     assert reason in device.memory_limits["dmem"]
     assert (device.memory_limits["dmem"] == "") == (reason == "")
     assert device.identity.get("dmem") == (None if reason else "drm/0000:03:00.0/vram0")
-    shared, told = offered(device, ShareRule("true", "dmem"))
+    shared, problems = offered(device, ShareRule("true", "dmem"))
     assert offered_enforcement(shared) == ("none" if reason else "dmem")
-    assert len(told) == (1 if reason else 0)
+    assert len(problems) == (1 if reason else 0)

@@ -97,7 +97,7 @@ def test_other_devices_do_not_wait_for_a_slow_start(
     try:
         first = hardware.inventory
         assert len(first.family("nic")) == 10
-        assert set(gpus(first).values()) == {"unmonitored"}, "they are there: prepared claims go on"
+        assert set(gpus(first).values()) == {"unmonitored"}, "they are published: prepared claims continue"
         taints = {(taint.key, taint.effect) for device in first.family("gpu") for taint in device.taints}
         assert taints == {(f"{DRIVER}/starting", "NoSchedule")}, "and new claims wait until they are described"
         assert {device.identity["minor"] for device in first.family("gpu")} == {str(n) for n in range(8)}

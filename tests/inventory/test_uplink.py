@@ -87,7 +87,7 @@ def test_without_the_configured_routes_no_interface_can_be_claimed(host: Host, w
     assert Uplinks(there).interfaces([]) == frozenset(), "a host without a default route needs none of them"
 
 
-def test_interfaces_of_another_network_namespace_are_strangers(host: Host, write: Write) -> None:
+def test_interfaces_of_another_network_namespace_are_foreign(host: Host, write: Write) -> None:
     for name, address in {"lo": "00:00:00:00:00:00", "eth77": "02:00:00:00:00:01", "br0": "02:00:00:00:00:02"}.items():
         write(f"sys/class/net/{name}/address", address)
     write("sys/class/net/lo/device/vendor", "0x0")  # as if it were hardware: it has the same address everywhere
@@ -100,13 +100,13 @@ def test_interfaces_of_another_network_namespace_are_strangers(host: Host, write
     assert foreign_interfaces(net, net.names()) == ["eth77", "lo"]
 
 
-def test_hardware_interfaces_of_this_host_are_no_strangers() -> None:
+def test_hardware_interfaces_of_this_host_are_not_foreign() -> None:
     net = SysfsDir(Path("/sys/class/net"), [])
     assert foreign_interfaces(net, net.names()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
-def test_in_a_network_namespace_of_its_own_no_interface_can_be_claimed() -> None:
+def test_in_a_separate_network_namespace_no_interface_can_be_claimed() -> None:
     if not any((folder / "device").exists() for folder in Path("/sys/class/net").iterdir()):
         pytest.skip("no hardware interface here")
     code = (
@@ -137,7 +137,7 @@ def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) 
 
 
 @pytest.mark.skipif(not Path("/sys/class/net/lo").exists(), reason="no network interfaces here")
-def test_the_kernel_answers_through_the_process_of_its_own() -> None:
+def test_the_kernel_answers_through_a_separate_process() -> None:
     facts = net_links.query(DEADLINE_S)
     assert "lo" in {link.name for link in facts.links}
     assert set(facts.default_routes) <= {link.name for link in facts.links}

@@ -139,7 +139,7 @@ def test_many_calls_that_hang_leave_threads_for_registration_and_health(
 
 
 class PanicError(BaseException):
-    """As a panic of Rust code (pyo3.PanicException), which is no subclass of Exception."""
+    """As a panic of Rust code (pyo3.PanicException), which is not a subclass of Exception."""
 
 
 @pytest.mark.parametrize("claims", [[CLAIM_C], [CLAIM_C, ("default", "d", "v")]], ids=["thread", "event loop"])

@@ -155,12 +155,12 @@ def test_canceled_watches_are_removed(node: Node, run: Run, health: FakeHealth) 
 
 
 def test_text_that_is_not_unicode_has_replacement_characters(node: Node, run: Run, health: FakeHealth) -> None:
-    health.current = [device_health("gpu-0", "unhealthy", "driver said \udcff")]
+    health.current = [device_health("gpu-0", "unhealthy", "driver: \udcff")]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):
             stream = watch(driver)
-            assert (await asyncio.wait_for(stream.read(), 60)).devices[0].message == "driver said ?"
+            assert (await asyncio.wait_for(stream.read(), 60)).devices[0].message == "driver: ?"
             stream.cancel()
 
     run(scenario())

@@ -127,7 +127,7 @@ def test_leftovers_are_removed_unless_their_writer_lives(tmp_path: Path) -> None
         assert being_written.exists()
     assert atomic_file.remove_leftovers(tmp_path) == [being_written]
     assert all(path.exists() for path in others)
-    assert atomic_file.remove_leftovers(tmp_path / "not there") == []
+    assert atomic_file.remove_leftovers(tmp_path / "missing") == []
 
 
 def test_writers_and_leftover_removal_run_concurrently(tmp_path: Path) -> None:

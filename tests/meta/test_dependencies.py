@@ -1,4 +1,4 @@
-"""Dependencies: the agent imports each of its own, and builds take the versions of the lock file."""
+"""Dependencies: the agent imports each declared one, and builds take the versions of the lock file."""
 
 from __future__ import annotations
 

@@ -34,6 +34,9 @@ CODE = sorted(
 )
 """The product: its comments, docstrings and messages."""
 
+TESTS = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")} - {Path(__file__)})
+"""Tests and benchmarks: their comments, docstrings and messages. This file contains the words themselves."""
+
 INSTEAD = {
     r"gives? out|giving out|given out|gave out": "allocate, advertise, manage",
     r"mends?|mended|mending|puts? (?:it |them |this |that )?right": "repair, fix",
@@ -68,6 +71,9 @@ INSTEAD = {
 EXCEPTIONS: dict[str, frozenset[str]] = {
     "python/dra_agent/health/issues.py": frozenset({"GPU System Processor"}),
     "python/dra_agent/health/settings.py": frozenset({"tell: a taint with the effect None"}),
+    "tests/agent/test_config.py": frozenset({"one of NoExecute, NoSchedule, tell, none"}),
+    "tests/cluster/kube/node.py": frozenset({"io.containerd.tracing.processor.v1.otlp"}),
+    "tests/device_setup/test_limits.py": frozenset({"no cgroup of its own"}),
 }
 """Sentences that need such a word, by file: the text of the line's part that is meant."""
 
@@ -110,6 +116,13 @@ def _rust(text: str) -> Iterable[tuple[int, str]]:
             yield number, re.sub(r"`[^`]*`", "``", comment[1])
 
 
+def _functions(path: Path) -> Iterable[tuple[int, str]]:
+    """Return the lines and names of functions."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if function := re.match(r"\s*(?:async )?def (\w+)", line):
+            yield number, function[1]
+
+
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
     readers = {".md": _prose, ".py": _python, ".rs": _rust}
     return readers[path.suffix](path.read_text()) if path.suffix in readers else _comments(path)
@@ -134,7 +147,18 @@ def test_a_page_uses_standard_terms(path: Path) -> None:
 
 
 def test_code_is_commented_in_standard_terms() -> None:
-    findings = [finding for path in CODE for finding in _findings(path)]
+    findings = [finding for path in CODE + TESTS for finding in _findings(path)]
+    assert not findings, "\n".join(findings)
+
+
+def test_names_of_tests_use_standard_terms() -> None:
+    findings = [
+        f"{path.relative_to(ROOT)}:{line}: {name}: {match[0]!r}: write {instead}"
+        for path in TESTS
+        for line, name in _functions(path)
+        for pattern, instead in INSTEAD.items()
+        for match in re.finditer(rf"\b(?:{pattern})\b", name.replace("_", " "))
+    ]
     assert not findings, "\n".join(findings)
 
 

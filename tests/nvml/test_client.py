@@ -146,7 +146,7 @@ def test_a_process_that_dies_ends_its_calls_and_nothing_else(
     with pytest.raises(WorkerExitedError, match=number.name):
         process.call(OTHER, DEADLINE_S, "nvmlDeviceGetUUID", gpu)
     with pytest.raises(ProcessLookupError):
-        os.kill(process.pid, 0)  # it is no zombie either
+        os.kill(process.pid, 0)  # it is not a zombie either
 
 
 def test_a_handle_of_a_process_before_it_is_refused(process: NvmlWorker, library: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_call_with_one_claim_has_all_its_steps(rig: Rig) -> None:
     assert len({span.span_id for span in spans}) == len(spans)
 
 
-def test_a_call_with_several_claims_has_a_span_for_each_on_whichever_thread_it_works(rig: Rig) -> None:
+def test_a_call_with_several_claims_has_a_span_for_each_on_any_thread(rig: Rig) -> None:
     rig.node.claims.claims |= {"c": claim("c", "u"), "d": claim("d", "v")}
 
     async def scenario(driver: Any) -> None:

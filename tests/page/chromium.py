@@ -1,6 +1,6 @@
 """A headless Chromium that a test controls through the DevTools protocol, on two pipes.
 
-`--dump-dom` with a virtual time is no alternative: the time passes while the page has no request of its own under way,
+`--dump-dom` with a virtual time is not an alternative: the time passes while the page has no open request,
 which on a busy machine includes the moment before its script is requested. Then a page is dumped that has not run.
 """
 
@@ -173,7 +173,7 @@ class Page:
         return base64.b64decode(shown["data"])
 
     def complaints(self) -> list[str]:
-        """Return errors of scripts and violations of the policy; failed requests are no complaint of the page."""
+        """Return errors of scripts and violations of the policy; failed requests are not errors of the page."""
         self.call("Log.enable")  # its response follows what was reported before
         thrown = [
             str(one["exceptionDetails"]) for one in self._browser.events(self._session, "Runtime.exceptionThrown")

@@ -204,7 +204,7 @@ def test_the_page_is_complete_without_its_script(browse: Browse, open_site: Call
     assert GPU.name in shown and 'role="timer"' in shown and 'id="connection"' not in shown
 
 
-def test_a_page_without_its_server_says_so(browse: Browse, open_site: Callable[[Site], str]) -> None:
+def test_a_page_without_its_server_shows_it(browse: Browse, open_site: Callable[[Site], str]) -> None:
     page = browse(open_site(EndingSite(*views())))
     page.eventually("document.body.textContent.includes('No response from dra-agent ui since')")
     assert GPU.name in page.html()

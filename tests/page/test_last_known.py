@@ -57,7 +57,7 @@ def value(source: Source, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Last
     return LastKnown(source.read, interval_s=10, clock=clock)
 
 
-def test_a_value_is_read_again_when_it_is_old_and_somebody_asks(
+def test_a_value_is_read_again_when_it_is_old_and_requested(
     value: LastKnown[int], source: Source, clock: Clock
 ) -> None:
     assert [value.get().value for _ in range(5)] == [1] * 5
@@ -66,7 +66,7 @@ def test_a_value_is_read_again_when_it_is_old_and_somebody_asks(
     clock.now_s += 1
     assert (value.get().value, value.get().age_s) == (2, 0)
     clock.now_s += 1000
-    assert source.reads == 2, "nobody asked"
+    assert source.reads == 2, "the value was not requested"
 
 
 def test_a_source_that_hangs_leaves_the_last_value_with_its_age(
@@ -94,7 +94,7 @@ def test_a_source_that_never_responded_has_no_value(
     assert (known.value, known.age_s, known.reading_s) == (None, None, 0)
 
 
-def test_errors_are_reported_beside_the_last_value(value: LastKnown[int], source: Source, clock: Clock) -> None:
+def test_errors_are_reported_next_to_the_last_value(value: LastKnown[int], source: Source, clock: Clock) -> None:
     assert value.get().error is None
     source.error = RetryableError("the API server is away", where="https://a", hint="wait")
     clock.now_s += 10

@@ -78,7 +78,7 @@ def test_a_restart_keeps_the_claim_and_it_can_still_be_released(node: SimulatedN
     node.preparer.prepare_ahead(claim_)
     node.crash_and_restart()
     assert node.preparer.recover().kept == ("a",)
-    assert ahead(node) == ["a"], "a repair is no request of the kubelet"
+    assert ahead(node) == ["a"], "a repair is not a request of the kubelet"
     assert node.preparer.release_ahead("a")
     assert node.hardware == {}
 

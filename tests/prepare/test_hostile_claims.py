@@ -134,7 +134,7 @@ def test_admin_access_has_no_device_setup(node: SimulatedNode, source: str) -> N
     assert node.usable("holder")
 
 
-def test_a_container_gets_only_nodes_of_its_own_gpu(node: SimulatedNode) -> None:
+def test_a_container_gets_only_nodes_of_the_allocated_gpu(node: SimulatedNode) -> None:
     node.preparer.prepare(claim("other", "gpu-4"))
     prepared_results = node.preparer.prepare(claim("a", "gpu-3"))
     edits = applied_edits(node.registry(), prepared_results[0].cdi_device_ids)

@@ -148,7 +148,7 @@ def test_with_both_gates_off_both_are_reported(node: Node) -> None:
     node.run(scenario)
 
 
-def test_other_rejections_of_an_attribute_are_no_sign_of_the_gate() -> None:
+def test_other_rejections_of_an_attribute_do_not_indicate_the_gate() -> None:
     sent = {"spec": {"devices": [{"name": "a", "attributes": {"x": {"strings": ["a"]}, "y": {"string": "b"}}}]}}
     path = "spec.devices[0].attributes"
     assert refused_lists(sent, f'{path}[x]: Invalid value: ""') == ["devices[a].attributes.x.strings"]

@@ -28,7 +28,7 @@ def poll(path: Path) -> Sequence[Signal]:
     return asyncio.run(FileSource(path, now=lambda: NOW).poll())
 
 
-def test_without_a_file_there_is_no_notice(path: Path) -> None:
+def test_without_a_file_no_notice_is_reported(path: Path) -> None:
     assert poll(path) == ()
 
 

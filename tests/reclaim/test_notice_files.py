@@ -230,7 +230,7 @@ def test_a_write_that_hangs_delays_neither_other_files_nor_the_drain(
     run(scenario)
 
 
-def test_a_claim_that_is_released_meanwhile_is_no_failure(tmp_path: Path) -> None:
+def test_a_claim_that_is_released_meanwhile_is_not_a_failure(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = Node(tmp_path)
         node.directory.create("a", a_minute())

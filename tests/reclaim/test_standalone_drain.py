@@ -192,7 +192,7 @@ def test_the_hook_gets_the_claim_and_the_notice(host: Host, seconds: float | Non
         (600.0, 0.5, "its hook took too long and was killed"),
     ],
 )
-def test_a_hook_failure_is_reported_and_the_release_goes_on(
+def test_a_hook_failure_is_reported_and_the_release_continues(
     host: Host, hook_seconds: float, seconds: float | None, failure: str
 ) -> None:
     host.settings = ReclaimSettings(hook=("sh", "-c", "exit 3"), hook_seconds=hook_seconds)

@@ -27,7 +27,7 @@ def outcome(function, *arguments):
     except nvml.NVMLError as error:
         return f"error {error.value}"
 
-def tell(value):
+def report(value):
     print(json.dumps(value, default=lambda value: value.decode() if isinstance(value, bytes) else list(value)))
 """
 
@@ -42,20 +42,20 @@ def dgx(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Host]:
-    """Hosts by profile that tests only look at; each is built once."""
+    """Hosts by profile that tests do not change; each is built once."""
     folder = tmp_path_factory.mktemp("standing")
     return cache(lambda profile: build(profile, folder / profile))
 
 
 @pytest.fixture
 def standing_dgx(standing: Callable[[str], Host]) -> Path:
-    """The root of a simulated DGX H100 that tests only look at."""
+    """The root of a simulated DGX H100 that tests do not change."""
     return standing("dgx-h100").sysfs.parent
 
 
 @pytest.fixture
 def program() -> Callable[..., Any]:
-    """Run a program in another process, against a host's NVML; what it `tell`s last is the result."""
+    """Run a program in another process, against a host's NVML; the value of its last `report` is the result."""
 
     def run(root: Path, source: str, *, initialise: bool = True, **environment: str) -> Any:
         script = PREAMBLE + ("nvml.nvmlInit()\n" if initialise else "") + source

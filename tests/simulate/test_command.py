@@ -28,10 +28,10 @@ def test_the_commands_of_the_page_work_in_order(
             subprocess.run(["bash", "-c", command], check=True)
         else:
             assert main(command.split()[1:]) == 0, command
-    told = capsys.readouterr().out
-    assert "unplugged 0000:52:00.0" in told
-    assert "plugged 0000:52:00.0 in again" in told
-    assert "cleared 6 faults" in told
+    output = capsys.readouterr().out
+    assert "unplugged 0000:52:00.0" in output
+    assert "plugged 0000:52:00.0 in again" in output
+    assert "cleared 6 faults" in output
 
 
 def test_the_machine_of_the_page_can_be_built(tmp_path: Path) -> None:

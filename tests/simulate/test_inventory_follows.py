@@ -108,4 +108,4 @@ def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple
     gpus = [device for device in inventory.devices if device.family == "gpu"]
     assert len(gpus) == 8
     assert {gpu.health for gpu in gpus} == {"unmonitored"}
-    assert all("uuid" in gpu.attributes for gpu in gpus), "procfs still tells it"
+    assert all("uuid" in gpu.attributes for gpu in gpus), "procfs still reports it"

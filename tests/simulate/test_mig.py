@@ -73,7 +73,7 @@ on = nvml.nvmlDeviceSetMigMode(h, 1)
 mode = nvml.nvmlDeviceGetMigMode(h)
 room = [nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(h, 19), nvml.nvmlDeviceGetMaxMigDeviceCount(h)]
 nvml.nvmlDeviceCreateGpuInstance(h, 19)
-tell([refused, on, mode, room, nvml.nvmlDeviceSetMigMode(busy, 1), nvml.nvmlDeviceGetMigMode(busy),
+report([refused, on, mode, room, nvml.nvmlDeviceSetMigMode(busy, 1), nvml.nvmlDeviceGetMigMode(busy),
       nvml.nvmlDeviceSetMigMode(h, 0), nvml.nvmlDeviceGetMigMode(h), outcome(nvml.nvmlDeviceSetMigMode, h, 2)])"""
     state = nvml.read(host / "lib")
     process = nvml.Process(state.devices[1].uuid, 4711, 1 << 30)
@@ -89,11 +89,11 @@ def test_the_mode_of_an_a100_waits_for_a_reset(tmp_path: Path, program: Program)
     reset_required = 16
     source = """
 h = nvml.nvmlDeviceGetHandleByIndex(0)
-tell([nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h),
+report([nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h),
       outcome(nvml.nvmlDeviceCreateGpuInstance, h, 0)])"""
     assert program(tmp_path / "host", source) == [reset_required, [0, 1], NOT_SUPPORTED]
     inject.reset(tmp_path / "host", "0", machine)
-    after = "h = nvml.nvmlDeviceGetHandleByIndex(0)\ntell([nvml.nvmlDeviceGetMigMode(h)])"
+    after = "h = nvml.nvmlDeviceGetHandleByIndex(0)\nreport([nvml.nvmlDeviceGetMigMode(h)])"
     assert program(tmp_path / "host", after) == [[1, 1]]
 
 
@@ -112,13 +112,14 @@ tell([nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h),
     ],
 )
 def test_which_instances_fit_together(host: Path, program: Program, sequence: str, fits: list[bool]) -> None:
-    told = program(host, MIG + f"tell([outcome(place, *wanted) != '{NO_ROOM}' for wanted in {sequence}])")
-    assert told == fits
+    reported = program(host, MIG + f"report([outcome(place, *wanted) != '{NO_ROOM}' for wanted in {sequence}])")
+    assert reported == fits
 
 
 def test_a_placement_that_no_profile_has(host: Path, program: Program) -> None:
     source = """
-tell([outcome(place, THREE, 2), outcome(place, ONE, 7), outcome(place, THREE, 0, h, 3), outcome(place, 99, 0, h, 1)])"""
+report([outcome(place, THREE, 2), outcome(place, ONE, 7), outcome(place, THREE, 0, h, 3),
+        outcome(place, 99, 0, h, 1)])"""
     assert program(host, MIG + source) == [INVALID] * 4
 
 
@@ -134,10 +135,10 @@ one = place(ONE_MEDIA, 1)
 rows.append(left())
 nvml.nvmlGpuInstanceDestroy(three)
 nvml.nvmlGpuInstanceDestroy(one)
-tell([*rows, left()])"""
+report([*rows, left()])"""
     empty = [7, 1, 4, 3, 2, 1, 1]
-    told = program(host, MIG + source)
-    assert told == [empty, [4, 1, 2, 2, 1, 1, 0], [3, 0, 1, 1, 0, 0, 0], empty]
+    reported = program(host, MIG + source)
+    assert reported == [empty, [4, 1, 2, 2, 1, 1, 0], [3, 0, 1, 1, 0, 0, 0], empty]
 
 
 def test_the_driver_chooses_the_highest_place(host: Path, program: Program) -> None:
@@ -146,27 +147,27 @@ made = [nvml.nvmlDeviceCreateGpuInstance(h, profile) for profile in (ONE, TWO, F
 infos = [nvml.nvmlGpuInstanceGetInfo(instance) for instance in made]
 other = nvml.nvmlDeviceGetHandleByIndex(1)
 nvml.nvmlDeviceSetMigMode(other, 1)
-tell([*([info.id, info.profileId, info.placement.start, info.placement.size] for info in infos),
+report([*([info.id, info.profileId, info.placement.start, info.placement.size] for info in infos),
       number(place(SEVEN, 0, other))])"""
-    *told, whole = program(host, MIG + source)
+    *reported, whole = program(host, MIG + source)
     # nvidia-smi mig -cgi 19,14,5 in NVIDIA's MIG user guide gives these placements.
-    assert [place for _, *place in told] == [[19, 6, 1], [14, 4, 2], [5, 0, 4]]
-    one, two, four = (number for number, *_ in told)
+    assert [place for _, *place in reported] == [[19, 6, 1], [14, 4, 2], [5, 0, 4]]
+    one, two, four = (number for number, *_ in reported)
     assert one in range(7, 15) and two in range(3, 7) and four in range(1, 3) and whole == 0
 
 
 def test_the_number_of_an_instance_does_not_follow_from_its_place(tmp_path: Path, program: Program) -> None:
     """DCGM#138: with one layout on every GPU, 2g at 0 is number 3 of the first and 5 of the second."""
-    source = "tell([number(place(TWO, 0)), nvml.nvmlDeviceGetComputeInstanceId(device(place(ONE, 5)))])"
-    told = []
+    source = "report([number(place(TWO, 0)), nvml.nvmlDeviceGetComputeInstanceId(device(place(ONE, 5)))])"
+    reported = []
     for seed in range(6):
         machine = replace(PAIR, nvidia=NvidiaDriver("570.124.06", 12080, id_seed=seed))
         build_machine(machine, tmp_path / str(seed))
-        told.append(program(tmp_path / str(seed), MIG + source))
-    instances, computes = [set(numbers) for numbers in zip(*told, strict=True)]
+        reported.append(program(tmp_path / str(seed), MIG + source))
+    instances, computes = [set(numbers) for numbers in zip(*reported, strict=True)]
     assert len(instances) > 1 and instances <= {3, 4, 5, 6}
     assert len(computes) > 1 and computes <= set(range(8))
-    assert told[0][1] == 0
+    assert reported[0][1] == 0
 
 
 def test_instances_are_found_by_profile_and_number(host: Path, program: Program) -> None:
@@ -181,7 +182,7 @@ device(made[2], 0); device(made[2], 0)
 parts = listed(nvml.nvmlGpuInstanceGetComputeInstances, made[2], 0, nvml.c_nvmlComputeInstance_t)
 whole = listed(nvml.nvmlGpuInstanceGetComputeInstances, made[2], 1, nvml.c_nvmlComputeInstance_t)
 info = nvml.nvmlComputeInstanceGetInfo_v2(nvml.nvmlGpuInstanceGetComputeInstanceById(made[2], 1))
-tell([sorted(ones), numbers.index(number(again)), outcome(nvml.nvmlDeviceGetGpuInstanceById, h, unused),
+report([sorted(ones), numbers.index(number(again)), outcome(nvml.nvmlDeviceGetGpuInstanceById, h, unused),
       outcome(nvml.nvmlDeviceGetGpuInstanceById, h, 77), len(parts), len(whole),
       [info.id, info.profileId, info.placement.start, info.placement.size,
        numbers.index(number(info.gpuInstance))],
@@ -207,12 +208,12 @@ def of(handle):
     a = nvml.nvmlDeviceGetAttributes_v2(handle)
     return [nvml.nvmlDeviceGetName(handle), a.multiprocessorCount, a.sharedDecoderCount, a.gpuInstanceSliceCount,
             a.computeInstanceSliceCount, a.memorySizeMB, nvml.nvmlDeviceGetComputeInstanceId(handle)]
-tell([[profile(number, 2) for number in range(10)], profile(1, 1), room, after, of(two), of(one),
+report([[profile(number, 2) for number in range(10)], profile(1, 1), room, after, of(two), of(one),
       outcome(nvml.nvmlGpuInstanceCreateComputeInstance, three, 0),
       outcome(nvml.nvmlGpuInstanceCreateComputeInstance, three, 3),
       outcome(nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, three, 0, 1)])"""
-    told = program(host, MIG + source)
-    assert told == [
+    reported = program(host, MIG + source)
+    assert reported == [
         [
             [0, 1, 3, 16, 3, "MIG 1c.3g.40gb"],
             [1, 2, 1, 32, 3, "MIG 2c.3g.40gb"],
@@ -235,7 +236,7 @@ def test_a_mig_device_answers_for_its_part_only(host: Path, program: Program) ->
     made = """
 first, second = place(ONE, 0), place(TWO, 2)
 mine, other = device(first), device(second, 1)
-tell([nvml.nvmlDeviceGetUUID(mine), nvml.nvmlDeviceGetUUID(other), number(first), number(second)])"""
+report([nvml.nvmlDeviceGetUUID(mine), nvml.nvmlDeviceGetUUID(other), number(first), number(second)])"""
     *uuids, one, two = program(host, MIG + made)
     state = nvml.read(host / "lib")
     processes = (
@@ -249,7 +250,7 @@ parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mine)
 memory, exact = nvml.nvmlDeviceGetMemoryInfo(mine), nvml.nvmlDeviceGetMemoryInfo(mine, nvml.nvmlMemory_v2)
 def pids(handle):
     return [[p.pid, p.gpuInstanceId, p.computeInstanceId] for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-tell([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIsMigDeviceHandle(h).value,
+report([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIsMigDeviceHandle(h).value,
       nvml.nvmlDeviceGetUUID(parent), nvml.nvmlDeviceGetGpuInstanceId(mine), nvml.nvmlDeviceGetComputeInstanceId(mine),
       [memory.total >> 20, memory.used >> 20, exact.total >> 20, exact.used >> 20, exact.reserved],
       pids(mine), pids(h), nvml.nvmlDeviceGetMemoryInfo(h, nvml.nvmlMemory_v2).used >> 20,
@@ -275,22 +276,22 @@ tell([devices(), nvml.nvmlDeviceIsMigDeviceHandle(mine).value, nvml.nvmlDeviceIs
 
 
 def test_an_instance_in_use_is_not_destroyed(host: Path, program: Program) -> None:
-    one = program(host, MIG + "made = place(ONE, 0); device(made); tell(number(made))")
+    one = program(host, MIG + "made = place(ONE, 0); device(made); report(number(made))")
     state = nvml.read(host / "lib")
     busy = (nvml.Process(state.devices[0].uuid, 1, 1 << 30, one, 0),)
     nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=busy))
     source = f"""
 instance = nvml.nvmlDeviceGetGpuInstanceById(h, {one})
 compute = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
-tell([outcome(nvml.nvmlGpuInstanceDestroy, instance), outcome(nvml.nvmlComputeInstanceDestroy, compute)])"""
+report([outcome(nvml.nvmlGpuInstanceDestroy, instance), outcome(nvml.nvmlComputeInstanceDestroy, compute)])"""
     assert program(host, MIG + source) == [IN_USE, IN_USE]
     nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices))
     gone = """
 stale = nvml.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
-told = [outcome(nvml.nvmlComputeInstanceDestroy, compute), devices(), outcome(nvml.nvmlGpuInstanceDestroy, instance)]
-tell(told + [outcome(nvml.nvmlComputeInstanceDestroy, compute), outcome(nvml.nvmlGpuInstanceDestroy, instance),
+before = [outcome(nvml.nvmlComputeInstanceDestroy, compute), devices(), outcome(nvml.nvmlGpuInstanceDestroy, instance)]
+report(before + [outcome(nvml.nvmlComputeInstanceDestroy, compute), outcome(nvml.nvmlGpuInstanceDestroy, instance),
      outcome(nvml.nvmlDeviceGetUUID, stale), outcome(nvml.nvmlGpuInstanceGetInfo, instance)])"""
-    begin = source.rpartition("tell(")[0]
+    begin = source.rpartition("report(")[0]
     assert program(host, MIG + begin + gone) == [0, [], 0, *[INVALID] * 4]
 
 
@@ -304,9 +305,9 @@ for _ in range(3):
     nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
     nvml.nvmlGpuInstanceDestroy(instance)
 numbers.add(number(place(ONE, 0)))
-tell([len(set(uuids)), len(numbers), [len(part) for part in uuids[0].split("-")], uuids[0][18]])"""
-    told = program(host, MIG + source)
-    assert told == [3, 1, [3, 8, 4, 4, 4, 12], "5"]
+report([len(set(uuids)), len(numbers), [len(part) for part in uuids[0].split("-")], uuids[0][18]])"""
+    reported = program(host, MIG + source)
+    assert reported == [3, 1, [3, 8, 4, 4, 4, 12], "5"]
 
 
 def test_folders_and_nodes_come_and_go_with_instances(host: Path, program: Program) -> None:
@@ -316,7 +317,7 @@ h = nvml.nvmlDeviceGetHandleByIndex(1)
 nvml.nvmlDeviceSetMigMode(h, 1)
 instance = place(TWO, 4, h)
 device(instance, 1)
-tell(number(instance))"""
+report(number(instance))"""
     two = program(host, MIG + made)
     # As the driver's mig-minors numbers them: gpu1/gi0 is 138, nine for each GPU instance.
     instance, compute = 138 + two * 9, 138 + two * 9 + 1
@@ -335,32 +336,32 @@ instance = nvml.nvmlDeviceGetGpuInstanceById(h, {two})
 nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
 between = nvml.nvmlDeviceGetMaxMigDeviceCount(h), devices(h)
 nvml.nvmlGpuInstanceDestroy(instance)
-tell(between)"""
+report(between)"""
     assert program(host, MIG + destroyed) == [7, []]
     assert list((capabilities / "gpu1/mig").rglob("*")) == []
     assert sorted(path.name for path in (host / "dev/nvidia-caps").iterdir()) == ["nvidia-cap1", "nvidia-cap2"]
 
 
 def test_instances_outlive_the_process_and_are_lost_with_the_gpu(host: Path, program: Program) -> None:
-    program(host, MIG + "device(place(ONE, 0)); tell(1)")
-    assert program(host, "h = nvml.nvmlDeviceGetHandleByIndex(0)\n" + MIG + "tell(devices())") == ["1g.10gb"]
+    program(host, MIG + "device(place(ONE, 0)); report(1)")
+    assert program(host, "h = nvml.nvmlDeviceGetHandleByIndex(0)\n" + MIG + "report(devices())") == ["1g.10gb"]
     uuid = nvml.read(host / "lib").devices[0].uuid
     assert [instance.start for instance in mig.read(host)[uuid].gpu_instances] == [0]
     inject.unplug(host, "0", PAIR)
     inject.replug(host, "0", PAIR)
     assert mig.read(host)[uuid].gpu_instances == ()
     assert not list((host / "dev/nvidia-caps").glob("nvidia-cap[3-9]*"))
-    assert program(host, MIG + "tell(devices())") == []
+    assert program(host, MIG + "report(devices())") == []
 
 
 def test_processes_that_divide_at_the_same_time_lose_nothing(host: Path, program: Program) -> None:
-    told: list[Any] = []
-    source = MIG + "tell(len([1 for start in range(7) if outcome(place, ONE, start) != 'error 23']))"
-    threads = [threading.Thread(target=lambda: told.append(program(host, source))) for _ in range(4)]
+    reported: list[Any] = []
+    source = MIG + "report(len([1 for start in range(7) if outcome(place, ONE, start) != 'error 23']))"
+    threads = [threading.Thread(target=lambda: reported.append(program(host, source))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(told) == 7, told
+    assert sum(reported) == 7, reported
     uuid = nvml.read(host / "lib").devices[0].uuid
     assert sorted(instance.start for instance in mig.read(host)[uuid].gpu_instances) == list(range(7))

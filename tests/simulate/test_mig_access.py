@@ -45,7 +45,7 @@ compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
 state = json.load(open(sys.argv[1].replace("libnvidia-ml.so.1", "nvml.json")))
 state["access"] = ACCESS
 open(sys.argv[1].replace("libnvidia-ml.so.1", "nvml.json"), "w").write(json.dumps(state) + "\\n" * 7)
-tell(every_call(instance, compute))
+report(every_call(instance, compute))
 """
 UNPRIVILEGED = {
     "nvmlDeviceGetGpuInstanceProfileInfo",
@@ -67,11 +67,11 @@ UNPRIVILEGED = {
 def test_each_call_needs_its_permission(
     tmp_path: Path, program: Callable[..., Any], access: dict[str, bool], permitted: set[str]
 ) -> None:
-    """The last two rows list what is refused: with the right to change MIG nearly everything is permitted."""
+    """The last two rows list what is refused: with the permission to change MIG nearly everything is allowed."""
     build_machine(PAIR, tmp_path / "pair")
-    told = program(tmp_path / "pair", MIG + CALLS.replace("ACCESS", repr(access)))
-    refused = {name for name, no in told.items() if no}
-    assert refused == (permitted if access["admin"] or access["config"] else told.keys() - permitted)
+    reported = program(tmp_path / "pair", MIG + CALLS.replace("ACCESS", repr(access)))
+    refused = {name for name, no in reported.items() if no}
+    assert refused == (permitted if access["admin"] or access["config"] else reported.keys() - permitted)
 
 
 def test_the_tree_shows_the_capabilities_of_the_processes(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_instances_of_a_covered_procfs_have_nodes_and_no_folders(tmp_path: Path,
     root = tmp_path / "pair"
     build_machine(PAIR, root)
     inject.set_access(root, Access(instances=False), PAIR)
-    program(root, MIG + "device(place(ONE, 2))\ntell(0)")
+    program(root, MIG + "device(place(ONE, 2))\nreport(0)")
     made = {path.name for path in (root / "dev/nvidia-caps").iterdir()} - {"nvidia-cap1", "nvidia-cap2"}
     assert len(made) == 2
     assert not (root / "proc/driver/nvidia/capabilities/gpu0").exists()

@@ -1,4 +1,4 @@
-"""The stand-in for nvidia-cuda-mps-control, run as a program."""
+"""The fake nvidia-cuda-mps-control, run as a process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mps:
         command = [str(self.program), "-d", *options]
         return subprocess.run(command, env=self.environment, timeout=120, check=False).returncode
 
-    def say(self, command: str, timeout: float = DEADLINE_S) -> tuple[int, str]:
+    def command(self, command: str, timeout: float = DEADLINE_S) -> tuple[int, str]:
         done = subprocess.run(
             [self.program],
             input=command + "\n",
@@ -86,27 +86,27 @@ def mps(host: Host, uuid: str, tmp_path: Path) -> Iterator[Callable[[str], Mps]]
     yield make
     mps_tool.clear_faults(host.sysfs.parent)
     for one in made:
-        if one.say("quit")[0] and (one.pipes / "nvidia-cuda-mps-control.pid").exists():
+        if one.command("quit")[0] and (one.pipes / "nvidia-cuda-mps-control.pid").exists():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
 
 
 def test_a_daemon_keeps_its_settings(mps: Callable[[str], Mps], uuid: str) -> None:
     one = mps("a" * 120)  # longer than the name of a socket may be
-    assert one.say("get_server_list")[0] == 1, "nobody is there"
+    assert one.command("get_server_list")[0] == 1, "no daemon runs"
     assert one.start() == 0
     assert one.start() == 1, "one for each directory"
-    assert one.say("set_default_active_thread_percentage 30") == (0, "30.0")
-    assert one.say("get_default_active_thread_percentage") == (0, "30.0")
-    assert one.say("set_default_device_pinned_mem_limit 0 10G") == (0, "")
-    assert one.say(f"get_default_device_pinned_mem_limit {uuid}") == (0, "10G")
+    assert one.command("set_default_active_thread_percentage 30") == (0, "30.0")
+    assert one.command("get_default_active_thread_percentage") == (0, "30.0")
+    assert one.command("set_default_device_pinned_mem_limit 0 10G") == (0, "")
+    assert one.command(f"get_default_device_pinned_mem_limit {uuid}") == (0, "10G")
     for wrong in (
         "set_default_active_thread_percentage 101",
         "set_default_device_pinned_mem_limit 1 10G",
         "set_default_device_pinned_mem_limit 0 much",
     ):
-        assert one.say(wrong)[1].startswith("Invalid argument")
-    assert one.say("make_coffee")[1] == "Unknown command: make_coffee"
+        assert one.command(wrong)[1].startswith("Invalid argument")
+    assert one.command("make_coffee")[1] == "Unknown command: make_coffee"
     log = (one.pipes / "log/control.log").read_text()
     assert "Received command: set_default_device_pinned_mem_limit 0 10G" in log
 
@@ -114,21 +114,21 @@ def test_a_daemon_keeps_its_settings(mps: Callable[[str], Mps], uuid: str) -> No
 def test_two_directories_are_two_daemons(mps: Callable[[str], Mps]) -> None:
     one, other = mps("one"), mps("other")
     assert (one.start(), other.start()) == (0, 0)
-    one.say("set_default_active_thread_percentage 10")
-    assert other.say("get_default_active_thread_percentage") == (0, "100.0")
+    one.command("set_default_active_thread_percentage 10")
+    assert other.command("get_default_active_thread_percentage") == (0, "100.0")
 
 
 def test_quitting_takes_the_servers_along(mps: Callable[[str], Mps]) -> None:
     one = mps("one")
     one.start()
-    assert one.say("get_server_list") == (0, "")
-    one.say("start_server -uid 0")
-    server = int(one.say("get_server_list")[1])
+    assert one.command("get_server_list") == (0, "")
+    one.command("start_server -uid 0")
+    server = int(one.command("get_server_list")[1])
     os.kill(server, 0)
     pid = one.pid
-    assert one.say("quit") == (0, "")
+    assert one.command("quit") == (0, "")
     assert ended(server) and ended(pid)
-    assert one.say("get_server_list")[0] == 1
+    assert one.command("get_server_list")[0] == 1
     assert not (one.pipes / "control").exists()
     assert one.start() == 0, "and a new one may begin"
 
@@ -136,14 +136,14 @@ def test_quitting_takes_the_servers_along(mps: Callable[[str], Mps]) -> None:
 def test_a_killed_daemon_leaves_its_files_and_another_can_start(mps: Callable[[str], Mps]) -> None:
     one = mps("one")
     one.start()
-    one.say("start_server -uid 0")
-    server = int(one.say("get_server_list")[1])
+    one.command("start_server -uid 0")
+    server = int(one.command("get_server_list")[1])
     os.kill(one.pid, signal.SIGKILL)
     assert ended(server)
     assert (one.pipes / "control").exists()
-    assert one.say("get_server_list")[0] == 1
+    assert one.command("get_server_list")[0] == 1
     assert one.start() == 0
-    assert one.say("get_default_active_thread_percentage") == (0, "100.0")
+    assert one.command("get_default_active_thread_percentage") == (0, "100.0")
 
 
 def test_injected_faults_occur(mps: Callable[[str], Mps], host: Host) -> None:
@@ -151,21 +151,21 @@ def test_injected_faults_occur(mps: Callable[[str], Mps], host: Host) -> None:
     mps_tool.inject_fault(root, "start", "fail")
     assert (one.start(), one.start()) == (1, 0)
     mps_tool.inject_fault(root, "set_default_active_thread_percentage", "ignore")
-    assert one.say("set_default_active_thread_percentage 20") == (0, "")
+    assert one.command("set_default_active_thread_percentage 20") == (0, "")
     mps_tool.inject_fault(root, "get_default_active_thread_percentage", None, milliseconds=300)
     began = time.monotonic()
-    assert one.say("get_default_active_thread_percentage") == (0, "100.0")
+    assert one.command("get_default_active_thread_percentage") == (0, "100.0")
     assert time.monotonic() - began >= 0.3
     mps_tool.inject_fault(root, "get_server_list", "fail", times=2)
-    assert [one.say("get_server_list")[1] for _ in range(3)] == ["Failed to get_server_list"] * 2 + [""]
+    assert [one.command("get_server_list")[1] for _ in range(3)] == ["Failed to get_server_list"] * 2 + [""]
     mps_tool.inject_fault(root, "get_server_list", "crash")
     pid = one.pid
-    assert one.say("get_server_list")[1] == ""
+    assert one.command("get_server_list")[1] == ""
     assert ended(pid)
     assert one.start() == 0
     mps_tool.inject_fault(root, "quit", "hang")
     with pytest.raises(subprocess.TimeoutExpired):
-        one.say("quit", timeout=0.5)
+        one.command("quit", timeout=0.5)
     os.kill(one.pid, signal.SIGKILL)
 
 
@@ -180,7 +180,7 @@ def test_a_daemon_whose_directory_is_gone_ends(mps: Callable[[str], Mps]) -> Non
 def ended(pid: int) -> bool:
     def gone() -> bool:
         try:
-            # A zombie that whoever adopted it has not waited for has ended too.
+            # A zombie that its new parent has not waited for has ended too.
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except (FileNotFoundError, ProcessLookupError):
             return True
@@ -191,16 +191,16 @@ def ended(pid: int) -> bool:
 def test_a_second_user_waits_without_the_option(mps: Callable[[str], Mps]) -> None:
     one = mps("one")
     assert one.start() == 0
-    assert one.say("connect 1000") == (0, "connected as user 1000")
-    assert one.say("connect 1000") == (0, "connected as user 1000")
-    assert one.say("connect 1001") == (0, "pending: the server is of user 1000")
+    assert one.command("connect 1000") == (0, "connected as user 1000")
+    assert one.command("connect 1000") == (0, "connected as user 1000")
+    assert one.command("connect 1001") == (0, "pending: the server is of user 1000")
 
 
 @pytest.mark.parametrize("option", ["-M", "-multiuser-server"])
 def test_all_users_share_a_server_with_the_option(mps: Callable[[str], Mps], option: str) -> None:
     one = mps("one")
     assert one.start(option) == 0
-    assert {one.say(f"connect {uid}")[1] for uid in (1000, 1001)} == {"connected as user 0"}
+    assert {one.command(f"connect {uid}")[1] for uid in (1000, 1001)} == {"connected as user 0"}
 
 
 def test_an_old_program_does_not_know_the_option(mps: Callable[[str], Mps], host: Host) -> None:
@@ -230,7 +230,7 @@ def test_the_agent_serves_all_users_where_the_program_can(
         client = Mps(host, paths.pipe, uuid)
         client.environment["CUDA_MPS_LOG_DIRECTORY"] = str(paths.log)
         try:
-            return {client.say(f"connect {uid}")[1].partition(":")[0] for uid in (1000, 1001)}
+            return {client.command(f"connect {uid}")[1].partition(":")[0] for uid in (1000, 1001)}
         finally:
             daemon.quit()
 

@@ -1,4 +1,4 @@
-"""The stand-in for nvidia-smi: the agent's own set-up works with it, and it fails as the tool does."""
+"""The fake nvidia-smi: the agent's own set-up works with it, and it fails as the tool does."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_system_and_enumeration(standing_dgx: Path, program: Program) -> None:
         standing_dgx,
         """
 handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-tell(dict(
+report(dict(
     driver=nvml.nvmlSystemGetDriverVersion(), library=nvml.nvmlSystemGetNVMLVersion(),
     cuda=nvml.nvmlSystemGetCudaDriverVersion(), cuda2=nvml.nvmlSystemGetCudaDriverVersion_v2(),
     uuids=[nvml.nvmlDeviceGetUUID(h) for h in handles], minors=[nvml.nvmlDeviceGetMinorNumber(h) for h in handles],
@@ -60,7 +60,7 @@ h = nvml.nvmlDeviceGetHandleByIndex(1)
 pci, extended = nvml.nvmlDeviceGetPciInfo_v3(h), nvml.nvmlPciInfoExt_v1_t()
 extended.version = nvml.nvmlPciInfoExt_v1
 nvml.nvmlDeviceGetPciInfoExt(h, ctypes.byref(extended))
-tell(dict(
+report(dict(
     name=nvml.nvmlDeviceGetName(h), brand=nvml.nvmlDeviceGetBrand(h), architecture=nvml.nvmlDeviceGetArchitecture(h),
     capability=nvml.nvmlDeviceGetCudaComputeCapability(h), cores=nvml.nvmlDeviceGetNumGpuCores(h),
     serial=nvml.nvmlDeviceGetSerial(h), vbios=nvml.nvmlDeviceGetVbiosVersion(h),
@@ -100,7 +100,7 @@ def test_memory_and_health(standing_dgx: Path, program: Program) -> None:
 h = nvml.nvmlDeviceGetHandleByIndex(0)
 one, two = nvml.nvmlDeviceGetMemoryInfo(h), nvml.nvmlDeviceGetMemoryInfo(h, nvml.nvmlMemory_v2)
 bar = nvml.nvmlDeviceGetBAR1MemoryInfo(h)
-tell(dict(
+report(dict(
     sums=[one.total == one.free + one.used, two.total == two.free + two.used + two.reserved, one.total == two.total],
     total=one.total, used=[one.used - two.reserved, two.used], bar=bar.bar1Total,
     processes=nvml.nvmlDeviceGetComputeRunningProcesses(h), graphics=nvml.nvmlDeviceGetGraphicsRunningProcesses(h),
@@ -142,7 +142,7 @@ def fabric(kind):
     return [info.state, info.status, info.cliqueId, bytes(info.clusterUuid).hex()]
 plain = nvml.c_nvmlGpuFabricInfo_t()
 nvml.nvmlDeviceGetGpuFabricInfo(a, ctypes.byref(plain))
-tell(dict(
+report(dict(
     common=[nvml.nvmlDeviceGetTopologyCommonAncestor(a, other) for other in (a, b, far)],
     cpus=[list(nvml.nvmlDeviceGetCpuAffinity(a, 4)), list(nvml.nvmlDeviceGetCpuAffinityWithinScope(far, 4, 0))],
     memory=[list(nvml.nvmlDeviceGetMemoryAffinity(h, 1, 0)) for h in (a, far)],
@@ -197,7 +197,7 @@ def profile(number, version):
     return [info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount, info.memorySizeMB]
 offered = [n for n in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
            if not isinstance(outcome(nvml.nvmlDeviceGetGpuInstanceProfileInfo, h, n), str)]
-tell(dict(
+report(dict(
     mode=nvml.nvmlDeviceGetMigMode(h), most=nvml.nvmlDeviceGetMaxMigDeviceCount(h), offered=offered,
     device=outcome(nvml.nvmlDeviceGetMigDeviceHandleByIndex, h, 0),
     is_mig=nvml.nvmlDeviceIsMigDeviceHandle(h).value, whole=outcome(nvml.nvmlDeviceGetAttributes, h),
@@ -250,7 +250,7 @@ result = dict(
     text=[nvml.nvmlErrorString(15), nvml.nvmlErrorString(4711)],
 )
 nvml.nvmlShutdown()
-tell({**result, "after": outcome(nvml.nvmlDeviceGetName, h)})""",
+report({**result, "after": outcome(nvml.nvmlDeviceGetName, h)})""",
         initialise=False,
     )
     assert answer == {
@@ -274,7 +274,7 @@ tell({**result, "after": outcome(nvml.nvmlDeviceGetName, h)})""",
 def test_an_older_gpu_has_less(tmp_path: Path, program: Program) -> None:
     machine = Machine(
         "old",
-        "a T4 whose firmware tells no node",
+        "a T4 whose firmware reports no node",
         (NumaNode("0-3", 8 * GIB, (10,)),),
         (HostBridge("pci0000:00", -1, (gpu("0000:00:1e.0", T4, 0, machine="old"),)),),
         nvidia=NvidiaDriver("535.183.01", 12020),
@@ -284,7 +284,7 @@ def test_an_older_gpu_has_less(tmp_path: Path, program: Program) -> None:
         tmp_path / "host",
         """
 h = nvml.nvmlDeviceGetHandleByIndex(0)
-tell([outcome(f, h) for f in (nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetRemappedRows)]
+report([outcome(f, h) for f in (nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetRemappedRows)]
      + [outcome(nvml.nvmlDeviceGetNvLinkState, h, 0), outcome(nvml.nvmlDeviceGetMemoryAffinity, h, 1, 0),
         list(nvml.nvmlDeviceGetCpuAffinity(h, 1)), nvml.nvmlDeviceGetBrand(h),
         outcome(nvml.nvmlDeviceGetGpuFabricInfoV, h, ctypes.byref(nvml.c_nvmlGpuFabricInfoV_t()))])""",
@@ -305,7 +305,7 @@ def test_a_named_fabric_and_its_clique(tmp_path: Path, program: Program) -> None
     source = """
 info = nvml.c_nvmlGpuFabricInfoV_t()
 nvml.nvmlDeviceGetGpuFabricInfoV(nvml.nvmlDeviceGetHandleByIndex(0), ctypes.byref(info))
-tell([bytes(info.clusterUuid).hex(), info.cliqueId, info.state])"""
+report([bytes(info.clusterUuid).hex(), info.cliqueId, info.state])"""
     assert program(tmp_path / "host", source) == [cluster.replace("-", ""), 32766, 3]
 
 
@@ -316,7 +316,7 @@ def fabric(kind):
     info = kind()
     nvml.nvmlDeviceGetGpuFabricInfoV(nvml.nvmlDeviceGetHandleByIndex(2), ctypes.byref(info))
     return [info.state, info.status, info.healthMask, getattr(info, "healthSummary", None)]
-tell([fabric(nvml.c_nvmlGpuFabricInfo_v2_t), fabric(nvml.c_nvmlGpuFabricInfo_v3_t)])"""
+report([fabric(nvml.c_nvmlGpuFabricInfo_v2_t), fabric(nvml.c_nvmlGpuFabricInfo_v3_t)])"""
     assert program(root, source) == [[3, 0, 2, None], [3, 0, 2, 1]]
     inject.fabric(root, "2", "completed", failures=("bandwidth", "route-unhealthy"))
     assert program(root, source) == [[3, 0, 0x11, None], [3, 0, 0x11, 2]]
@@ -340,10 +340,10 @@ def test_version_4_of_the_fabric_has_a_clique_of_each_type(
 h, old, new = nvml.nvmlDeviceGetHandleByIndex(0), nvml.c_nvmlGpuFabricInfo_v3_t(), nvml.c_nvmlGpuFabricInfo_v4_t()
 nvml.nvmlDeviceGetGpuFabricInfoV(h, ctypes.byref(old))
 if outcome(nvml.nvmlDeviceGetGpuFabricInfo_v4, h, ctypes.byref(new)) == "error 13":
-    tell("missing")
+    report("missing")
 else:
     same = [[i.state, i.status, i.healthMask, i.healthSummary, bytes(i.clusterUuid).hex()] for i in (old, new)]
-    tell([same[0] == same[1], [clique.type for clique in new.cliques[:new.numCliques]],
+    report([same[0] == same[1], [clique.type for clique in new.cliques[:new.numCliques]],
           old.cliqueId == new.cliques[0].id, new.state, [ctypes.sizeof(new), new.cliques[5].id]])"""
     for version in ("615.71.05", "580.126.16"):
         build_machine(replace(machine, nvidia=NvidiaDriver(version, 13040)), tmp_path / version)
@@ -355,13 +355,13 @@ else:
 
 def test_no_driver_no_library(tmp_path: Path, program: Program) -> None:
     build("cpu-only", tmp_path / "host")
-    assert program(tmp_path / "host", "tell(outcome(nvml.nvmlInit))", initialise=False) == NO_DRIVER
+    assert program(tmp_path / "host", "report(outcome(nvml.nvmlInit))", initialise=False) == NO_DRIVER
 
 
 def test_two_hosts_in_one_process_are_two_libraries(standing_dgx: Path, tmp_path: Path, program: Program) -> None:
     build("cpu-only", tmp_path / "other")
     other = tmp_path / "other" / "lib" / "libnvidia-ml.so.1"
-    source = f"other = ctypes.CDLL({str(other)!r})\ntell([other.nvmlInit_v2(), nvml.nvmlDeviceGetCount()])"
+    source = f"other = ctypes.CDLL({str(other)!r})\nreport([other.nvmlInit_v2(), nvml.nvmlDeviceGetCount()])"
     assert program(standing_dgx, source) == [9, 8]
 
 
@@ -371,7 +371,7 @@ def test_the_loader_finds_it_by_its_name(standing_dgx: Path, program: Program) -
     )
     if listing.returncode != 0:
         pytest.skip("readelf is not installed")
-    source = "nvml.nvmlLib = None\nnvml.nvmlInit()\ntell(nvml.nvmlDeviceGetCount())"
+    source = "nvml.nvmlLib = None\nnvml.nvmlInit()\nreport(nvml.nvmlDeviceGetCount())"
     assert program(standing_dgx, source, initialise=False, LD_LIBRARY_PATH=str(standing_dgx / "lib")) == 8
 
 
@@ -388,5 +388,5 @@ def test_the_brand_of_data_center_gpus_depends_on_the_driver(
         nvidia=NvidiaDriver(driver, cuda),
     )
     build_machine(machine, tmp_path / "host")
-    source = "h = nvml.nvmlDeviceGetHandleByIndex(0); tell([nvml.nvmlDeviceGetBrand(h), nvml.nvmlDeviceGetName(h)])"
+    source = "h = nvml.nvmlDeviceGetHandleByIndex(0); report([nvml.nvmlDeviceGetBrand(h), nvml.nvmlDeviceGetName(h)])"
     assert program(tmp_path / "host", source) == [brand, model.name]

@@ -16,7 +16,7 @@ from eventually import eventually
 
 Program = Callable[..., Any]
 
-# A program that says when it is ready and then waits for what the test does to the host.
+# A program that reports when it is ready and then waits for the change of the host.
 WAITS = """
 import pathlib, time
 mark = pathlib.Path({mark!r})
@@ -29,8 +29,8 @@ def until(condition):
 """
 
 
-def beside(program: Program, root: Path, source: str, act: Callable[[], object]) -> Any:
-    """Run a program; when it is ready, act on the host; give what the program told."""
+def run_during(program: Program, root: Path, source: str, act: Callable[[], object]) -> Any:
+    """Run a program; when it is ready, act on the host; return what the program reported."""
     mark = root / "ready"
     mark.unlink(missing_ok=True)
     result: list[Any] = []
@@ -48,18 +48,18 @@ held = nvml.nvmlDeviceGetHandleByPciBusId(b"0000:52:00.0")
 last = nvml.nvmlDeviceGetHandleByIndex(7)
 ready()
 until(lambda: nvml.nvmlDeviceGetCount() == 7)
-tell([nvml.nvmlDeviceGetCount(), outcome(nvml.nvmlDeviceGetName, held),
+report([nvml.nvmlDeviceGetCount(), outcome(nvml.nvmlDeviceGetName, held),
       outcome(nvml.nvmlDeviceGetHandleByPciBusId, b"0000:52:00.0"), outcome(nvml.nvmlDeviceGetMemoryInfo, held),
       nvml.nvmlDeviceGetIndex(last), outcome(nvml.nvmlDeviceGetTopologyCommonAncestor, last, held)])"""
-    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:52:00.0"))
-    assert told == [7, "error 15", "error 15", "error 15", 6, "error 15"]
+    reported = run_during(program, dgx, source, lambda: inject.unplug(dgx, "0000:52:00.0"))
+    assert reported == [7, "error 15", "error 15", "error 15", 6, "error 15"]
     assert not (dgx / "dev/nvidia2").exists()
     assert not (dgx / "sys/bus/pci/devices/0000:52:00.0").is_symlink()
     build("dgx-h100", dgx)
     assert not (dgx / "dev/nvidia2").exists(), "a rebuild keeps it unplugged"
     assert inject.replug(dgx, "0000:52:00.0") == "0000:52:00.0"
     assert (dgx / "dev/nvidia2").exists()
-    assert program(dgx, "tell(nvml.nvmlDeviceGetCount())") == 8
+    assert program(dgx, "report(nvml.nvmlDeviceGetCount())") == 8
 
 
 def test_an_xid_reaches_only_registered_event_sets(dgx: Path, program: Program) -> None:
@@ -74,13 +74,13 @@ nvml.nvmlDeviceRegisterEvents(handles[0], nvml.nvmlEventTypeDoubleBitEccError, o
 quiet = outcome(nvml.nvmlEventSetWait_v2, watching, 0)
 ready()
 data = nvml.nvmlEventSetWait_v2(watching, 60000)
-tell([quiet, nvml.nvmlDeviceGetIndex(data.device), data.eventType, data.eventData, data.gpuInstanceId,
+report([quiet, nvml.nvmlDeviceGetIndex(data.device), data.eventType, data.eventData, data.gpuInstanceId,
       outcome(nvml.nvmlEventSetWait_v2, watching, 20), outcome(nvml.nvmlEventSetWait_v2, other, 20),
       outcome(nvml.nvmlDeviceRegisterEvents, handles[0], 1 << 40, watching),
       outcome(nvml.nvmlEventSetFree, watching), outcome(nvml.nvmlEventSetWait_v2, watching, 0)])"""
-    told = beside(program, dgx, source, lambda: inject.xid(dgx, "1", 48))
+    reported = run_during(program, dgx, source, lambda: inject.xid(dgx, "1", 48))
     timeout, unsupported, invalid = "error 10", "error 3", "error 2"
-    assert told == [timeout, 1, 8, 48, 0xFFFFFFFF, timeout, timeout, unsupported, None, invalid]
+    assert reported == [timeout, 1, 8, 48, 0xFFFFFFFF, timeout, timeout, unsupported, None, invalid]
 
 
 def test_a_watched_gpu_that_falls_off_the_bus_is_xid_79_and_then_lost_once(dgx: Path, program: Program) -> None:
@@ -89,9 +89,9 @@ watching = nvml.nvmlEventSetCreate()
 nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlEventTypeXidCriticalError, watching)
 ready()
 first = nvml.nvmlEventSetWait_v2(watching, 60000)
-tell([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (60000, 10)])"""
-    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:1b:00.0"))
-    assert told == [79, "error 15", "error 10"]
+report([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (60000, 10)])"""
+    reported = run_during(program, dgx, source, lambda: inject.unplug(dgx, "0000:1b:00.0"))
+    assert reported == [79, "error 15", "error 10"]
 
 
 def test_a_hung_call_hangs_alone_and_comes_back(dgx: Path, program: Program) -> None:
@@ -107,9 +107,9 @@ thread.join(0.2)
 still = thread.is_alive()
 ready()
 thread.join(60)
-tell([others, still, len(answers)])"""
-    told = beside(program, dgx, source, lambda: inject.clear(dgx))
-    assert told == [[True, 3], True, 1]
+report([others, still, len(answers)])"""
+    reported = run_during(program, dgx, source, lambda: inject.clear(dgx))
+    assert reported == [[True, 3], True, 1]
 
 
 def test_slow_and_failing_calls(dgx: Path, program: Program) -> None:
@@ -124,7 +124,7 @@ until(lambda: not isinstance(outcome(nvml.nvmlInit), str))
 h = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 started = time.monotonic()
 nvml.nvmlDeviceGetName(h[0])
-tell([failed, time.monotonic() - started >= 0.15, outcome(nvml.nvmlDeviceGetTemperature, h[1], 0),
+report([failed, time.monotonic() - started >= 0.15, outcome(nvml.nvmlDeviceGetTemperature, h[1], 0),
       outcome(nvml.nvmlDeviceGetTemperature, h[0], 0)])"""
 
     def only_init_works_again() -> None:
@@ -135,7 +135,7 @@ tell([failed, time.monotonic() - started >= 0.15, outcome(nvml.nvmlDeviceGetTemp
     def run(root: Path, text: str) -> Any:
         return program(root, text, initialise=False)
 
-    assert beside(run, dgx, source, only_init_works_again) == ["error 18", True, "error 16", 34]
+    assert run_during(run, dgx, source, only_init_works_again) == ["error 18", True, "error 16", 34]
     assert inject.clear(dgx) == 2
     assert inject.clear(dgx) == 0
 
@@ -145,13 +145,13 @@ def test_settings_are_kept_for_every_process(dgx: Path, program: Program) -> Non
 h = nvml.nvmlDeviceGetHandleByIndex(0)
 nvml.nvmlDeviceSetComputeMode(h, nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
 nvml.nvmlDeviceSetPersistenceMode(h, 0)
-tell([nvml.nvmlDeviceGetComputeMode(h), nvml.nvmlDeviceGetPersistenceMode(h),
+report([nvml.nvmlDeviceGetComputeMode(h), nvml.nvmlDeviceGetPersistenceMode(h),
       outcome(nvml.nvmlDeviceSetComputeMode, h, 1), outcome(nvml.nvmlDeviceSetComputeMode, h, 9)])"""
     assert program(dgx, source) == [3, 0, "error 3", "error 2"]
     build("dgx-h100", dgx)
     again = """
 h = nvml.nvmlDeviceGetHandleByIndex(0)
-tell([nvml.nvmlDeviceGetComputeMode(h), nvml.nvmlDeviceGetPersistenceMode(h)])"""
+report([nvml.nvmlDeviceGetComputeMode(h), nvml.nvmlDeviceGetPersistenceMode(h)])"""
     assert program(dgx, again) == [3, 0]
 
 
@@ -162,7 +162,7 @@ def test_processes_take_memory(dgx: Path, program: Program) -> None:
     source = """
 h = nvml.nvmlDeviceGetHandleByIndex(0)
 listed = nvml.nvmlDeviceGetComputeRunningProcesses(h)
-tell([nvml.nvmlDeviceGetMemoryInfo(h, nvml.nvmlMemory_v2).used, [(p.pid, p.usedGpuMemory) for p in listed]])"""
+report([nvml.nvmlDeviceGetMemoryInfo(h, nvml.nvmlMemory_v2).used, [(p.pid, p.usedGpuMemory) for p in listed]])"""
     assert program(dgx, source) == [5 << 30, [[4711, 5 << 30]]]
 
 
@@ -174,16 +174,16 @@ before = nvml.nvmlDeviceGetCount()
 ready()
 time.sleep(0.1)
 until(lambda: pathlib.Path(sys.argv[1]).with_name("nvml.json").stat().st_size < 5000)
-tell([before, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))])"""
-    assert beside(program, dgx, source, lambda: path.write_bytes(whole[:4000])) == [
+report([before, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))])"""
+    assert run_during(program, dgx, source, lambda: path.write_bytes(whole[:4000])) == [
         8,
         8,
         "NVIDIA H100 80GB HBM3",
     ]
-    fresh = "tell(outcome(nvml.nvmlInit))"
+    fresh = "report(outcome(nvml.nvmlInit))"
     assert program(dgx, fresh, initialise=False) == "error 999", "nothing good was ever read"
     build("dgx-h100", dgx)
-    assert json.loads(path.read_bytes()) == json.loads(whole), "a rebuild mends it"
+    assert json.loads(path.read_bytes()) == json.loads(whole), "a rebuild repairs it"
     path.unlink()
     assert program(dgx, fresh, initialise=False) == "error 9"
 
@@ -194,7 +194,7 @@ def test_another_state_file_by_variable(dgx: Path, tmp_path: Path, program: Prog
     replaced = nvml.NvmlState(state.format, state.driver, state.devices[:3])
     nvml.write(tmp_path, replaced)
     (tmp_path / nvml.STATE).rename(other)
-    assert program(dgx, "tell(nvml.nvmlDeviceGetCount())", DRA_AGENT_NVML_STATE=str(other)) == 3
+    assert program(dgx, "report(nvml.nvmlDeviceGetCount())", DRA_AGENT_NVML_STATE=str(other)) == 3
 
 
 def test_many_threads_and_many_changes(dgx: Path, program: Program) -> None:
@@ -213,7 +213,7 @@ ready()
 until(lambda: pathlib.Path(str(mark) + ".done").exists())
 stop.set()
 [thread.join() for thread in threads]
-tell([wrong, nvml.nvmlDeviceGetCount()])"""
+report([wrong, nvml.nvmlDeviceGetCount()])"""
 
     def churn() -> None:
         for _ in range(2):
@@ -221,7 +221,7 @@ tell([wrong, nvml.nvmlDeviceGetCount()])"""
             inject.replug(dgx, "7")
         (dgx / "ready.done").touch()
 
-    assert beside(program, dgx, source, churn) == [[], 8]
+    assert run_during(program, dgx, source, churn) == [[], 8]
 
 
 @pytest.mark.parametrize(

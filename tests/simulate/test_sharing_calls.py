@@ -57,7 +57,7 @@ h, other = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 NO_LIMIT = nvml.NVML_DEVICE_MEMORY_LIMIT_MAX
 def limit(soft, hard, group, on=h):
     return outcome(nvml.nvmlDeviceSetMemoryLimits_v1, on, nvml.c_nvmlSetMemoryLimits_v1_t(group, soft, hard))
-def told(group, on=h):
+def limits_of(group, on=h):
     limits = nvml.c_nvmlGetMemoryLimits_v1_t(group)
     nvml.nvmlDeviceGetMemoryLimits_v1(on, limits)
     return [limits.softLimit, limits.hardLimit if limits.hardLimit != NO_LIMIT else "none", limits.currentUsed]
@@ -69,12 +69,13 @@ def test_a_control_group_is_limited_on_one_gpu_until_it_is_gone(host: Path, tmp_
     group.mkdir()
     source = f"""
 group = {str(group).encode()!r}
-tell([told(group), limit(1 << 30, 4 << 30, group), told(group), told(group, other), told(b"/another")])"""
+report([limits_of(group), limit(1 << 30, 4 << 30, group), limits_of(group), limits_of(group, other),
+        limits_of(b"/another")])"""
     free = [0, "none", 0]
     assert program(host, LIMITS + source) == [free, None, [1 << 30, 4 << 30, 0], free, free]
     inject.start_process(host, "0", 77, 3 << 30, PAIR, cgroup=str(group))
     inject.start_process(host, "1", 77, 1 << 30, PAIR, cgroup=str(group))
-    again = f"tell([told({str(group).encode()!r}), told({str(group).encode()!r}, other)])"
+    again = f"report([limits_of({str(group).encode()!r}), limits_of({str(group).encode()!r}, other)])"
     assert program(host, LIMITS + again) == [[1 << 30, 4 << 30, 3 << 30], [0, "none", 1 << 30]]
     build_machine(PAIR, host)
     assert program(host, LIMITS + again)[0] == [1 << 30, 4 << 30, 3 << 30], "a rebuild keeps them"
@@ -85,21 +86,24 @@ tell([told(group), limit(1 << 30, 4 << 30, group), told(group), told(group, othe
 
 def test_limits_that_are_none_and_those_that_cannot_be(host: Path, program: Program) -> None:
     source = """
-tell([limit(2, 1, b"/a"), limit(0, 1, b""), limit(0, 1, None), limit(0, 5 << 30, b"/a"), told(b"/a"),
-      limit(0, NO_LIMIT, b"/a"), told(b"/a"), limit(0, NO_LIMIT, b"/never"),
+report([limit(2, 1, b"/a"), limit(0, 1, b""), limit(0, 1, None), limit(0, 5 << 30, b"/a"), limits_of(b"/a"),
+      limit(0, NO_LIMIT, b"/a"), limits_of(b"/a"), limit(0, NO_LIMIT, b"/never"),
       library.nvmlDeviceSetMemoryLimits_v1(h, None)])"""
-    told = program(host, LIMITS + "library = nvml.nvmlLib\n" + source)
-    assert told == [INVALID, INVALID, INVALID, None, [0, 5 << 30, 0], None, [0, "none", 0], None, 2]
+    results = program(host, LIMITS + "library = nvml.nvmlLib\n" + source)
+    assert results == [INVALID, INVALID, INVALID, None, [0, 5 << 30, 0], None, [0, "none", 0], None, 2]
     on_a_slice = """
 instance = divide(handles[0])
 device = nvml.nvmlComputeInstanceGetInfo_v2(nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)).device
-tell(limit(0, 1, b"/a", device))"""
+report(limit(0, 1, b"/a", device))"""
     assert program(host, MIG + LIMITS + on_a_slice) == NOT_SUPPORTED
 
 
 def test_an_older_driver_has_no_limits(tmp_path: Path, program: Program) -> None:
     build_machine(machine(12080), tmp_path / "old")
-    assert program(tmp_path / "old", LIMITS + 'tell([limit(0, 1, b"/a"), outcome(told, b"/a")])') == [NO_FUNCTION] * 2
+    assert (
+        program(tmp_path / "old", LIMITS + 'report([limit(0, 1, b"/a"), outcome(limits_of, b"/a")])')
+        == [NO_FUNCTION] * 2
+    )
 
 
 UTILIZATION = """
@@ -136,7 +140,7 @@ watching = nvml.nvmlEventSetCreate()
 nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlEventTypeXidCriticalError, watching)
 open(os.environ["READY"], "w").close()
 events = [nvml.nvmlEventSetWait_v2(watching, 60000) for _ in range(3)]
-tell([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event in events])"""
+report([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event in events])"""
     ready = host / "ready"
 
     def raise_them() -> None:
@@ -147,9 +151,9 @@ tell([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event 
 
     thread = threading.Thread(target=raise_them)
     thread.start()
-    told = program(host, source, READY=str(ready))
+    results = program(host, source, READY=str(ready))
     thread.join()
-    assert told == [[13, WHOLE, WHOLE], [48, 9, WHOLE], [94, 9, 1]]
+    assert results == [[13, WHOLE, WHOLE], [48, 9, WHOLE], [94, 9, 1]]
 
 
 def test_so_many_calls_fail_after_a_while_and_then_none_does(host: Path, program: Program) -> None:
@@ -166,21 +170,21 @@ def faults():
     return [fault["times"] for fault in json.loads(state.read_text())["faults"]]
 for gpu in handles:
     nvml.nvmlDeviceSetMigMode(gpu, 1)
-tell([timed(handles[1]), *(timed(handles[0]) for _ in range(3))])"""
+report([timed(handles[1]), *(timed(handles[0]) for _ in range(3))])"""
     assert program(host, MIG + source) == [
         ["made", True, [2]],
         [IN_USE, True, [1]],
         [IN_USE, True, [0]],
         ["made", True, [0]],
     ]
-    assert program(host, MIG + "tell(outcome(divide, handles[0]) != 'error 19')"), "no other process gets it either"
+    assert program(host, MIG + "report(outcome(divide, handles[0]) != 'error 19')"), "no other process gets it either"
 
 
 def test_a_call_that_fails_after_its_effect_has_had_it(host: Path, program: Program) -> None:
     inject.fail(host, "nvmlDeviceCreateGpuInstance", 999, "0", PAIR, times=1, when="after")
     source = """
 first = outcome(divide, handles[0])
-tell([first, nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handles[0], 19)])"""
+report([first, nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handles[0], 19)])"""
     assert program(host, MIG + source) == ["error 999", 6]
 
 

@@ -48,7 +48,7 @@ def test_scan_reads_no_config_space(profile: str, tmp_path: Path) -> None:
     some = next(iter((host.sysfs / "bus/pci/devices").iterdir())) / "config"
     some.read_bytes()
     if some.stat().st_atime_ns == 0:
-        pytest.skip("the file system keeps no access times, so the trap cannot tell")
+        pytest.skip("the file system keeps no access times, so the test cannot detect reads")
     assert reads(tmp_path / "host") == [some.resolve()]
 
 
@@ -183,7 +183,7 @@ def test_virtual_functions_name_their_physical_one_and_are_named_by_it(standing:
     assert devices["0000:9a:00.4"].vfio == "vfio0"
 
 
-def test_a_virtual_machine_has_no_groups_and_its_node_only_by_its_processors(standing: Standing) -> None:
+def test_a_virtual_machine_has_no_groups_and_its_node_only_by_its_cpus(standing: Standing) -> None:
     gpu, interface = scan(standing("vm-1gpu")).relevant
     assert (gpu.numa_node, gpu.numa_source, gpu.iommu_group, gpu.pcie_switch) == (0, "cpulist", None, None)
     assert interface.net == ("ens5",), "found below the virtio device"
@@ -302,12 +302,12 @@ def _chains(function: Function, above: tuple[str, ...]) -> dict[tuple[str, ...],
     chain = (*above, function.address)
     found = {chain: f"{function.id.vendor:04x}:{function.id.device:04x}"}
     for virtual in function.sriov.functions if function.sriov else ():
-        # lspci derives the tree from bus numbers, so a virtual function is beside its physical one.
+        # lspci derives the tree from bus numbers, so a virtual function is next to its physical one.
         assert bus_of(virtual.address) == bus_of(function.address)
         found |= _chains(virtual, above)
     for child in function.children:
         found |= _chains(child, chain)
     for child in function.domain.functions if function.domain else ():
-        # Nor does it know that another domain lies below a VMD.
+        # Nor does it know that another domain is below a VMD.
         found |= _chains(child, ())
     return found

@@ -177,7 +177,7 @@ def test_an_error_names_the_unknown_object(queue: ClaimQueue) -> None:
 
 
 def suspend(queue: ClaimQueue, *, release: bool) -> None:
-    queue.suspend("this host is being taken", release=release)
+    queue.suspend("spot interruption", release=release)
     queue.reconcile()
 
 
@@ -189,7 +189,7 @@ def test_suspended_claims_are_released_and_resumed_in_order(queue: ClaimQueue, p
     assert [phase for _, phase, _ in before] == ["Prepared", "Prepared", "Pending"]
     suspend(queue, release=True)
     assert preparer.prepared == {}
-    assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "this host is being taken")}
+    assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "spot interruption")}
     queue.resume()
     queue.reconcile()
     assert [(view.name, view.phase, view.devices) for view in queue.views()] == before

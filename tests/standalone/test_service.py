@@ -286,7 +286,7 @@ def test_suspension_includes_a_claim_that_is_being_prepared(
     preparer.hangs = True
     applying, _ = request_in_thread(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    suspended = agent.call(agent.service.suspend("the host is taken", release=True, timeout_s=60.0))
+    suspended = agent.call(agent.service.suspend("spot interruption", release=True, timeout_s=60.0))
     with Client(agent.path) as client:
         assert client.call(Get("default", "stuck"))["phase"] == "Allocated", (
             "a claim is not released while it is being prepared"
@@ -307,9 +307,9 @@ def test_a_hanging_device_does_not_delay_the_release_of_other_claims(
     preparer.hangs = True
     applying, _ = request_in_thread(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    agent.call(agent.service.suspend("the host is taken", release=release, timeout_s=0.1)).result(DEADLINE_S)
+    agent.call(agent.service.suspend("spot interruption", release=release, timeout_s=0.1)).result(DEADLINE_S)
     if not release:
-        agent.call(agent.service.suspend("the host is taken", release=True, timeout_s=0.1)).result(DEADLINE_S)
+        agent.call(agent.service.suspend("spot interruption", release=True, timeout_s=0.1)).result(DEADLINE_S)
 
     def held() -> set[str]:
         return {view.name for view in agent.call(agent.service.allocated()).result(DEADLINE_S)}

@@ -116,7 +116,7 @@ def test_a_nic_that_left_the_namespace_has_no_values(rig: Rig, root: Path) -> No
         aside.rename(link)
 
 
-def test_a_counter_file_that_is_no_number_is_named(rig: Rig, root: Path) -> None:
+def test_a_counter_file_that_is_not_a_number_is_named(rig: Rig, root: Path) -> None:
     file = root / "sys/class/net/ens5/statistics/rx_bytes"
     before = file.read_bytes()
     file.write_bytes(b"many\n")

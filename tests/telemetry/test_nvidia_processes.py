@@ -207,7 +207,7 @@ def test_a_driver_that_does_not_count_by_process_is_named(site: Site) -> None:
         site.read()
 
 
-def test_a_library_that_was_started_again_is_no_failure(site: Site) -> None:
+def test_a_library_that_was_started_again_is_not_a_failure(site: Site) -> None:
     site.library.error = StaleHandleError("x")
     assert site.read() is None
 

@@ -127,7 +127,7 @@ def test_claims_with_admin_access_have_no_value(shared: Rig, root: Path) -> None
 @pytest.mark.parametrize(
     ("utilization", "age_s"), [((101, 1), None), ((20, 101), None), ((20, 2), 3600.0), ((20, 2), -3600.0)]
 )
-def test_lies_are_named_and_are_no_value(
+def test_implausible_values_are_named_and_not_reported(
     shared: Rig, root: Path, utilization: tuple[int, int], age_s: float | None
 ) -> None:
     shared.sample()

@@ -107,7 +107,7 @@ def test_claims_without_known_pods_are_unknown(tree: Path) -> None:
     assert memory(tree, entry("train", "share-1"), entry("other", "share-2"), train="a") == {}
 
 
-def test_two_shares_of_one_claim_are_not_told_apart(tree: Path) -> None:
+def test_two_shares_of_one_claim_are_not_distinguished(tree: Path) -> None:
     use(tree, "a", 100)
     assert memory(tree, entry("train", "share-1", "share-2"), train="a") == {}
 

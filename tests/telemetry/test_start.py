@@ -1,4 +1,4 @@
-"""When telemetry runs, and whom it shows the names of claims."""
+"""When telemetry runs, and which clients see the names of claims."""
 
 from __future__ import annotations
 

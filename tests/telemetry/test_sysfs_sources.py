@@ -66,7 +66,7 @@ def test_a_partition_of_an_amd_gpu_has_no_values_of_its_gpu(tmp_path: Path) -> N
     assert read(tmp_path, gpu("amd", parent="gpu-0000-0b-00-0")) is None
 
 
-def test_an_apu_has_no_memory_of_its_own(tmp_path: Path) -> None:
+def test_an_apu_has_no_separate_memory(tmp_path: Path) -> None:
     write(tmp_path, {"gpu_busy_percent": 0, "mem_info_vram_total": 0, "mem_info_vram_used": 0})
     assert read(tmp_path, gpu("amd")) == DeviceSample(gpu_utilization_ratio=0.0)
 
@@ -79,7 +79,7 @@ def test_an_intel_gpu(tmp_path: Path) -> None:
     assert read(tmp_path, gpu("intel")) == DeviceSample(energy_joules=12.0, power_limit_watts=150.0)
 
 
-def test_a_disabled_power_limit_is_no_limit_of_0(tmp_path: Path) -> None:
+def test_a_disabled_power_limit_is_not_a_limit_of_0(tmp_path: Path) -> None:
     write(tmp_path, {"hwmon/hwmon2/name": "xe", "hwmon/hwmon2/power1_max": 0})
     assert read(tmp_path, gpu("intel")) == DeviceSample()
 
@@ -102,7 +102,7 @@ def test_an_amd_gpu_without_an_average_power(tmp_path: Path) -> None:
     assert read(tmp_path, gpu("amd")) == DeviceSample(power_watts=90.0, temperature_celsius=40.0)
 
 
-def test_a_sensor_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+def test_a_sensor_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, {**AMD, "hwmon/hwmon3/power1_cap": "much"})
     with pytest.raises(ValueError, match="much"):
         read(tmp_path, gpu("amd"))

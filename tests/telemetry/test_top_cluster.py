@@ -343,7 +343,7 @@ def test_flags_of_a_cluster_need_one(clean: None, capsys: pytest.CaptureFixture[
         assert "needs --all-nodes or --endpoint" in capsys.readouterr().err
 
 
-def test_a_cluster_without_agents_says_what_was_searched(fake_api: FakeApi, top: Top) -> None:
+def test_a_cluster_without_agents_shows_what_was_searched(fake_api: FakeApi, top: Top) -> None:
     code, text, errors = top("--agent-namespace", "system")
     assert (code, text) == (1, "") and "no pod of an agent was found" in errors and "namespace system" in errors
 

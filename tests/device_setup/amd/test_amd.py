@@ -84,7 +84,7 @@ def test_a_claim_for_one_partition_gets_that_partition_and_no_idle_node(driver: 
     assert bench.host.dev_path("/dev/dri/renderD137").exists(), "the nodes of partitions are there in every mode"
 
 
-def test_all_partitions_of_a_mode_have_nodes_of_their_own(bench: Bench) -> None:
+def test_each_partition_of_a_mode_has_its_own_nodes(bench: Bench) -> None:
     nodes = given(bench.setup(), "uid-1", *(bench.item(f"-qpx-{n}") for n in range(4)))
     renders = [paths[-1] for paths in nodes]
     assert len(set(renders)) == 4 and bench.mode() == "QPX"
@@ -205,7 +205,7 @@ def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     collector.close()
 
 
-def test_a_mode_that_the_driver_refuses_is_no_change(bench: Bench) -> None:
+def test_a_mode_that_the_driver_refuses_changes_nothing(bench: Bench) -> None:
     changes = ModeChanges()
     inject.answer_write(bench.root, FIRST, "current_compute_partition", errno=22, machine=bench.machine)
     with pytest.raises(PermanentError):
@@ -213,7 +213,7 @@ def test_a_mode_that_the_driver_refuses_is_no_change(bench: Bench) -> None:
     assert not changes.is_written(FIRST) and not changes.is_expected(FIRST)
 
 
-def test_a_mode_that_somebody_changed_is_set_again(bench: Bench) -> None:
+def test_a_mode_that_was_changed_outside_is_set_again(bench: Bench) -> None:
     setup, item = bench.setup(), bench.item("-cpx-5")
     before = given(setup, "uid-1", item)
     bench.kernel.write(f"bus/pci/devices/{FIRST}/current_compute_partition", "SPX")  # as after a reboot

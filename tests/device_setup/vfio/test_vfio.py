@@ -63,7 +63,7 @@ def test_the_published_device_does_not_change_while_a_claim_holds_it(bench: Benc
     assert item.device.attributes["type"].value == "vfio"
     outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
-    # Also without the rule, which somebody may have taken away meanwhile.
+    # Also without the rule, which may have been removed meanwhile.
     without = collect(bench.host, scan(bench.host), InventorySettings(), bindings=bench.bindings)
     assert next(published(one) for one in without.devices if one.name == item.device.name) == published(item.device)
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
@@ -317,7 +317,7 @@ def test_errors_of_the_kernel_are_reported_and_undone(bench: Bench, attribute: s
     assert bench.bindings.all() == {}
 
 
-def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench, patience: float) -> None:
+def test_a_driver_that_never_releases_delays_one_device_until_its_timeout(bench: Bench, patience: float) -> None:
     fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=patience)
     inject.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
@@ -397,7 +397,7 @@ def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..
     assert set(bench.bindings.all()) == {FPGA}
 
 
-def test_a_claim_whose_record_is_lost_is_given_back_by_the_notes(bench: Bench) -> None:
+def test_a_claim_whose_record_is_lost_is_released_by_its_state_files(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert vfio.noted("uid-1") == [item.key] and vfio.noted("uid-2") == []
@@ -529,7 +529,9 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
     said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
     assert [problem.hint for problem in said] and "hostPID" in str(said[0])
-    assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], "nobody asks"
+    assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], (
+        "passthrough is off"
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not [one for one in bench.inventory().problems if "hostPID" in str(one)], "a user's command is not the agent"
 

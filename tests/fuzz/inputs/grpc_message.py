@@ -24,7 +24,7 @@ class _Claims:
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
         if len(name) % 2:
-            raise PermanentError("is not there", where=name)
+            raise PermanentError("does not exist", where=name)
         results = [{"request": "gpu", "driver": "d", "pool": "n/gpu", "device": "gpu-0"}]
         status = {"allocation": {"devices": {"results": results}}}
         return {"metadata": {"namespace": namespace, "name": name, "uid": name}, "status": status}

@@ -99,7 +99,7 @@ class Agent:
                 return await self.run_kubelet_call(call)
             case "recover":
                 return await self.recover(call)
-            case "go on":
+            case "resume":
                 return await self.resume(call)
             case "notice":
                 await self.reclaim.begin("notice", deadline=None, description="a test")

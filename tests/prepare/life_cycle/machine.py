@@ -111,7 +111,7 @@ class LifeCycle(AgentChecks):
         slot, hung = hanging_calls[number % len(hanging_calls)]
         assert slot.agent is not None
         before = slot.directory.ledger()
-        event = slot.agent.send_call("go on", hung=hung.number, action=action)
+        event = slot.agent.send_call("resume", hung=hung.number, action=action)
         started = slot.directory.ledger().keys() - before.keys()
         assert not started, f"{started} started after the timeout of its caller"
         slot.hung.remove(hung)

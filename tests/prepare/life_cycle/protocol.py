@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True):
     """A call to an agent."""
 
     number: int
-    what: Literal["prepare", "unprepare", "recover", "go on", "notice", "cancel", "set forward", "look"]
+    what: Literal["prepare", "unprepare", "recover", "resume", "notice", "cancel", "set forward", "look"]
     uid: str = ""
     claim: dict[str, Any] = {}
     seconds: float = 0.0

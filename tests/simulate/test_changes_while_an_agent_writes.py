@@ -1,4 +1,4 @@
-"""Changes of a simulated host while an agent on it writes to its kernel: neither takes back what the other did."""
+"""Changes of a simulated host while an agent on it writes to its kernel: neither reverts a change of the other."""
 
 from __future__ import annotations
 
