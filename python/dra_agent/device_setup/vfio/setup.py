@@ -114,7 +114,7 @@ class NvidiaLibrary:
         """Close the library within the context, regardless of other users."""
         nvml = acquire(self._path, self._timeout)
         try:
-            with nvml.away():
+            with nvml.released():
                 yield
         finally:
             nvml.close()

@@ -183,7 +183,7 @@ class NvmlClient:
             if self._is_closed:
                 # A start that another thread had begun before: its process would have no owner.
                 raise WorkerExitedError("its last user has closed it", where="NVML")
-            self._let_go_of_failed()
+            self._end_failed()
             if self._process is None:
                 if (wait := self._restart_policy.remaining(time.monotonic())) > 0:
                     raise WorkerExitedError(f"it failed repeatedly; it is started again in {wait:.0f} s", where="NVML")
@@ -198,7 +198,7 @@ class NvmlClient:
         """End a process that has failed or hangs for too long, unless another thread starts or stops the library."""
         if self._life.acquire(blocking=False):
             try:
-                self._let_go_of_failed()
+                self._end_failed()
             finally:
                 self._life.release()
 
@@ -225,7 +225,7 @@ class NvmlClient:
             self._life.release()
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def released(self) -> Iterator[None]:
         """Close the GPUs for all users of the library, and block a restart until the context ends."""
         with self._life:
             self.stop()
@@ -322,7 +322,7 @@ class NvmlClient:
             return False
         return not source.required or source.identity() is not None
 
-    def _let_go_of_failed(self) -> None:
+    def _end_failed(self) -> None:
         """Drop an exited worker, and end one that hangs for too long while no other call is pending.
 
         Likewise one whose driver was replaced or is being removed, even with calls pending.

@@ -170,7 +170,7 @@ class PartitionableGpus:
         ids = {instance.id for instance in division.foreign}
         for live in self._live.get(address, []):
             if live.gpu_instance in ids:
-                draft = _beside(whole, live.parts)
+                draft = _partition_builder(whole, live.parts)
                 describe_instance(draft, facts, driver, live)
                 devices.append(draft.build())
         if facts.mig and fixed:
@@ -209,7 +209,7 @@ class PartitionableGpus:
                 continue
             pattern = patterns.get(partition.profile.id)
             if pattern is None:
-                draft = _beside(whole, partition.parts)
+                draft = _partition_builder(whole, partition.parts)
                 describe_partition(draft, facts, driver, partition.profile)
                 pattern = patterns[partition.profile.id] = draft.build()
             made = {"mig": _place(partition), "foreign": _policy(rule)}
@@ -258,7 +258,7 @@ def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) 
     return list(handles[: count.value])
 
 
-def _beside(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> DeviceBuilder:
+def _partition_builder(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> DeviceBuilder:
     """Create the builder of a partition, which inherits the GPU's health."""
     draft = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
     draft.health, draft.health_reason = whole.health, whole.health_reason

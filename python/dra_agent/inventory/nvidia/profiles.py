@@ -168,6 +168,6 @@ def packing_order(profiles: Sequence[MigProfile]) -> list[tuple[MigProfile, Plac
 
 
 def _spoils(one: tuple[MigProfile, Placement], everything: Sequence[tuple[MigProfile, Placement]]) -> int:
-    """Add up the memory slices of all places of other profiles that an instance there would take away."""
+    """Add up the memory slices of all places of other profiles that an instance there would make unavailable."""
     profile, placement = one
     return sum(other.size for kind, other in everything if kind.id != profile.id and placement.overlaps(other))
