@@ -13,7 +13,7 @@ from dra_agent.agent import config as config_module
 from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load, load_config
 from dra_agent.agent.config_keys import config_keys
 from dra_agent.agent.config_problems import ConfigError
-from dra_agent.agent.users_state import users_state_dir
+from dra_agent.agent.user_state_dir import user_state_dir
 from dra_agent.errors import UsageError
 
 
@@ -294,7 +294,7 @@ def test_commands_without_root_use_the_hosts_state_dir_only_if_it_has_an_agent_o
     user_dir = tmp_path / ".local/state/dra-agent"
 
     def chosen() -> Path | None:
-        return users_state_dir(variables, host_dir, is_simulated=False)
+        return user_state_dir(variables, host_dir, is_simulated=False)
 
     assert chosen() == user_dir, "the user's agent may be starting"
     host_dir.mkdir()
@@ -304,7 +304,7 @@ def test_commands_without_root_use_the_hosts_state_dir_only_if_it_has_an_agent_o
     user_dir.mkdir(parents=True)
     (user_dir / "agent.sock").touch()
     assert chosen() == user_dir
-    assert users_state_dir({}, host_dir, is_simulated=True) is None, "without a home directory"
+    assert user_state_dir({}, host_dir, is_simulated=True) is None, "without a home directory"
 
 
 WRONG = """\

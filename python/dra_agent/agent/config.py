@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from dra_agent.agent.config_problems import ConfigError, ConfigProblem
-from dra_agent.agent.users_state import users_state_dir
+from dra_agent.agent.user_state_dir import user_state_dir
 from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
@@ -341,10 +341,10 @@ def _derived(
     """Set the values that follow from other settings, unless they are set: in `origins` or `other_keys`."""
     is_cdi_dir_set = "cdi_dir" in origins or "cdi_dir" in other_keys or config.cdi_dir != Config().cdi_dir
     if "state_dir" not in origins and "state_dir" not in other_keys:
-        users = users_state_dir(variables, config.state_dir, is_simulated=config.simulate is not None)
-        if users is not None:
+        user_dir = user_state_dir(variables, config.state_dir, is_simulated=config.simulate is not None)
+        if user_dir is not None:
             origins["state_dir"] = "default without root"
-            config = msgspec.structs.replace(config, state_dir=users)
+            config = msgspec.structs.replace(config, state_dir=user_dir)
     if config.simulate is not None and (recorded := named_recording(config.simulate)) is not None:
         # Commands compare it with the agent's, which may run in another directory.
         config = msgspec.structs.replace(config, simulate=str(recorded))

@@ -11,7 +11,7 @@ from dra_agent.presence import exists, may_exist
 _SOCKET, _LEDGER = "agent.sock", "ledger"
 
 
-def users_state_dir(variables: Mapping[str, str], host_dir: Path, *, is_simulated: bool) -> Path | None:
+def user_state_dir(variables: Mapping[str, str], host_dir: Path, *, is_simulated: bool) -> Path | None:
     """Return the state directory of this user; None: the host's, `host_dir`.
 
     A simulated agent always uses it. Commands use it if an agent of the user runs, or if `host_dir` has no agent and
@@ -22,6 +22,6 @@ def users_state_dir(variables: Mapping[str, str], host_dir: Path, *, is_simulate
     base = variables.get("XDG_STATE_HOME") or (f"{variables['HOME']}/.local/state" if variables.get("HOME") else "")
     if not base:
         return None
-    users = Path(base) / "dra-agent"
+    user_dir = Path(base) / "dra-agent"
     is_hosts = may_exist(host_dir / _SOCKET) or may_exist(host_dir / _LEDGER)
-    return users if is_simulated or exists(users / _SOCKET) or not is_hosts else None
+    return user_dir if is_simulated or exists(user_dir / _SOCKET) or not is_hosts else None
