@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter
@@ -154,12 +154,11 @@ class KubernetesMode:
             claim_pods=self._claim_pods,
             active=self._leadership.is_leader,
         )
+        checks = _RequestChecks(self._liveness, reclaim, ledger, drain, claims)
         inventory = self._conflict_filter.inventory
         # An earlier run, with other rules, may have left claims that the kubelet never requested.
         if self._config.inventory.prepare_ahead or prepared_ahead(ledger):
-            self._binding = self._bind_after_prepare(
-                preparer, hardware, ledger, lambda inner: self._checked(inner, ledger, reclaim, drain, claims, None)
-            )
+            self._binding = self._bind_after_prepare(preparer, hardware, ledger, checks)
             inventory = self._binding.inventory(inventory)
         self._publisher = Publisher(
             api,
@@ -183,7 +182,8 @@ class KubernetesMode:
             from dra_agent.reclaim.pod_notices import PodNotices
 
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
-        stacked = self._stack_preparers(preparer, ledger, self._reclaim, drain, claims, self._reporting)
+        checked = checks.apply(preparer, self._metrics)
+        stacked = ReportingPreparer(checked, self._reporting.status, self._reporting.events)
         self._plugin.serve(stacked, hardware.published_health)
         claims.start(stacked.unprepare)
         await self._listen_to_operators(claims)
@@ -194,11 +194,7 @@ class KubernetesMode:
             self._binding.start(follows_pods=bool(self._config.inventory.prepare_ahead))
 
     def _bind_after_prepare(
-        self,
-        preparer: Preparer,
-        hardware: DeviceState,
-        ledger: JournalLedger,
-        decorated: Callable[[ClaimPreparer], ClaimPreparer],
+        self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger, checks: _RequestChecks
     ) -> BindingService:
         """Return the service for claims whose pods wait until they are prepared."""
         # Only here: no other configuration needs the modules.
@@ -211,7 +207,7 @@ class KubernetesMode:
         return BindingService(
             self._api.result(),
             ledger,
-            decorated(AheadPreparer(preparer)),
+            checks.apply(AheadPreparer(preparer)),
             preparer.check,
             self._setup_taints,
             self._reporting.events,
@@ -255,33 +251,6 @@ class KubernetesMode:
         on_node.start()
         in_file.start()
         return on_node, in_file
-
-    def _stack_preparers(
-        self,
-        preparer: ClaimPreparer,
-        ledger: JournalLedger,
-        reclaim: ReclaimService,
-        drain: NodeDrain,
-        claims: OrphanedClaims,
-        reporter: StatusReporter,
-    ) -> ClaimPreparer:
-        """Return `preparer` with all decorators of this mode, from the inside out."""
-        checked = self._checked(preparer, ledger, reclaim, drain, claims, self._metrics)
-        return ReportingPreparer(checked, reporter.status, reporter.events)
-
-    def _checked(
-        self,
-        preparer: ClaimPreparer,
-        ledger: JournalLedger,
-        reclaim: ReclaimService,
-        drain: NodeDrain,
-        claims: OrphanedClaims,
-        metrics: Metrics | None,
-    ) -> ClaimPreparer:
-        """Return `preparer` with the decorators of every request; `metrics` are those of the kubelet's requests."""
-        measured = InstrumentedPreparer(preparer, self._liveness, metrics)
-        gated = GatedPreparer(measured, reclaim, ledger, drain)
-        return HolderCheckingPreparer(gated, claims)
 
     async def _listen_to_operators(self, claims: OrphanedClaims) -> None:
         listening = ReleaseSocket(self._config.state_dir, claims)
@@ -389,6 +358,22 @@ class KubernetesMode:
         if leads:
             self._published_devices_changed()
             self._check_labels()
+
+
+class _RequestChecks(NamedTuple):
+    """What applies to every request to prepare or release a claim, of the kubelet and of the agent itself."""
+
+    liveness: LivenessMonitor
+    reclaim: ReclaimService
+    ledger: JournalLedger
+    drain: NodeDrain
+    claims: OrphanedClaims
+
+    def apply(self, preparer: ClaimPreparer, metrics: Metrics | None = None) -> ClaimPreparer:
+        """Return `preparer` with these decorators, from the inside out; `metrics`: those of the kubelet's requests."""
+        measured = InstrumentedPreparer(preparer, self.liveness, metrics)
+        gated = GatedPreparer(measured, self.reclaim, self.ledger, self.drain)
+        return HolderCheckingPreparer(gated, self.claims)
 
 
 class _Claims:
