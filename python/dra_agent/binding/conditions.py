@@ -50,11 +50,18 @@ class WaitingClaim(ClaimRef, frozen=True):
     """Whether its status has a result for each of these devices."""
 
 
-class _Result(msgspec.Struct, rename="camel"):
+class _AllocatedDevice(msgspec.Struct):
     driver: str
     pool: str
     device: str
     share_id: str | None = msgspec.field(name="shareID", default=None)
+
+    @property
+    def key(self) -> DeviceKey:
+        return DeviceKey(self.pool, self.device, self.share_id)
+
+
+class _Result(_AllocatedDevice, rename="camel"):
     binding_conditions: list[str] | None = None
 
 
@@ -72,11 +79,7 @@ class _Condition(msgspec.Struct):
     status: str
 
 
-class _Entry(msgspec.Struct, rename="camel"):
-    driver: str
-    pool: str
-    device: str
-    share_id: str | None = msgspec.field(name="shareID", default=None)
+class _Entry(_AllocatedDevice):
     conditions: list[_Condition] | None = None
 
 
@@ -107,7 +110,7 @@ def waiting_claim(claim: Mapping[str, Any], driver: str, node: str) -> WaitingCl
     allocation = status.allocation or _Allocation()
     results = (allocation.devices or _Devices()).results or ()
     devices = tuple(
-        DeviceKey(result.pool, result.device, result.share_id)
+        result.key
         for result in results
         if result.driver == driver
         and result.pool.rpartition("/")[0] == node
@@ -116,7 +119,7 @@ def waiting_claim(claim: Mapping[str, Any], driver: str, node: str) -> WaitingCl
     if not devices:
         return None
     decided = {
-        DeviceKey(entry.pool, entry.device, entry.share_id)
+        entry.key
         for entry in status.devices or ()
         if entry.driver == driver and any(one.type in names and one.status == "True" for one in entry.conditions or ())
     }
