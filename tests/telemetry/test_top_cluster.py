@@ -321,7 +321,7 @@ def test_addresses_of_pods_are_read_directly(
         (("--endpoint", "https://user@node-1"), "not the URL of an agent's metrics"),
         (("--endpoint", "http://node-1:port"), "not a URL"),
         (("--metrics-server-name", "x"), "is used for direct connections only"),
-        (("--direct", "--metrics-ca", "/missing"), "there is no such file"),
+        (("--direct", "--metrics-ca", "/missing"), "the certificates cannot be read: no such file"),
         (("--direct", "--metrics-token-file", "/missing"), "the token cannot be read"),
     ],
 )

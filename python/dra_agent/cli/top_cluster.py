@@ -232,7 +232,7 @@ def _access(args: argparse.Namespace) -> DirectAccess:
                 hint="the API server accepts any certificate of a pod, and forwards no token; add --direct",
             )
     if args.metrics_ca and not Path(args.metrics_ca).is_file():
-        raise UsageError("there is no such file", where=f"--metrics-ca {args.metrics_ca}")
+        raise UsageError("the certificates cannot be read: no such file", where=f"--metrics-ca {args.metrics_ca}")
     if args.metrics_token_file:
         where = f"--metrics-token-file {args.metrics_token_file}"
         try:
