@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from dra_agent.api_object import is_pod
 from dra_agent.claim import ClaimRef
 
 MAX_CLAIMS = 1024
@@ -40,10 +41,7 @@ class ClaimPods:
         pods = {
             str(user["name"])
             for user in (users if isinstance(users, list) else ())
-            if isinstance(user, Mapping)
-            and user.get("resource") == "pods"
-            and not user.get("apiGroup")
-            and isinstance(user.get("name"), str)
+            if isinstance(user, Mapping) and is_pod(user) and isinstance(user.get("name"), str)
         }
         uids = _uids(users)
         with self._lock:
@@ -73,8 +71,7 @@ def _uids(users: Any) -> frozenset[str] | None:
     """Return the UIDs of the pods for which a claim is reserved; None if it is reserved for anything else."""
     found = set()
     for user in users if isinstance(users, list) else ():
-        is_pod = isinstance(user, Mapping) and user.get("resource") == "pods" and not user.get("apiGroup")
-        if not is_pod or not isinstance(user.get("uid"), str):
+        if not isinstance(user, Mapping) or not is_pod(user) or not isinstance(user.get("uid"), str):
             return None
         found.add(user["uid"])
     return frozenset(found) or None
