@@ -164,8 +164,10 @@ def test_each_change_of_managers_is_reported_once(fake_api: FakeApi, run_detecto
         await eventually_async(lambda: reported)
         fake_api.remove("resourceslices", "theirs")
         await eventually_async(lambda: len(reported) == 2)
-        await asyncio.sleep(0.2)
-        assert reported == [DeviceConflicts({"gpu-0": "driver gpu.amd.com"}), DeviceConflicts()]
+        fake_api.put("resourceslices", foreign())
+        await eventually_async(lambda: reported[2:])
+        conflict = DeviceConflicts({"gpu-0": "driver gpu.amd.com"})
+        assert reported == [conflict, DeviceConflicts(), conflict]
 
     run_detector(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,17 @@ class Node:
         self.kubeconfig = api.kubeconfig(path)
         self.inventory = Inventory()
         self.is_leader = True
+        self.leader_checks = 0
         self.register()
 
     def register(self, name: str = NODE) -> str:
         """Create the Node object, and return its uid."""
         uid: str = self.api.put("nodes", {"metadata": {"name": name}})["metadata"]["uid"]
         return uid
+
+    def check_leader(self) -> bool:
+        self.leader_checks += 1
+        return self.is_leader
 
     def set_devices(self, *devices: Device) -> None:
         self.inventory = Inventory(devices=devices)
@@ -87,7 +93,7 @@ class Node:
                     node=NODE,
                     driver=DRIVER,
                     inventory=lambda: self.inventory,
-                    is_leader=lambda: self.is_leader,
+                    is_leader=self.check_leader,
                 )
                 await publisher.start()
                 try:
@@ -124,13 +130,28 @@ async def wait_until_published(publisher: Publisher) -> None:
     await eventually_async(lambda: publisher.reading().lag_s == 0.0 and not publisher.reading().pending)
 
 
+async def wait_until_watched(node: Node, publisher: Publisher) -> None:
+    """Wait until the publisher has handled every earlier event of its watch, and has no reason to write.
+
+    The watch delivers events in order: the last is a label, which the publisher keeps.
+    """
+    marked = copy.deepcopy(node.slices()[0])
+    labels = marked["metadata"].setdefault("labels", {})
+    labels["marker"] = str(int(labels.get("marker", 0)) + 1)
+    node.api.put("resourceslices", marked)
+    await eventually_async(
+        lambda: labels["marker"] in [found["metadata"].get("labels", {}).get("marker") for found in publisher.slices()]
+    )
+    await wait_until_published(publisher)
+
+
 async def assert_no_more_writes(node: Node, publisher: Publisher) -> None:
     """Wait until the pools are published, and check that nothing more is written."""
     await wait_until_published(publisher)
     node.clear_requests()
     for _ in range(3):
         publisher.devices_changed()
-        await asyncio.sleep(0.1)
+        await wait_until_published(publisher)
     assert node.writes() == []
 
 
@@ -144,4 +165,5 @@ __all__ = [
     "partitioned",
     "tainted",
     "wait_until_published",
+    "wait_until_watched",
 ]

@@ -68,7 +68,11 @@ def test_an_agent_leads_only_after_a_successful_dry_run(node: Node, fake_api: Fa
     run(node, peers, scenario)
 
 
-def test_the_leader_of_the_node_must_lead_its_host_too(node: Node, fake_api: FakeApi) -> None:
+def test_the_leader_of_the_node_must_lead_its_host_too(
+    node: Node, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.publish.pool.STANDBY_INTERVAL_S", 0.05)
+    node.is_leader = False
     node.set_devices(*devices(1))
     peers = Peers()
     peers.elder = False
@@ -77,10 +81,11 @@ def test_the_leader_of_the_node_must_lead_its_host_too(node: Node, fake_api: Fak
         await eventually_async(lambda: any(request.watch for request in fake_api.requests))
         publisher.devices_changed()
         await eventually_async(lambda: publisher.reading().pending)
-        await asyncio.sleep(0.1)
+        before = node.leader_checks
+        await eventually_async(lambda: node.leader_checks > before + 3)
         assert node.writes() == []
 
-    run(node, peers, scenario, is_leader=lambda: False)
+    run(node, peers, scenario, is_leader=node.check_leader)
 
 
 def test_without_an_older_agent_no_dry_run_is_made(node: Node, fake_api: FakeApi) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dra_agent.retry import Backoff
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from logged import logged_by
-from publish.node import DRIVER, NODE, Node, device, devices, tainted, wait_until_published
+from publish.node import NODE, Node, device, devices, tainted, wait_until_published, wait_until_watched
 
 
 @pytest.mark.parametrize("status", [409, 410, 422, 429, 500, 503, 401, 403])
@@ -143,16 +144,18 @@ def test_a_change_resets_the_backoff_once(node: Node, monkeypatch: pytest.Monkey
     node.set_devices(device(1))
     node.api.fail(503, methods="POST", times=None)
 
+    def failed_again(before: int) -> bool:
+        return len(failures) > before
+
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: len(failures) > 4)
         node.set_devices(tainted(device(1), "leaving"))
         publisher.devices_changed()
         await eventually_async(lambda: failures.count(0) == 2)
-        before = len(failures)
         for _ in range(20):
             publisher.devices_changed()
-            await asyncio.sleep(0.02)
-        await eventually_async(lambda: len(failures) > before + 4)
+            failed = len(failures)
+            await eventually_async(partial(failed_again, failed))
         assert failures.count(0) == 2
 
     node.run(scenario)
@@ -164,8 +167,7 @@ def test_a_create_with_a_lost_response_is_not_repeated(node: Node) -> None:
 
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await wait_until_published(publisher)
-        await asyncio.sleep(0.3)
+        await wait_until_watched(node, publisher)
 
     node.run(scenario)
     assert node.writes() == ["POST"] and len(node.slices()) == 1
@@ -181,7 +183,7 @@ def test_a_create_that_the_watch_reports_late_is_not_repeated(node: Node) -> Non
         node.set_devices(*devices(71))
         publisher.devices_changed()
         await eventually_async(lambda: len(node.names()) == 71)
-        await asyncio.sleep(1.2)
+        await wait_until_watched(node, publisher)
 
     node.run(scenario)
     assert node.writes() == ["POST", "POST", "PUT"]
@@ -279,7 +281,7 @@ def test_slices_deleted_during_an_outage_are_recreated(node: Node) -> None:
         await asyncio.to_thread(node.api.stop)
         node.api.wipe()
         node.api.compact()
-        await asyncio.sleep(0.3)
+        await eventually_async(lambda: publisher.reading().lag_s > 0)
         node.api.start()
         await eventually_async(lambda: bool(node.slices()))
 
@@ -293,10 +295,13 @@ def test_an_expired_watch_is_followed_by_a_list(node: Node) -> None:
         await eventually_async(lambda: bool(node.slices()))
         await wait_until_published(publisher)
         await eventually_async(lambda: any(request.watch for request in node.api.requests))
-        node.api.put("nodes", {"metadata": {"name": "somebody"}})
+        node.api.put("nodes", {"metadata": {"name": "another"}})
         node.api.compact()
+        node.clear_requests()
         node.api.end_watches()
-        await asyncio.sleep(0.2)
+        await eventually_async(
+            lambda: any(not request.watch and not request.write for request in tuple(node.api.requests))
+        )
         node.api.wipe()
         await eventually_async(lambda: bool(node.slices()))
 
@@ -375,8 +380,8 @@ def test_no_request_is_sent_after_stop(node: Node, fake_api: FakeApi) -> None:
         node.set_devices(device(2))
         publisher.devices_changed()
         fake_api.wipe()
-        await asyncio.sleep(0.5)
-        assert node.api.requests == [] and DRIVER
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("publish")], "nothing can write"
+        assert node.api.requests == []
 
     node.run(scenario)
 

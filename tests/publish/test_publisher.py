@@ -19,7 +19,7 @@ from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from logged import logged_by
-from publish.node import DRIVER, NODE, Node, device, devices, tainted, wait_until_published
+from publish.node import DRIVER, NODE, Node, device, devices, tainted, wait_until_published, wait_until_watched
 
 
 def test_slices_are_owned_by_the_node_and_named_by_index(node: Node) -> None:
@@ -53,13 +53,12 @@ def test_nothing_is_written_while_nothing_changes(node: Node) -> None:
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
         await wait_until_published(publisher)
-        await eventually_async(lambda: any(request.watch for request in node.api.requests))
-        await asyncio.sleep(0.2)
+        await wait_until_watched(node, publisher)
         node.clear_requests()
         for _ in range(5):
             publisher.devices_changed()
             publisher.kubelet_registered()
-            await asyncio.sleep(0.05)
+            await wait_until_published(publisher)
         assert node.api.requests == []
 
     node.run(scenario)
@@ -78,10 +77,11 @@ def test_a_restarted_agent_adopts_the_slices_unchanged(node: Node) -> None:
 
     async def adopted(publisher: Publisher) -> None:
         await wait_until_published(publisher)
-        await asyncio.sleep(0.3)
+        assert node.slices() == before
+        await wait_until_watched(node, publisher)
 
     node.run(adopted)
-    assert node.slices() == before and node.writes() == []
+    assert node.writes() == []
 
 
 def test_one_changed_device_is_updated_in_place(node: Node) -> None:
@@ -339,8 +339,7 @@ def test_foreign_changes_of_a_slice_are_reverted(node: Node) -> None:
 
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: bool(node.slices()))
-        await wait_until_published(publisher)
-        await asyncio.sleep(0.2)
+        await wait_until_watched(node, publisher)
         (found,) = node.slices()
         node.clear_requests()
         changed = copy.deepcopy(found)
@@ -450,7 +449,8 @@ def test_only_the_leader_writes_slices(node: Node, monkeypatch: pytest.MonkeyPat
     async def scenario(publisher: Publisher) -> None:
         await eventually_async(lambda: any(request.watch for request in node.api.requests))
         publisher.devices_changed()
-        await asyncio.sleep(0.3)
+        before = node.leader_checks
+        await eventually_async(lambda: node.leader_checks > before + 3)
         assert node.writes() == [] and publisher.reading().pending == (f"{NODE}/gpu",)
         node.is_leader = True
         await eventually_async(lambda: bool(node.slices()))
@@ -521,7 +521,7 @@ def test_changes_of_unpublished_fields_encode_no_slices(node: Node, monkeypatch:
         for health in ("unmonitored", "healthy"):
             node.set_devices(*(msgspec.structs.replace(device_, health=health) for device_ in devices(70)))
             publisher.devices_changed()
-            await asyncio.sleep(0.2)
+            await wait_until_published(publisher)
         assert len(encodings) == before
         node.set_devices(*devices(69))
         publisher.devices_changed()

@@ -67,13 +67,18 @@ class ClaimsApi(ApiClient):
 
 @dataclass
 class FakePods(PodClient):
-    """The pods of an API server; `errors` are raised first, and `done` has the accepted requests."""
+    """The pods of an API server; `errors` are raised first, and `done` has the accepted requests.
+
+    `reads` counts the pods that were read.
+    """
 
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: list[AgentError] = field(default_factory=list)
     done: list[tuple[str, str, int | None]] = field(default_factory=list)
+    reads: int = 0
 
     async def get(self, namespace: str, name: str) -> dict[str, Any]:
+        self.reads += 1
         if name not in self.pods:
             raise NotFoundError(f"no pod {name}")
         return self.pods[name]

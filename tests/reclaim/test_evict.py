@@ -327,10 +327,7 @@ def test_a_started_grace_period_is_shortened_by_deletion() -> None:
 def test_another_pod_with_that_name_is_not_evicted() -> None:
     pods = FakePods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
 
-    async def scenario(tracker: ReleaseTracker) -> None:
-        await asyncio.sleep(0.2)
-
-    run_evictor(pods, scenario, mode="delete")
+    run_evictor(pods, wait_until(lambda: pods.reads >= 3), mode="delete")
     assert pods.done == []
 
 
@@ -477,6 +474,12 @@ def test_an_agent_without_leadership_evicts_nothing() -> None:
         ReclaimState("b"), Signal("operator", "notice", "o", "t", now + timedelta(seconds=60)), now - BEFORE_TAINT
     )
     active = False
+    checks = 0
+
+    def is_leader() -> bool:
+        nonlocal checks
+        checks += 1
+        return active
 
     async def run() -> None:
         nonlocal active
@@ -485,10 +488,10 @@ def test_an_agent_without_leadership_evicts_nothing() -> None:
         tracker.claims["c"] = claim()
         actions = PodActions(pods, Counter())
         evictor = Evictor(
-            actions, tracker, FixedReclaim(state), mode="auto", node="n", driver=DRIVER, is_leader=lambda: active
+            actions, tracker, FixedReclaim(state), mode="auto", node="n", driver=DRIVER, is_leader=is_leader
         )
         task = asyncio.create_task(evictor.run())
-        await asyncio.sleep(0.2)
+        await eventually_async(lambda: checks >= 3)
         assert pods.done == []
         active = True
         await eventually_async(lambda: pods.done)

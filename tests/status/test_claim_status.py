@@ -239,31 +239,37 @@ def test_a_claim_that_is_no_longer_held_is_not_written(
     if case in objects:
         fake_api.put("resourceclaims", objects[case])
 
-    async def scenario(api: ApiClient) -> int:
+    fake_api.put("resourceclaims", claim("next", result("gpu-0")))
+
+    async def scenario(api: ApiClient) -> None:
         async with status_writer(api, host, held("a", "gpu-0")) as status:
             await eventually_async(lambda: fake_api.requests)
-            await eventually_async(lambda: not status.waiting)
-            await asyncio.sleep(0.2)
-            return len(fake_api.requests)
+            status.prepared(held("next", "gpu-0"))
+            await eventually_async(lambda: entries(fake_api, "next"))
+            assert status.waiting == 0, "no further request is due"
 
-    assert run_with_client(scenario) == 1 and writes(fake_api) == []
+    run_with_client(scenario)
+    assert [request.write for request in fake_api.requests if "/resourceclaims/a" in request.path] == [False]
 
 
 def test_claims_released_before_their_turn_cause_no_requests(
     fake_api: FakeApi, run_with_client: Any, host: Host
 ) -> None:
+    fake_api.put("resourceclaims", claim("last", result("gpu-0")))
+
     async def scenario(api: ApiClient) -> None:
         status = ClaimStatusWriter(api, DRIVER, host, debounce_s=0.2)
         status.start()
         for number in range(100):
             status.prepared(held(f"c{number}", "gpu-0"))
             status.released(f"uid-c{number}")
-        await asyncio.sleep(0.4)
+        status.prepared(held("last", "gpu-0"))
+        await eventually_async(lambda: entries(fake_api, "last"))
         assert status.waiting == 0
         await status.stop()
 
     run_with_client(scenario)
-    assert fake_api.requests == []
+    assert not [request for request in fake_api.requests if "/resourceclaims/last" not in request.path]
 
 
 def test_failing_requests_are_retried(fake_api: FakeApi, run_with_client: Any, host: Host) -> None:
@@ -304,7 +310,7 @@ def test_a_missing_permission_is_logged_once_and_retried_slowly(
             api, host, held("a", "gpu-0"), held("b", "gpu-0"), retry_after_s=retry_after_s
         ) as status:
             await eventually_async(lambda: status.problem)
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: len(writes(fake_api)) >= 3)
             attempts = len(writes(fake_api))
             assert attempts <= 1 + (time.monotonic() - start) / (retry_after_s / 2), "half of the delay is random"
             await eventually_async(lambda: len(writes(fake_api)) > attempts)
@@ -343,17 +349,23 @@ GATE = "DRAResourceClaimDeviceStatus"
 def test_an_api_server_that_drops_the_field_is_reported(
     fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_api.put("resourceclaims", claim("a", result("gpu-0")))
+    for name in ("a", "next"):
+        fake_api.put("resourceclaims", claim(name, result("gpu-0")))
     fake_api.drop_fields(lambda plural, written: written.get("status", {}).pop("devices", None))
 
+    def reports() -> int:
+        return sum(GATE in getattr(record, "reason", "") for record in caplog.records)
+
     async def scenario(api: ApiClient) -> None:
-        async with status_writer(api, host, held("a", "gpu-0")):
-            await eventually_async(lambda: any(GATE in getattr(record, "reason", "") for record in caplog.records))
-            await asyncio.sleep(0.3)
+        async with status_writer(api, host, held("a", "gpu-0")) as status:
+            await eventually_async(lambda: reports() == 1)
+            status.prepared(held("next", "gpu-0"))
+            await eventually_async(lambda: reports() == 2)
+            assert status.waiting == 0, "no further write is due"
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
         run_with_client(scenario)
-    assert len(writes(fake_api)) == 1
+    assert len(writes(fake_api)) == 2, "one of each claim"
 
 
 def test_an_error_with_one_claim_does_not_stop_the_writer(
