@@ -22,6 +22,45 @@ EXCEPTIONS = {
     "device_setup/mps_control.py": "a fake MPS control program that hangs",
 }
 
+FIXED_SLEEPS: dict[str, tuple[int, str]] = {
+    "agent/test_conflict_filter.py": (2, "that devices stay published; that a second writer does not start"),
+    "agent/test_interfaces.py": (1, "delays a call of the library"),
+    "agent/test_kubernetes_mode.py": (2, "that a started agent sends nothing more; the pace of registrations"),
+    "agent/test_reclaim.py": (1, "that the agent does not cordon the node"),
+    "agent/test_reporting.py": (1, "that a disabled status is not written"),
+    "agent/test_shared_ledger.py": (1, "attempts that fail leave no trace"),
+    "agent/test_update_under_load.py": (1, "the pace of claims"),
+    "cel/test_budget.py": (1, "counts loop iterations during an evaluation"),
+    "control_socket/test_sockets.py": (3, "a server that does not answer; checks of a socket leave no trace"),
+    "device_setup/hung.py": (1, "a simulated kernel that hangs"),
+    "device_setup/mps_control.py": (2, "a fake MPS control program that hangs"),
+    "inventory/test_amd_mode_transition.py": (2, "the time that a driver needs after a change"),
+    "kubelet_plugin/conftest.py": (1, "a claim that does not arrive"),
+    "mutants/plugin.py": (1, "a standalone program that ends slow test runs"),
+    "prepare/test_real_ledger.py": (1, "a random moment of SIGKILL"),
+    "prepare/test_sharing.py": (3, "keeps two agents busy, and kills one at a random moment"),
+    "publish/test_any_sequence.py": (2, "the time between two random events"),
+    "publish/test_faults.py": (1, "that a long delay is not shortened"),
+    "publish/test_many_reflectors.py": (6, "virtual time"),
+    "publish/test_publisher.py": (2, "blocks the event loop until a retry is due"),
+    "reclaim/fake_logind.py": (1, "a server"),
+    "reclaim/test_aws.py": (2, "the rate of polls; the pace of notices"),
+    "reclaim/test_azure.py": (1, "that an acknowledgement is not repeated"),
+    "reclaim/test_drain.py": (9, "that milestones are not reported again, and slices not written again"),
+    "reclaim/test_early_eviction.py": (2, "that a pod is not added to the index, and an error not logged again"),
+    "reclaim/test_evict.py": (5, "that a pod is not evicted again; a request that hangs"),
+    "reclaim/test_gcp.py": (2, "the rate of polls"),
+    "reclaim/test_hostile.py": (1, "the rate of polls"),
+    "reclaim/test_logind.py": (1, "that a forged signal has no effect"),
+    "reclaim/test_node_field_writer.py": (3, "the duration of a write; that values are not written again"),
+    "reclaim/test_release_hook.py": (2, "processes that start meanwhile; the delay of a hook"),
+    "reclaim/test_service.py": (1, "that a canceled notice does not return"),
+    "status/test_events.py": (1, "that a burst of Events stays limited"),
+}
+"""Files with `sleep` for a fixed time, how often, and for what. Of those without a server or program that is slow on
+purpose, most assert that something does not happen: replace them where a later event shows it.
+"""
+
 
 def loops_that_sleep(path: Path) -> Iterator[int]:
     """Yield the lines of `while` loops that call a `sleep`."""
@@ -31,6 +70,16 @@ def loops_that_sleep(path: Path) -> Iterator[int]:
             for call in ast.walk(loop)
         ):
             yield loop.lineno
+
+
+def fixed_sleeps(path: Path) -> Iterator[int]:
+    """Yield the lines of calls of `time.sleep` and `asyncio.sleep` for more than 0 seconds."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"), args=[duration]
+            ) if not (isinstance(duration, ast.Constant) and duration.value == 0):
+                yield call.lineno
 
 
 def is_excepted(name: str) -> bool:
@@ -45,6 +94,26 @@ def test_no_test_has_its_own_wait_loop() -> None:
         for line in loops_that_sleep(path)
     ]
     assert not found, f"wait with eventually or eventually_async of tests/eventually.py: {found}"
+
+
+def test_no_test_waits_for_a_fixed_time() -> None:
+    """Such a test passes although the event would happen later, and takes that time on every machine."""
+    names = {str(path.relative_to(TESTS)): path for path in sorted(TESTS.rglob("*.py"))}
+    excluded = ("cluster/", "eventually.py", "faults/", "soak/")
+    found = {
+        name: lines
+        for name, path in names.items()
+        if not name.startswith(excluded)
+        if len(lines := sorted(fixed_sleeps(path))) != FIXED_SLEEPS.get(name, (0, ""))[0]
+    }
+    assert not found, f"wait for a later event, or adapt the count in FIXED_SLEEPS: {found}"
+    assert all(name in names and reason for name, (_, reason) in FIXED_SLEEPS.items())
+
+
+def test_fixed_sleeps_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text("time.sleep(1)\nasyncio.sleep(0)\nawait asyncio.sleep(delay)\nevent.wait(1)\n")
+    assert sorted(fixed_sleeps(path)) == [1, 3]
 
 
 def test_every_exception_has_a_reason_and_is_needed() -> None:

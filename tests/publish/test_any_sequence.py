@@ -18,7 +18,7 @@ from dra_agent.publish import pool as pool_module
 from dra_agent.retry import Backoff
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
-from publish.node import NODE, Node, Slice, device, tainted
+from publish.node import NODE, Node, Slice, device, tainted, wait_until_published
 
 Drawn = tuple[int, str, str]
 
@@ -162,7 +162,7 @@ def test_any_sequence_of_events_ends_with_the_desired_slices(
             node.clear_requests()
             publisher.devices_changed()
             publisher.kubelet_registered()
-            await asyncio.sleep(0.1)
+            await wait_until_published(publisher)
             assert node.writes() == []
             assert publisher.reading().problems == ()
 

@@ -126,6 +126,12 @@ class DrainEnvironment:
     def deallocate(self, entry: LedgerEntry) -> None:
         self.api.set_status("resourceclaims", entry.namespace, entry.name, {})
 
+    def reads(self, claim: str) -> int:
+        """Return the number of requests that read a claim."""
+        return sum(
+            request.path.endswith(f"/{claim}") for request in tuple(self.api.requests) if request.method == "GET"
+        )
+
     def taints(self) -> dict[str, list[dict[str, Any]]]:
         return {
             device_["name"]: device_.get("taints", [])
@@ -292,7 +298,8 @@ def test_each_claim_is_tracked_until_it_can_be_allocated_elsewhere(env: DrainEnv
         env.unprepare(second)
         await eventually_async(lambda: env.notifications >= 1)
         # Unprepared, but still allocated to this node: no other node can use it.
-        await asyncio.sleep(0.4)
+        reads = env.reads("second")
+        await eventually_async(lambda: env.reads("second") >= reads + 2)
         assert "released" not in env.milestones()
         assert not env.controller.progress.complete
         env.api.remove("resourceclaims", "second", "ns")

@@ -135,8 +135,8 @@ def test_a_restart_continues_with_the_saved_state(tmp_path: Path) -> None:
         await second.start()
         await eventually_async(lambda: restarted.sink)
         assert restarted.sink is not None
-        restarted.sink.failed("puppet", "not yet there")
-        await asyncio.sleep(0.02)
+        restarted.sink.failed("puppet", "not ready yet")
+        await eventually_async(lambda: [entry.up for entry in second.source_health()] == [False])
         assert second.state.phase == "notice"
         # The notice was canceled while the agent was not running: the first successful poll shows it.
         restarted.report()
@@ -396,7 +396,8 @@ def test_disagreeing_sources_are_logged_and_the_earliest_counts(
         await reclaim.start()
         await eventually_async(lambda: len(reclaim.state.active) == 2)
         await eventually_async(lambda: any("disagree" in record.message for record in caplog.records))
-        await asyncio.sleep(0.2)
+        polls = {service: len(service.requests) for service in (aws, azure)}
+        await eventually_async(lambda: all(len(service.requests) > polls[service] + 4 for service in polls))
         await reclaim.stop()
         assert reclaim.state.cause is not None and reclaim.state.cause.source == "aws.spot"
 

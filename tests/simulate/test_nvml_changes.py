@@ -172,7 +172,6 @@ def test_a_torn_state_leaves_the_last_good_one(dgx: Path, program: Program) -> N
     source = """
 before = nvml.nvmlDeviceGetCount()
 ready()
-time.sleep(0.1)
 until(lambda: pathlib.Path(sys.argv[1]).with_name("nvml.json").stat().st_size < 5000)
 report([before, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))])"""
     assert run_during(program, dgx, source, lambda: path.write_bytes(whole[:4000])) == [
