@@ -38,7 +38,7 @@ def claims(command: Command) -> list[str]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process is gone, or nobody has waited for it: not every container has an init process that does."""
+    """Whether the process is gone, or no parent has waited for it: not every container has an init process."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
