@@ -172,7 +172,7 @@ def test_more_time_than_has_passed_is_a_lie(site: Site) -> None:
     assert site.of(A) == pytest.approx([0.1]), "the next reading compares with it"
 
 
-def test_two_processes_that_fill_more_than_the_time_are_no_value(site: Site) -> None:
+def test_two_processes_that_fill_more_than_the_time_have_no_value(site: Site) -> None:
     for pid in (11, 12):
         site.run(pid, "a")
         site.i915(pid, pid, 0.0)

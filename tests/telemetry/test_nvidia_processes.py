@@ -152,7 +152,7 @@ def test_lies(site: Site, sample: Sample, reason: str) -> None:
     assert site.of((11, 1025, 20, 2)) == [near(0.2, 0.02), near(0, 0)], "the next reading is not affected"
 
 
-def test_more_than_all_of_the_time_is_no_value(site: Site) -> None:
+def test_more_than_all_of_the_time_has_no_value(site: Site) -> None:
     uses = site.read((11, 1012, 80, 1), (12, 1012, 60, 1), (13, 1012, 30, 1))
     assert uses is not None
     with pytest.raises(ValueError, match="140%"):
