@@ -160,7 +160,7 @@ def test_a_gpu_that_a_claim_binds_to_vfio_pci_changes_no_group_of_others(dgx: Ho
     assert [one.to_api() for one in after.devices] == [one.to_api() for one in before.devices]
 
 
-def test_links_without_a_route_are_no_group(dgx: Host, take: Callable[[], Inventory]) -> None:
+def test_links_without_a_route_are_not_a_group(dgx: Host, take: Callable[[], Inventory]) -> None:
     """The fabric manager has not programmed the switches: links are up, and no GPU reaches another one."""
     inject.fail(dgx.sysfs.parent, "nvmlDeviceGetP2PStatus", UNKNOWN)
     assert grouped(take()) == []

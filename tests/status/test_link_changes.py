@@ -62,7 +62,7 @@ def test_a_width_that_is_not_known_is_not_compared() -> None:
     assert reasons(group(0, 1, width=None), group(0, 1)) == {}
 
 
-def test_a_gpu_that_is_unplugged_or_bound_to_vfio_is_no_fault_of_a_link() -> None:
+def test_a_gpu_that_is_unplugged_or_bound_to_vfio_is_not_a_fault_of_a_link() -> None:
     assert reasons(group(0, 1, 2), group(1, 2)) == {}
     assert reasons(group(0, 1, 2), [gpu(0, None, kind="vfio"), *group(1, 2)]) == {}
 
