@@ -42,7 +42,12 @@ class XgmiLinks:
                 for both, width in self._links.items()
                 if not present.issuperset(both) and all((self._functions / one).exists() for one in both)
             }
-            self._links = {**kept, **self._listed(addresses)}
+            listed = {
+                # KFD shows no number of links of a GPU that is divided; those of the other GPUs stay as they are.
+                both: self._links.get(both) if width is None else width
+                for both, width in self._listed(addresses).items()
+            }
+            self._links = {**kept, **listed}
             self._groups = group_gpus(self._links)
             self._read_at = (generation, dict(addresses))
         return self._groups
