@@ -47,38 +47,38 @@ class AcceleratorBackend:
         """Nothing is held."""
 
     def _neuron(self, function: Function, name: str, problems: list[Diagnostic]) -> Device:
-        draft = self._draft(function, problems)
-        draft.node(f"/dev/{name}", "accel")
-        draft.add_identity(accel=name)
+        builder = self._draft(function, problems)
+        builder.node(f"/dev/{name}", "accel")
+        builder.add_identity(accel=name)
         cores = neuron.core_count(self._host, name, problems)
         if cores is not None and cores > 0:
-            draft.capacity["neuronCores"] = Capacity.of(cores)
-        return draft.build()
+            builder.capacity["neuronCores"] = Capacity.of(cores)
+        return builder.build()
 
     def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
-        draft = DeviceBuilder(self._host, function, "accelerator", problems)
-        draft.set("productName", product_of(function))
+        builder = DeviceBuilder(self._host, function, "accelerator", problems)
+        builder.set("productName", product_of(function))
         memory = board_memory_of(function)
         if memory is not None:
-            draft.capacity["memory"] = Capacity.of_bytes(memory)
-        return draft
+            builder.capacity["memory"] = Capacity.of_bytes(memory)
+        return builder
 
     def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
-        draft = self._draft(function, problems)
+        builder = self._draft(function, problems)
         for name in function.accel:
-            draft.node(f"/dev/accel/{name}", "accel")
+            builder.node(f"/dev/accel/{name}", "accel")
             # Habana's driver makes a second node, for monitoring, with the number of the first.
-            draft.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix('accel')}", "vendor")
-        draft.add_identity(accel=next(iter(function.accel), None))
+            builder.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix('accel')}", "vendor")
+        builder.add_identity(accel=next(iter(function.accel), None))
         # Scale-out ports of a Gaudi: Intel's DRA driver injects them, too (pkg/gaudi/cdihelpers of 1da939f).
         for uverbs in function.uverbs:
-            draft.node(f"/dev/infiniband/{uverbs}", "uverbs")
+            builder.node(f"/dev/infiniband/{uverbs}", "uverbs")
         if function.drm is not None:
-            add_drm_nodes(draft, function.drm.card, function.drm.render)
-        for name in character_devices(draft.files):
+            add_drm_nodes(builder, function.drm.card, function.drm.render)
+        for name in character_devices(builder.files):
             if not name.startswith(("accel/", "infiniband/", "dri/")):
-                draft.node(f"/dev/{name}", "vendor")
-        return draft.build()
+                builder.node(f"/dev/{name}", "vendor")
+        return builder.build()
 
 
 def make(host: Host, settings: InventorySettings) -> AcceleratorBackend:

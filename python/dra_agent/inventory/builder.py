@@ -242,16 +242,16 @@ def _vram_prefix(function: Function) -> str:
     return f"drm/{function.pci_address}/vram"
 
 
-def set_dmem_region(draft: DeviceBuilder) -> None:
+def set_dmem_region(builder: DeviceBuilder) -> None:
     """Note the region, or why the controller cannot hold shares of this GPU to their memory."""
-    capacities = _dmem_capacities(draft.host, draft.problems)
-    regions = [name for name in capacities if name.startswith(_vram_prefix(draft.function))]
+    capacities = _dmem_capacities(builder.host, builder.problems)
+    regions = [name for name in capacities if name.startswith(_vram_prefix(builder.function))]
     if not capacities:
-        draft.memory_limits[MECHANISM] = "the kernel has no cgroup controller dmem (6.14 and later have)"
+        builder.memory_limits[MECHANISM] = "the kernel has no cgroup controller dmem (6.14 and later have)"
     elif not regions:
-        draft.memory_limits[MECHANISM] = "its driver has registered no memory with the cgroup controller dmem"
+        builder.memory_limits[MECHANISM] = "its driver has registered no memory with the cgroup controller dmem"
     elif len(regions) > 1:
-        draft.memory_limits[MECHANISM] = f"its memory is in {len(regions)} regions, and a limit is for one"
+        builder.memory_limits[MECHANISM] = f"its memory is in {len(regions)} regions, and a limit is for one"
     else:
-        draft.memory_limits[MECHANISM] = ""
-        draft.add_identity(dmem=regions[0])
+        builder.memory_limits[MECHANISM] = ""
+        builder.add_identity(dmem=regions[0])

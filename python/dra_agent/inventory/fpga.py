@@ -46,19 +46,19 @@ class FpgaBackend:
         """Nothing is held."""
 
     def _device(self, function: Function, companions: Sequence[Function], problems: list[Diagnostic]) -> Device:
-        draft = DeviceBuilder(self._host, function, "fpga", problems)
-        draft.set("productName", product_of(function))
+        builder = DeviceBuilder(self._host, function, "fpga", problems)
+        builder.set("productName", product_of(function))
         card = fpga_card_of(function)
         if card is not None and card.logic_cells is not None:
-            draft.capacity["logicCells"] = Capacity.of(card.logic_cells)
+            builder.capacity["logicCells"] = Capacity.of(card.logic_cells)
         if function.drm is not None:
-            add_drm_nodes(draft, function.drm.card, function.drm.render)
-        folders = [draft.files, *(pci_files(self._host, one, problems) for one in companions)]
+            add_drm_nodes(builder, function.drm.card, function.drm.render)
+        folders = [builder.files, *(pci_files(self._host, one, problems) for one in companions)]
         for name in (name for folder in folders for name in character_devices(folder)):
             # The management engine (dfl-fme) reprograms the card; a claim gets only its ports.
             if "fme" not in name and "mgmt" not in name:
-                draft.node(f"/dev/{name}", "vendor")
-        return draft.build()
+                builder.node(f"/dev/{name}", "vendor")
+        return builder.build()
 
 
 def make(host: Host, settings: InventorySettings) -> FpgaBackend:

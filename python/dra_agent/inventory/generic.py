@@ -35,25 +35,25 @@ class PlainBackend:
         """Describe one function."""
         del fact
         family = next(family for family in FAMILIES if family == function.kind.value)
-        draft = DeviceBuilder(self._host, function, family, problems)
-        draft.set("productName", product_of(function))
+        builder = DeviceBuilder(self._host, function, family, problems)
+        builder.set("productName", product_of(function))
         if function.drm is not None:
-            add_drm_nodes(draft, function.drm.card, function.drm.render)
+            add_drm_nodes(builder, function.drm.card, function.drm.render)
         if family == "nic":
-            draft.set("isSriovVf", function.physfn is not None)
+            builder.set("isSriovVf", function.physfn is not None)
         elif function.physfn is not None:
             # If the physical function is published as well, it cannot be allocated while this one is.
-            draft.add_identity(parent=device_name(family, function.physfn))
-        return draft.build()
+            builder.add_identity(parent=device_name(family, function.physfn))
+        return builder.build()
 
 
-def add_drm_nodes(draft: DeviceBuilder, card: str | None, render: str | None) -> None:
+def add_drm_nodes(builder: DeviceBuilder, card: str | None, render: str | None) -> None:
     """Add /dev/dri/cardN and /dev/dri/renderDN, where the kernel made them."""
-    draft.add_identity(card=card, render=render)
+    builder.add_identity(card=card, render=render)
     if card is not None:
-        draft.node(f"/dev/dri/{card}", "card")
+        builder.node(f"/dev/dri/{card}", "card")
     if render is not None:
-        draft.node(f"/dev/dri/{render}", "render")
+        builder.node(f"/dev/dri/{render}", "render")
 
 
 def make(host: Host, settings: InventorySettings) -> PlainBackend:

@@ -48,71 +48,71 @@ class NicBackend:
 
     def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
         """Describe a physical or virtual function; an uplink of the host is marked in `identity`."""
-        draft = DeviceBuilder(self._host, function, "nic", problems)
-        draft.set("productName", product_of(function))
-        self._interface(draft)
-        self._rdma(draft)
-        draft.set("isSriovVf", function.physfn is not None)
+        builder = DeviceBuilder(self._host, function, "nic", problems)
+        builder.set("productName", product_of(function))
+        self._interface(builder)
+        self._rdma(builder)
+        builder.set("isSriovVf", function.physfn is not None)
         if function.physfn is not None:
-            draft.add_identity(physfn=function.physfn)
+            builder.add_identity(physfn=function.physfn)
         if function.sriov is not None:
-            draft.set("sriovVfs", function.sriov.num_vfs)
+            builder.set("sriovVfs", function.sriov.num_vfs)
         if fact is not None:
-            draft.add_identity(uplink=str(fact))
-        return draft.build()
+            builder.add_identity(uplink=str(fact))
+        return builder.build()
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _interface(self, draft: DeviceBuilder) -> None:
-        name = self._main_interface(draft)
+    def _interface(self, builder: DeviceBuilder) -> None:
+        name = self._main_interface(builder)
         if name is None:
             return
-        net = self._net(draft, name)
-        draft.set("ifName", name)
-        draft.add_identity(ifname=name)
-        draft.set("mac", net.text("address"))
-        draft.set("mtu", net.number("mtu"))
-        draft.set("linkType", _LINK_TYPES.get(net.number("type") or 0))
+        net = self._net(builder, name)
+        builder.set("ifName", name)
+        builder.add_identity(ifname=name)
+        builder.set("mac", net.text("address"))
+        builder.set("mtu", net.number("mtu"))
+        builder.set("linkType", _LINK_TYPES.get(net.number("type") or 0))
         speed = net.number("speed")
         if speed is not None and 0 < speed < 1 << 31:
-            draft.set("linkSpeed", speed)
+            builder.set("linkSpeed", speed)
         state = net.text("operstate")
-        draft.set("state", state if state != "unknown" else None)
+        builder.set("state", state if state != "unknown" else None)
         # An interface that is administratively down (no IFF_UP) has no carrier, which is not an issue.
         if (net.number("flags") or 0) & 1 and net.number("carrier") == 0:
-            draft.add_issue("link-down", f"{name} is switched on and has no link")
+            builder.add_issue("link-down", f"{name} is switched on and has no link")
 
-    def _rdma(self, draft: DeviceBuilder) -> None:
-        function = draft.function
+    def _rdma(self, builder: DeviceBuilder) -> None:
+        function = builder.function
         name = next(iter(function.infiniband), None)
-        draft.set("rdma", name is not None)
+        builder.set("rdma", name is not None)
         if name is None:
             return
-        draft.set("rdmaDevice", name)
-        draft.add_identity(rdma=name)
+        builder.set("rdmaDevice", name)
+        builder.add_identity(rdma=name)
         for uverbs in function.uverbs:
-            draft.node(f"/dev/infiniband/{uverbs}", "uverbs")
-        draft.node("/dev/infiniband/rdma_cm", "rdma-cm")
-        port = draft.files.subdir(f"infiniband/{name}/ports/1")
-        if "linkType" not in draft.attributes:
+            builder.node(f"/dev/infiniband/{uverbs}", "uverbs")
+        builder.node("/dev/infiniband/rdma_cm", "rdma-cm")
+        port = builder.files.subdir(f"infiniband/{name}/ports/1")
+        if "linkType" not in builder.attributes:
             layer = (port.text("link_layer") or "").lower()
             # "Unknown" for adapters with another protocol, such as AWS EFA (kernel: link_layer_show).
-            draft.set("linkType", layer if layer in _LINK_TYPES.values() else None)
+            builder.set("linkType", layer if layer in _LINK_TYPES.values() else None)
         state = port.text("state")
-        if "state" not in draft.attributes and state is not None:
-            draft.set("state", "up" if state.endswith("ACTIVE") else "down")
+        if "state" not in builder.attributes and state is not None:
+            builder.set("state", "up" if state.endswith("ACTIVE") else "down")
         physical = (port.text("phys_state") or "").partition(":")[0]
         # ib_port_phys_state: 3 is disabled, 5 is up; the states between them are those of link training.
         if physical.isdecimal() and physical not in ("3", "5") and not (state or "").endswith("ACTIVE"):
-            draft.add_issue("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
-        self._subnet(draft, port, is_active=(state or "").endswith("ACTIVE"))
+            builder.add_issue("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
+        self._subnet(builder, port, is_active=(state or "").endswith("ACTIVE"))
         rate = _RATE.match(port.text("rate") or "")
         # A port that is down reports the slowest rate there is.
-        if "linkSpeed" not in draft.attributes and rate is not None and (state or "").endswith("ACTIVE"):
-            draft.set("linkSpeed", round(float(rate[1]) * 1000))
+        if "linkSpeed" not in builder.attributes and rate is not None and (state or "").endswith("ACTIVE"):
+            builder.set("linkSpeed", round(float(rate[1]) * 1000))
 
-    def _subnet(self, draft: DeviceBuilder, port: SysfsDir, *, is_active: bool) -> None:
+    def _subnet(self, builder: DeviceBuilder, port: SysfsDir, *, is_active: bool) -> None:
         """Set what the first GID names: subnet prefix and GUID of the port (InfiniBand specification, 4.1.1).
 
         A port has the prefix of its subnet manager only while it is active, and the default one before.
@@ -123,24 +123,24 @@ class NicBackend:
             return
         prefix, guid = (half.replace(":", "") for half in match.groups())
         if prefix.strip("0"):
-            draft.set("ibSubnetPrefix", f"0x{prefix}")
-            draft.set("ibPortGUID", f"0x{guid}")
+            builder.set("ibSubnetPrefix", f"0x{prefix}")
+            builder.set("ibPortGUID", f"0x{guid}")
 
-    def _main_interface(self, draft: DeviceBuilder) -> str | None:
-        names = draft.function.net
+    def _main_interface(self, builder: DeviceBuilder) -> str | None:
+        names = builder.function.net
         if len(names) < 2:
             return next(iter(names), None)
 
         def order(name: str) -> tuple[bool, int, str]:
-            net = self._net(draft, name)
+            net = self._net(builder, name)
             return bool(_REPRESENTOR.fullmatch(net.text("phys_port_name") or "")), net.number("dev_port") or 0, name
 
         return min(names, key=order)
 
-    def _net(self, draft: DeviceBuilder, name: str) -> SysfsDir:
-        own = draft.files.subdir(f"net/{name}")
+    def _net(self, builder: DeviceBuilder, name: str) -> SysfsDir:
+        own = builder.files.subdir(f"net/{name}")
         # A virtio adapter has its interface one level further down.
-        return own if own.folder.is_dir() else SysfsDir(self._host.sysfs / "class/net" / name, draft.problems)
+        return own if own.folder.is_dir() else SysfsDir(self._host.sysfs / "class/net" / name, builder.problems)
 
 
 def make(host: Host, settings: InventorySettings) -> NicBackend:

@@ -89,9 +89,9 @@ class AmdBackend:
                     self._withhold(function.pci_address, half_since)
                 devices += parts
             else:
-                draft = DeviceBuilder(self._host, function, "gpu", problems)
-                describe_whole(draft, of_function[0] if of_function else None, driver_version)
-                devices.append(draft.build())
+                builder = DeviceBuilder(self._host, function, "gpu", problems)
+                describe_whole(builder, of_function[0] if of_function else None, driver_version)
+                devices.append(builder.build())
         return devices
 
     def close(self) -> None:
@@ -125,23 +125,23 @@ class AmdBackend:
         total = files.number("mem_info_vram_total")
         devices = []
         for index, node in enumerate(nodes):
-            draft = DeviceBuilder(self._host, function, "gpu", problems, ((mode or "xcp").lower(), index))
-            draft.set("type", "partition")
-            draft.set("profile", profile)
+            builder = DeviceBuilder(self._host, function, "gpu", problems, ((mode or "xcp").lower(), index))
+            builder.set("type", "partition")
+            builder.set("profile", profile)
             # The driver counts by blocks of the chip, which no partition has for itself.
-            count_errors(draft)
-            draft.set("uuid", node.uuid)
-            draft.set("parentUUID", board_uuid(files, node))
+            count_errors(builder)
+            builder.set("uuid", node.uuid)
+            builder.set("parentUUID", board_uuid(files, node))
             # KFD counts each partition's share for compute queues only; the render node is not held to it.
-            draft.set("memoryEnforcement", "none")
-            draft.add_identity(parent=device_name("gpu", function.pci_address))
-            fill(draft, node, driver_version, mode)
-            set_memory(draft, node.memory_bytes or (total // len(nodes) if total else None))
+            builder.set("memoryEnforcement", "none")
+            builder.add_identity(parent=device_name("gpu", function.pci_address))
+            fill(builder, node, driver_version, mode)
+            set_memory(builder, node.memory_bytes or (total // len(nodes) if total else None))
             render = f"renderD{node.render_minor}" if node.render_minor is not None else None
             own = function.drm is not None and function.drm.render == render
             card = function.drm.card if own and function.drm is not None else renders.get(render or "")
-            add_drm_nodes(draft, card, render)
-            devices.append(draft.build())
+            add_drm_nodes(builder, card, render)
+            devices.append(builder.build())
         return devices
 
     def _xcp_nodes(self, problems: list[Diagnostic]) -> dict[str, str]:

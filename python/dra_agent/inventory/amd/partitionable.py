@@ -41,48 +41,48 @@ from dra_agent.topology.model import PciFunction as Function
 
 
 def describe_whole(
-    draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, uuid: str | None = None
+    builder: DeviceBuilder, node: KfdNode | None, driver_version: str | None, uuid: str | None = None
 ) -> None:
     """Set the properties of a whole GPU; `node` is its merged KFD node, `uuid` its id if KFD does not show it now."""
-    function = draft.function
-    draft.set("uuid", uuid or uuid_of(draft.files, node))
-    fill(draft, node, driver_version)
-    count_errors(draft)
-    memory = draft.files.number("mem_info_vram_total")
-    set_memory(draft, memory or (node.memory_bytes if node is not None else None))
+    function = builder.function
+    builder.set("uuid", uuid or uuid_of(builder.files, node))
+    fill(builder, node, driver_version)
+    count_errors(builder)
+    memory = builder.files.number("mem_info_vram_total")
+    set_memory(builder, memory or (node.memory_bytes if node is not None else None))
     if function.drm is not None:
-        add_drm_nodes(draft, function.drm.card, function.drm.render)
-    set_dmem_region(draft)
+        add_drm_nodes(builder, function.drm.card, function.drm.render)
+    set_dmem_region(builder)
     if function.physfn is not None:
-        draft.set("type", "vf")
-        draft.set("memoryEnforcement", "vf")
-        draft.add_identity(parent=device_name("gpu", function.physfn))
+        builder.set("type", "vf")
+        builder.set("memoryEnforcement", "vf")
+        builder.add_identity(parent=device_name("gpu", function.physfn))
 
 
-def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, mode: str | None = None) -> None:
+def fill(builder: DeviceBuilder, node: KfdNode | None, driver_version: str | None, mode: str | None = None) -> None:
     """Set the properties that a GPU and a partition have in common."""
-    files = draft.files
-    draft.set("productName", files.text("product_name") or product_of(draft.function))
-    draft.set("brand", _brand(draft))
-    draft.set_version("driverVersion", driver_version)
-    draft.set("computePartition", known_mode(files, COMPUTE_MODE) or mode)
-    draft.set("memoryPartition", known_mode(files, "current_memory_partition"))
+    files = builder.files
+    builder.set("productName", files.text("product_name") or product_of(builder.function))
+    builder.set("brand", _brand(builder))
+    builder.set_version("driverVersion", driver_version)
+    builder.set("computePartition", known_mode(files, COMPUTE_MODE) or mode)
+    builder.set("memoryPartition", known_mode(files, "current_memory_partition"))
     if node is None:
         return
-    draft.set("architecture", node.isa)
-    draft.set("fabricDomain", f"{node.hive_id:016x}" if node.hive_id is not None else None)
-    draft.interconnect = node.interconnect
-    draft.set_interconnect()
+    builder.set("architecture", node.isa)
+    builder.set("fabricDomain", f"{node.hive_id:016x}" if node.hive_id is not None else None)
+    builder.interconnect = node.interconnect
+    builder.set_interconnect()
     if node.compute_units is not None:
-        draft.capacity["computeUnits"] = Capacity.of(node.compute_units)
-    draft.add_identity(kfd=node.node_id)
-    draft.node("/dev/kfd", "kfd")
+        builder.capacity["computeUnits"] = Capacity.of(node.compute_units)
+    builder.add_identity(kfd=node.node_id)
+    builder.node("/dev/kfd", "kfd")
 
 
-def set_memory(draft: DeviceBuilder, amount: int | None) -> None:
+def set_memory(builder: DeviceBuilder, amount: int | None) -> None:
     """Set the memory in bytes, where it is known."""
     if amount:
-        draft.capacity["memory"] = Capacity.of_bytes(amount)
+        builder.capacity["memory"] = Capacity.of_bytes(amount)
 
 
 def uuid_of(files: SysfsDir, node: KfdNode | None) -> str | None:
@@ -101,21 +101,21 @@ def board_uuid(files: SysfsDir, node: KfdNode | None = None) -> str | None:
     return uuid_text(node.unique_id) if node is not None else None
 
 
-def count_errors(draft: DeviceBuilder) -> None:
+def count_errors(builder: DeviceBuilder) -> None:
     """Sum up the errors that the blocks of a GPU have counted (amdgpu RAS: lines "ue: N" and "ce: N")."""
-    ras = draft.files.subdir("ras")
+    ras = builder.files.subdir("ras")
     blocks = [ras.key_values(name, ":") for name in ras.names() if name.endswith("_err_count")]
 
     def total(kind: str) -> int | None:
         known = [int(count) for block in blocks if (count := block.get(kind, "").strip()).isdecimal()]
         return sum(known) if known else None
 
-    draft.memory_errors, draft.corrected_errors = total("ue"), total("ce")
+    builder.memory_errors, builder.corrected_errors = total("ue"), total("ce")
 
 
-def _brand(draft: DeviceBuilder) -> str | None:
+def _brand(builder: DeviceBuilder) -> str | None:
     """Return the brand in a product name; the MI200 series spells it in capitals ("AMD INSTINCT MI250X ...")."""
-    name = draft.attributes.get("productName")
+    name = builder.attributes.get("productName")
     words = str(name.value).casefold().split() if name is not None else []
     return next((brand for brand in ("Instinct", "Radeon", "FirePro") if brand.casefold() in words), None)
 
@@ -215,10 +215,10 @@ class PartitionableGpus:
             return []
         files = pci_files(self._host, function, problems)
         quiet: list[Diagnostic] = []
-        draft = DeviceBuilder(self._host, function, "gpu", quiet)
+        builder = DeviceBuilder(self._host, function, "gpu", quiet)
         whole = merge_partitions(nodes) if nodes else None
-        describe_whole(draft, whole, driver_version, self._uuid(function, nodes))
-        described_whole = draft.build()
+        describe_whole(builder, whole, driver_version, self._uuid(function, nodes))
+        described_whole = builder.build()
         if self._rules.rule_for(described_whole, "amd") is None:
             return None
         if whole is None or not complete:
@@ -236,13 +236,13 @@ class PartitionableGpus:
             return None
         problems += quiet
         total = files.number("mem_info_vram_total") or modes.divisible_memory(whole.memory_bytes)
-        set_memory(draft, total)
-        described_whole = draft.build()
-        counters = modes.counters(draft.name)
+        set_memory(builder, total)
+        described_whole = builder.build()
+        counters = modes.counters(builder.name)
         self.counters.append(counters)
         described = []
         if modes.all[0].name == WHOLE:
-            described.append(self._in_mode(described_whole, modes.whole(draft.name), modes.all[0], 0))
+            described.append(self._in_mode(described_whole, modes.whole(builder.name), modes.all[0], 0))
         for mode in modes.divided:
             for index in range(mode.partitions):
                 part = DeviceBuilder(self._host, function, "gpu", [], (mode.name.lower(), index))
@@ -251,10 +251,10 @@ class PartitionableGpus:
                 count_errors(part)
                 part.set("parentUUID", board_uuid(files, whole))
                 part.set("memoryEnforcement", "none")
-                part.add_identity(parent=draft.name)
+                part.add_identity(parent=builder.name)
                 fill(part, partition_of(whole, mode.partitions), driver_version)
                 set_memory(part, total // mode.partitions if total else None)
-                consumption = modes.part(draft.name, mode, index)
+                consumption = modes.part(builder.name, mode, index)
                 described.append(self._in_mode(part.build(), consumption, mode, index))
         self._settling.settled(
             function.pci_address,

@@ -131,14 +131,14 @@ class IntelBackend:
         devices = []
         # Physical functions first, independent of addresses: virtual functions consume their counters.
         for function in sorted(functions, key=lambda one: one.physfn is not None):
-            draft = self._draft(function, problems)
+            builder = self._draft(function, problems)
             of_whole = divided.get(function.pci_address)
             of_part = divided.get(function.physfn or "")
             if function.physfn is not None:
-                self._fill_virtual(draft, function.physfn, of_part)
+                self._fill_virtual(builder, function.physfn, of_part)
             elif memory := of_whole.remaining if of_whole is not None else self._whole_memory(function):
-                draft.capacity["memory"] = Capacity.of_bytes(memory)
-            device = draft.build()
+                builder.capacity["memory"] = Capacity.of_bytes(memory)
+            device = builder.build()
             if of_whole is not None:
                 if self._rules is None or self._rules.rule_for(device, "sriov") is None:
                     continue
@@ -159,32 +159,32 @@ class IntelBackend:
         """Nothing is held."""
 
     def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
-        draft = DeviceBuilder(self._host, function, "gpu", problems)
-        draft.set("productName", product_of(function))
-        draft.set("brand", _brand(function))
+        builder = DeviceBuilder(self._host, function, "gpu", problems)
+        builder.set("productName", product_of(function))
+        builder.set("brand", _brand(function))
         if function.driver is not None:
             modules = SysfsDir(self._host.sysfs / "module", problems)
-            draft.set_version("driverVersion", modules.text(f"{function.driver}/version"))
-        set_dmem_region(draft)
+            builder.set_version("driverVersion", modules.text(f"{function.driver}/version"))
+        set_dmem_region(builder)
         if function.drm is not None:
-            add_drm_nodes(draft, function.drm.card, function.drm.render)
+            add_drm_nodes(builder, function.drm.card, function.drm.render)
         if function.sriov is not None and function.sriov.num_vfs > 0:
-            draft.set("sriovVfs", function.sriov.num_vfs)
-        return draft
+            builder.set("sriovVfs", function.sriov.num_vfs)
+        return builder
 
-    def _fill_virtual(self, draft: DeviceBuilder, physical: str, of_part: VirtualFunctions | None) -> None:
-        function = draft.function
-        draft.set("type", "vf")
-        draft.set("memoryEnforcement", "vf")
-        draft.add_identity(parent=device_name("gpu", physical))
+    def _fill_virtual(self, builder: DeviceBuilder, physical: str, of_part: VirtualFunctions | None) -> None:
+        function = builder.function
+        builder.set("type", "vf")
+        builder.set("memoryEnforcement", "vf")
+        builder.add_identity(parent=device_name("gpu", physical))
         assigned = of_part.assigned(function.pci_address) if of_part is not None else None
         memory = self._reported_memory(function) or (assigned.memory if assigned is not None else None)
         if memory:
-            draft.capacity["memory"] = Capacity.of_bytes(memory)
+            builder.capacity["memory"] = Capacity.of_bytes(memory)
         if assigned is not None:
-            draft.set("execQuantumMs", assigned.quantum_ms)
-            draft.set("preemptTimeoutUs", assigned.timeout_us)
-            draft.set("schedPriority", assigned.priority)
+            builder.set("execQuantumMs", assigned.quantum_ms)
+            builder.set("preemptTimeoutUs", assigned.timeout_us)
+            builder.set("schedPriority", assigned.priority)
 
     def _whole_memory(self, function: Function) -> int | None:
         return self._reported_memory(function) or board_memory_of(function)

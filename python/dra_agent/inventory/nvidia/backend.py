@@ -100,25 +100,25 @@ class NvidiaBackend:
         for function in functions:
             if not is_usable(function) and function.pci_address not in self._known:
                 continue
-            draft = DeviceBuilder(self._host, function, "gpu", problems)
+            builder = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
             if not is_usable(function):
-                draft.add_issue(DRIVER_MISSING, "NVIDIA's driver is not loaded any more")
+                builder.add_issue(DRIVER_MISSING, "NVIDIA's driver is not loaded any more")
                 facts = self._known[function.pci_address]
             elif function.driver == DRIVER and function.physfn is None:
                 if answers is None:
-                    self._mark_starting(draft)
+                    self._mark_starting(builder)
                 elif self._missing:
-                    self._mark_missing(draft)
+                    self._mark_missing(builder)
                 elif not answers or hangs >= MAX_HANGS:
-                    draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
+                    builder.health, builder.health_reason = "unmonitored", "NVML does not respond"
                 else:
-                    facts, hung = self._read_gpu(draft)
+                    facts, hung = self._read_gpu(builder)
                     hangs += hung
                 answered = facts is not None
                 facts = facts or self._known.get(function.pci_address)
                 facts = facts or read_procfs(self._host, function.pci_address, problems)
-            read.append((draft, facts or GpuInfo(), answered))
+            read.append((builder, facts or GpuInfo(), answered))
         self._read_links(read, problems)
         devices = [device for one in read for device in self._described(one[0], one[1], driver, one[2])]
         self._affected.refresh(devices)
@@ -132,10 +132,10 @@ class NvidiaBackend:
         No GPU in MIG mode reaches another one (MIG user guide). One that the agent partitions for a claim keeps its
         group, because its description as a whole GPU is that of the other mode.
         """
-        addresses = [draft.function.pci_address for draft, facts, answered in read if answered and not facts.mig]
+        addresses = [builder.function.pci_address for builder, facts, answered in read if answered and not facts.mig]
         self._links.read({one: self._handles[one] for one in addresses if one in self._handles}, problems)
-        for draft, _, _ in read:
-            draft.interconnect = self._links.interconnect(draft.function.pci_address)
+        for builder, _, _ in read:
+            builder.interconnect = self._links.interconnect(builder.function.pci_address)
 
     def _report_unloaded(self, functions: Sequence[Function], problems: list[Diagnostic]) -> None:
         """Report GPUs without a driver once for all: a driver container compiles its modules for minutes."""
@@ -244,42 +244,42 @@ class NvidiaBackend:
             self._divided.forget_profiles()
         return driver
 
-    def _read_gpu(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
+    def _read_gpu(self, builder: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
         """Read one GPU; return True if a call timed out."""
-        address = draft.function.pci_address
+        address = builder.function.pci_address
         was_stuck = self._nvml.is_stuck(address)
         try:
             version = self._driver.version if self._driver else None
-            facts = read_gpu(self._nvml, self._handle(address), address, draft.problems, driver=version)
+            facts = read_gpu(self._nvml, self._handle(address), address, builder.problems, driver=version)
         except StartingError:
-            draft.problems.append(_STARTING_PROBLEM)
-            self._mark_starting(draft)
+            builder.problems.append(_STARTING_PROBLEM)
+            self._mark_starting(builder)
             return None, False
         except BusyError:
             # The agent changes the GPU's MIG instances: nothing new is known of it.
-            self._mark_starting(draft)
+            self._mark_starting(builder)
             return None, False
         except CallTimeoutError as error:
-            draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
-            draft.problems.append(_hung_problem(draft.name, error))
+            builder.health, builder.health_reason = "unmonitored", "NVML does not respond"
+            builder.problems.append(_hung_problem(builder.name, error))
             return None, not was_stuck
         except NvmlError as error:
-            has_driver = _has_driver(draft)
+            has_driver = _has_driver(builder)
             if isinstance(error, GpuLostError) or not has_driver:
                 self._handles.pop(address, None)
             if has_driver:
-                _classify_error(draft, error)
+                _classify_error(builder, error)
             else:
-                draft.health, draft.health_reason = "unmonitored", "its driver was just taken away"
+                builder.health, builder.health_reason = "unmonitored", "its driver was just taken away"
             return None, False
         self._known[address] = facts
-        _judge(draft, facts, self._driver)
-        if self._events_failure and draft.health == "healthy":
-            draft.health, draft.health_reason = "unmonitored", f"NVML reports no events: {self._events_failure}"
+        _judge(builder, facts, self._driver)
+        if self._events_failure and builder.health == "healthy":
+            builder.health, builder.health_reason = "unmonitored", f"NVML reports no events: {self._events_failure}"
         if facts.persistence is False:
-            draft.problems.append(
+            builder.problems.append(
                 Diagnostic(
-                    draft.name,
+                    builder.name,
                     "persistence mode is off, so that each start of a container initialises the GPU",
                     "enable nvidia-persistenced, or run `nvidia-smi -pm 1`",
                     severity="warning",
@@ -287,37 +287,37 @@ class NvidiaBackend:
             )
         return facts, False
 
-    def _mark_starting(self, draft: DeviceBuilder) -> None:
+    def _mark_starting(self, builder: DeviceBuilder) -> None:
         """Keep the last values of a GPU; one that was never read gets no new claims yet."""
-        draft.observed = False
-        if draft.function.pci_address not in self._known:
-            draft.add_issue(STARTING, "NVML still initializes the GPU", transient=True)
+        builder.observed = False
+        if builder.function.pci_address not in self._known:
+            builder.add_issue(STARTING, "NVML still initializes the GPU", transient=True)
 
-    def _mark_missing(self, draft: DeviceBuilder) -> None:
+    def _mark_missing(self, builder: DeviceBuilder) -> None:
         """Keep a GPU whose driver was removed below its root; one that was never read gets no new claims yet."""
-        if draft.function.pci_address in self._known:
-            draft.add_issue(DRIVER_MISSING, self._missing)
+        if builder.function.pci_address in self._known:
+            builder.add_issue(DRIVER_MISSING, self._missing)
         else:
-            draft.observed = False
-            draft.add_issue(STARTING, self._missing, transient=True)
+            builder.observed = False
+            builder.add_issue(STARTING, self._missing, transient=True)
 
-    def _described(self, draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
-        address = draft.function.pci_address
+    def _described(self, builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
+        address = builder.function.pci_address
         rule = None
         if self._rules is not None and facts.mig is not None:
-            describe_gpu(draft, self._divided.whole_facts(address, facts), driver)
-            rule = self._rules.rule_for(draft.build(), "mig")
+            describe_gpu(builder, self._divided.whole_facts(address, facts), driver)
+            rule = self._rules.rule_for(builder.build(), "mig")
         if rule is not None:
             handle = self._handles.get(address) if answered else None
-            devices = self._divided.describe(draft, facts, driver, rule, handle)
+            devices = self._divided.describe(builder, facts, driver, rule, handle)
             for number, place in self._divided.places(address):
                 self._affected.remember(address, number, place)
             if devices is not None:
                 return devices
         if facts.mig:
-            return self._instances(draft, facts, driver, answered, report_placements=rule is None)
-        describe_gpu(draft, facts, driver)
-        return [draft.build()]
+            return self._instances(builder, facts, driver, answered, report_placements=rule is None)
+        describe_gpu(builder, facts, driver)
+        return [builder.build()]
 
     def _instances(
         self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool, *, report_placements: bool
@@ -348,10 +348,10 @@ class NvidiaBackend:
             return []
         devices = []
         for instance in instances:
-            draft = DeviceBuilder(self._host, whole.function, "gpu", problems, instance.parts)
-            draft.inherit_health(whole)
-            describe_instance(draft, facts, driver, instance)
-            devices.append(draft.build())
+            builder = DeviceBuilder(self._host, whole.function, "gpu", problems, instance.parts)
+            builder.inherit_health(whole)
+            describe_instance(builder, facts, driver, instance)
+            devices.append(builder.build())
         return devices
 
     def _has_own(self, address: str, whole: DeviceBuilder) -> bool:
@@ -383,37 +383,37 @@ class NvidiaBackend:
         return handle
 
 
-def _has_driver(draft: DeviceBuilder) -> bool:
+def _has_driver(builder: DeviceBuilder) -> bool:
     """Return True if NVIDIA's driver has the GPU now, or it is off the bus: the topology may be older."""
-    return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
+    return builder.files.link("driver") == DRIVER or not builder.files.folder.is_dir()
 
 
-def _classify_error(draft: DeviceBuilder, error: NvmlError) -> None:
+def _classify_error(builder: DeviceBuilder, error: NvmlError) -> None:
     """Return the issues of a GPU for which NVML returns an error."""
     if isinstance(error, GpuLostError):
-        draft.add_issue("gpu-lost", f"NVML: {error.message}")
+        builder.add_issue("gpu-lost", f"NVML: {error.message}")
         message, hint = f"the GPU is lost ({error.message})", "drain the node and reset or power-cycle the GPU"
     else:
-        draft.add_issue("unreadable", f"NVML: {error.message}")
+        builder.add_issue("unreadable", f"NVML: {error.message}")
         message, hint = error.message, error.hint or "check the kernel log (dmesg)"
-    draft.problems.append(Diagnostic(draft.name, message, hint))
+    builder.problems.append(Diagnostic(builder.name, message, hint))
 
 
-def _judge(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> None:
+def _judge(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> None:
     """Return the issues of a GPU that responds."""
-    draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
+    builder.memory_errors, builder.corrected_errors = facts.memory_errors, facts.corrected_errors
     if facts.remap_failed:
-        draft.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
-    reason, problem = evaluate_recovery(facts.recovery, driver.version if driver else None, draft.name)
+        builder.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
+    reason, problem = evaluate_recovery(facts.recovery, driver.version if driver else None, builder.name)
     if problem is not None:
-        draft.problems.append(problem)
+        builder.problems.append(problem)
     if reason:
-        draft.add_issue("reset-required", reason)
+        builder.add_issue("reset-required", reason)
     elif facts.remap_pending:
-        draft.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
+        builder.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
     for issue in facts.fabric_issues:
-        draft.add_issue(issue.cause, issue.message, transient=issue.transient)
-        draft.problems.append(Diagnostic(draft.name, issue.message, _FABRIC_HINT, severity="warning"))
+        builder.add_issue(issue.cause, issue.message, transient=issue.transient)
+        builder.problems.append(Diagnostic(builder.name, issue.message, _FABRIC_HINT, severity="warning"))
 
 
 _STARTING_PROBLEM = Diagnostic(

@@ -48,86 +48,86 @@ def _cgroup(host: Host, driver_limits: bool, mig: bool) -> str:
 DRIVER = "nvidia"
 
 
-def describe_gpu(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
+def describe_gpu(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
     """Describe a whole GPU."""
-    draft.set("productName", facts.name)
-    draft.set("uuid", facts.uuid)
-    _model(draft, facts, driver)
-    draft.set("fabricDomain", facts.fabric_domain)
-    draft.set("fabricClique", facts.fabric_clique)
-    draft.set_interconnect()
+    builder.set("productName", facts.name)
+    builder.set("uuid", facts.uuid)
+    _model(builder, facts, driver)
+    builder.set("fabricDomain", facts.fabric_domain)
+    builder.set("fabricClique", facts.fabric_clique)
+    builder.set_interconnect()
     if facts.memory_bytes:
-        draft.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
+        builder.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
     if facts.multiprocessors:
-        draft.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
-    draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=False)
-    draft.add_identity(uuid=facts.uuid)
-    _nodes(draft, facts)
-    if draft.function.drm is not None:
-        add_drm_nodes(draft, draft.function.drm.card, draft.function.drm.render)
+        builder.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
+    builder.memory_limits = memory_limits(builder.host, driver.memory_limits, mig=False)
+    builder.add_identity(uuid=facts.uuid)
+    _nodes(builder, facts)
+    if builder.function.drm is not None:
+        add_drm_nodes(builder, builder.function.drm.card, builder.function.drm.render)
 
 
-def describe_instance(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, instance: MigInstance) -> None:
+def describe_instance(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, instance: MigInstance) -> None:
     """Describe one MIG instance of a GPU."""
-    draft.set("type", "mig")
-    draft.set("productName", facts.name)
-    draft.set("uuid", instance.uuid)
-    draft.set("parentUUID", facts.uuid)
-    draft.set("profile", instance.profile)
-    draft.set("memoryEnforcement", "mig" if instance.alone else "none")
-    _model(draft, facts, driver)
+    builder.set("type", "mig")
+    builder.set("productName", facts.name)
+    builder.set("uuid", instance.uuid)
+    builder.set("parentUUID", facts.uuid)
+    builder.set("profile", instance.profile)
+    builder.set("memoryEnforcement", "mig" if instance.alone else "none")
+    _model(builder, facts, driver)
     if instance.memory_bytes:
-        draft.capacity["memory"] = Capacity.of_bytes(instance.memory_bytes)
+        builder.capacity["memory"] = Capacity.of_bytes(instance.memory_bytes)
     for name, count in instance.engines.items():
         if count:
-            draft.capacity[name] = Capacity.of(count)
-    draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=True)
-    draft.add_identity(uuid=instance.uuid, parent=device_name("gpu", draft.function.pci_address))
-    draft.add_identity(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
-    _nodes(draft, facts)
+            builder.capacity[name] = Capacity.of(count)
+    builder.memory_limits = memory_limits(builder.host, driver.memory_limits, mig=True)
+    builder.add_identity(uuid=instance.uuid, parent=device_name("gpu", builder.function.pci_address))
+    builder.add_identity(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
+    _nodes(builder, facts)
     for minor in instance.capability_minors:
-        _node(draft, f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
+        _node(builder, f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
 
 
-def describe_partition(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, profile: MigProfile) -> None:
+def describe_partition(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, profile: MigProfile) -> None:
     """Describe a MIG instance that is made when a claim for it is prepared: it has neither UUID nor nodes before."""
-    draft.set("type", "mig")
-    draft.set("productName", facts.name)
-    draft.set("parentUUID", facts.uuid)
-    draft.set("profile", profile.name)
-    draft.set("memoryEnforcement", "mig")
-    _model(draft, facts, driver)
-    draft.capacity["memory"] = Capacity.of_bytes(profile.memory_bytes)
+    builder.set("type", "mig")
+    builder.set("productName", facts.name)
+    builder.set("parentUUID", facts.uuid)
+    builder.set("profile", profile.name)
+    builder.set("memoryEnforcement", "mig")
+    _model(builder, facts, driver)
+    builder.capacity["memory"] = Capacity.of_bytes(profile.memory_bytes)
     for name, count in profile.engines.items():
-        draft.capacity[name] = Capacity.of(count)
-    draft.add_identity(parent=device_name("gpu", draft.function.pci_address), parent_uuid=facts.uuid)
-    _nodes(draft, facts)
+        builder.capacity[name] = Capacity.of(count)
+    builder.add_identity(parent=device_name("gpu", builder.function.pci_address), parent_uuid=facts.uuid)
+    _nodes(builder, facts)
 
 
-def _model(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
-    draft.set("brand", facts.brand)
-    draft.set("architecture", facts.architecture)
+def _model(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
+    builder.set("brand", facts.brand)
+    builder.set("architecture", facts.architecture)
     if facts.compute_capability is not None:
         major, minor = facts.compute_capability
-        draft.set_version("cudaComputeCapability", f"{major}.{minor}.0")
-        draft.set("tensorCores", has_tensor_cores((major, minor), draft.function.device_id))
-    if draft.function.driver == DRIVER:
-        draft.set_version("driverVersion", driver.version)
-        draft.set_version("cudaDriverVersion", driver.cuda)
+        builder.set_version("cudaComputeCapability", f"{major}.{minor}.0")
+        builder.set("tensorCores", has_tensor_cores((major, minor), builder.function.device_id))
+    if builder.function.driver == DRIVER:
+        builder.set_version("driverVersion", driver.version)
+        builder.set_version("cudaDriverVersion", driver.cuda)
 
 
-def _nodes(draft: DeviceBuilder, facts: GpuInfo) -> None:
-    draft.add_identity(minor=facts.minor)
+def _nodes(builder: DeviceBuilder, facts: GpuInfo) -> None:
+    builder.add_identity(minor=facts.minor)
     if facts.minor is None:
         return
-    _node(draft, f"/dev/nvidia{facts.minor}", "gpu")
-    _node(draft, "/dev/nvidiactl", "control")
-    _node(draft, "/dev/nvidia-uvm", "control")
+    _node(builder, f"/dev/nvidia{facts.minor}", "gpu")
+    _node(builder, "/dev/nvidiactl", "control")
+    _node(builder, "/dev/nvidia-uvm", "control")
     for path in ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"):
-        if draft.host.driver_node(path).exists():
-            _node(draft, path, "control")
+        if builder.host.driver_node(path).exists():
+            _node(builder, path, "control")
 
 
-def _node(draft: DeviceBuilder, path: str, role: NodeRole) -> None:
+def _node(builder: DeviceBuilder, path: str, role: NodeRole) -> None:
     """Add a node of the driver, which may have a separate /dev."""
-    draft.node(path, role, draft.host.driver_node(path))
+    builder.node(path, role, builder.host.driver_node(path))

@@ -170,9 +170,9 @@ class PartitionableGpus:
         ids = {instance.id for instance in division.foreign}
         for live in self._live.get(address, []):
             if live.gpu_instance in ids:
-                draft = _partition_builder(whole, live.parts)
-                describe_instance(draft, facts, driver, live)
-                devices.append(draft.build())
+                builder = _partition_builder(whole, live.parts)
+                describe_instance(builder, facts, driver, live)
+                devices.append(builder.build())
         if facts.mig and fixed:
             self.withhold(name, "MIG mode is on and changes only with a reset of it: partitions are offered")
         elif foreign:
@@ -209,9 +209,9 @@ class PartitionableGpus:
                 continue
             pattern = patterns.get(partition.profile.id)
             if pattern is None:
-                draft = _partition_builder(whole, partition.parts)
-                describe_partition(draft, facts, driver, partition.profile)
-                pattern = patterns[partition.profile.id] = draft.build()
+                builder = _partition_builder(whole, partition.parts)
+                describe_partition(builder, facts, driver, partition.profile)
+                pattern = patterns[partition.profile.id] = builder.build()
             made = {"mig": _place(partition), "foreign": _policy(rule)}
             devices.append(
                 msgspec.structs.replace(
@@ -260,10 +260,10 @@ def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) 
 
 def _partition_builder(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> DeviceBuilder:
     """Create the builder of a partition, which inherits the GPU's health."""
-    draft = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
-    draft.health, draft.health_reason = whole.health, whole.health_reason
-    draft.ailments, draft.memory_errors = list(whole.ailments), whole.memory_errors
-    return draft
+    builder = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
+    builder.health, builder.health_reason = whole.health, whole.health_reason
+    builder.ailments, builder.memory_errors = list(whole.ailments), whole.memory_errors
+    return builder
 
 
 def _place(partition: Partition) -> str:
