@@ -120,17 +120,17 @@ def test_each_process_that_worked_has_a_sample(host: Path, program: Program) -> 
     inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(40, 10))
     inject.start_process(host, "0", 78, 1 << 30, PAIR)
     in_a_minute = "(int(time.time()) + 60) * 1000000"
-    source = f"import time\ntell([used(h), used(other), used(h, {in_a_minute})])"
+    source = f"import time\nreport([used(h), used(other), used(h, {in_a_minute})])"
     assert program(host, UTILIZATION + source) == [[[77, 40, 10, 0, 0]], NOT_FOUND, NOT_FOUND]
     inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(0, 3))
-    assert program(host, UTILIZATION + "tell(used(h))") == [[77, 0, 3, 0, 0]], "a process is replaced"
+    assert program(host, UTILIZATION + "report(used(h))") == [[77, 0, 3, 0, 0]], "a process is replaced"
 
 
 def test_a_gpu_in_mig_mode_has_no_utilization_by_process(host: Path, program: Program) -> None:
-    source = "nvml.nvmlDeviceSetMigMode(h, 1)\ntell(used(h))"
+    source = "nvml.nvmlDeviceSetMigMode(h, 1)\nreport(used(h))"
     assert program(host, UTILIZATION + source) == NOT_SUPPORTED
     inject.start_process(host, "0", 77, 1 << 30, PAIR, utilization=(40, 10))
-    assert program(host, UTILIZATION + "tell(used(h))") == NOT_SUPPORTED
+    assert program(host, UTILIZATION + "report(used(h))") == NOT_SUPPORTED
 
 
 def test_an_event_names_the_instance_that_it_is_about(host: Path, program: Program) -> None:
