@@ -309,16 +309,11 @@ def start_process(
 
 def _others(state: nvml.NvmlState, process: nvml.Process) -> Iterator[nvml.Process]:
     """Return the processes that the new one does not replace."""
-    for one in state.processes:
-        same = msgspec.structs.replace(
-            process,
-            memory_bytes=one.memory_bytes,
-            cgroup=one.cgroup,
-            utilization=one.utilization,
-            sampled_at_us=one.sampled_at_us,
-        )
-        if one != same:
-            yield one
+    return (one for one in state.processes if _identity(one) != _identity(process))
+
+
+def _identity(process: nvml.Process) -> tuple[str, int, int, int]:
+    return process.device, process.pid, process.gpu_instance, process.compute_instance
 
 
 def end_process(root: Path, pid: int) -> int:
