@@ -6,7 +6,6 @@ The agent then needs no permission to change its Node.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from dra_agent import atomic_file
 from dra_agent.agent.fabric_labels import fabric_labels, label_prefix
 from dra_agent.inventory.model import Inventory
+from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ class FeatureFile:
 
     def start(self) -> None:
         """Start to write."""
-        self._task = asyncio.create_task(self._run(), name="feature file")
+        writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.5, longest=60.0))
+        self._task = asyncio.create_task(writing, name="feature file")
 
     def devices_changed(self) -> None:
         """Check whether the file must change; returns at once."""
@@ -59,19 +60,11 @@ class FeatureFile:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _run(self) -> None:
-        backoff = Backoff(first=0.5, longest=60.0)
-        while True:
-            self._changed.clear()
-            wait_s = None
-            # A slow disk must not delay a response to the kubelet.
-            if self._is_leader() and not await asyncio.to_thread(self._write):
-                wait_s = backoff.delay()
-            else:
-                backoff.reset()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+    async def _write_if_leader(self, backoff: Backoff) -> float | None:
+        # A slow disk must not delay a response to the kubelet.
+        if self._is_leader() and not await asyncio.to_thread(self._write):
+            return backoff.delay()
+        return None
 
     def _write(self) -> bool:
         """Write or remove the file if it differs; return False if that must be tried again."""

@@ -6,7 +6,6 @@ Without the option, labels that an earlier run has left are removed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError
 from dra_agent.kube_client.kinds import NODES
 from dra_agent.kube_client.node_watch import NodeWatch
+from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -61,9 +61,10 @@ class NodeLabels:
 
     def start(self) -> None:
         """Start to follow the Node and to write."""
+        writing = reconcile(self._changed, self._write_if_different, Backoff(first=0.5, longest=30.0))
         self._tasks = [
             asyncio.create_task(self._follow(), name="node labels: follow"),
-            asyncio.create_task(self._run(), name="node labels: write"),
+            asyncio.create_task(writing, name="node labels: write"),
         ]
 
     def devices_changed(self) -> None:
@@ -85,18 +86,6 @@ class NodeLabels:
             if present != self._present:
                 self._present = present
                 self._changed.set()
-
-    async def _run(self) -> None:
-        # A running request is never cancelled for the next one: it could arrive after that.
-        backoff = Backoff(first=0.5, longest=30.0)
-        while True:
-            self._changed.clear()
-            wait_s = await self._write_if_different(backoff)
-            if wait_s is None:
-                backoff.reset()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
 
     async def _write_if_different(self, backoff: Backoff) -> float | None:
         """Write the labels if they differ; return the seconds to the next attempt, None if none is needed."""

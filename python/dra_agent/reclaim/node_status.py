@@ -6,7 +6,6 @@ Both follow the taints, which evict pods, and never delay them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar
@@ -19,6 +18,7 @@ from dra_agent.kube_client.kinds import NODES
 from dra_agent.reclaim.announcements import condition_of, has_notice_condition
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.taint_rollout import TaintRollout
+from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,8 @@ class NodeFieldWriter(Generic[_Value]):
         self.desired = value
         self._changed.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"reclaim {self._operation}")
+            writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
+            self._task = asyncio.create_task(writing, name=f"reclaim {self._operation}")
 
     async def stop(self) -> None:
         """Stop writing; the Node stays as it is."""
@@ -72,21 +73,10 @@ class NodeFieldWriter(Generic[_Value]):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _run(self) -> None:
-        # A running request is never cancelled for the next one: it could arrive after that.
-        backoff = Backoff(first=0.25, longest=2.0)
-        while True:
-            self._changed.clear()
-            wait_s: float | None = None
-            if not self._is_leader():
-                wait_s = LEADER_CHECK_INTERVAL_S
-            elif self.desired is not None:
-                wait_s = await self._write(self.desired, backoff)
-            if wait_s is None:
-                backoff.reset()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+    async def _write_if_leader(self, backoff: Backoff) -> float | None:
+        if not self._is_leader():
+            return LEADER_CHECK_INTERVAL_S
+        return None if self.desired is None else await self._write(self.desired, backoff)
 
     async def _write(self, value: _Value, backoff: Backoff) -> float | None:
         """Write a value; return the seconds to the next attempt, None if it is written or forbidden."""
