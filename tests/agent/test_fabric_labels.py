@@ -182,6 +182,20 @@ def test_labels_that_are_lost_are_written_again(run: Callable[..., Labeling], fa
     run(scenario)
 
 
+def test_labels_that_are_lost_before_the_response_of_their_write_are_written_again(
+    run: Callable[..., Labeling], fake_api: FakeApi
+) -> None:
+    async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
+        fake_api.late(1.0, methods="PATCH")
+        labeling.devices = (gpu(0, rack="r1"),)
+        labels.devices_changed()
+        await labeling.have({f"{PREFIX}rack": "r1"})
+        fake_api.put("nodes", node())
+        await labeling.have({f"{PREFIX}rack": "r1"})
+
+    run(scenario)
+
+
 def test_without_the_option_labels_of_an_earlier_run_are_removed(
     run: Callable[..., Labeling], fake_api: FakeApi
 ) -> None:

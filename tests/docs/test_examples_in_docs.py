@@ -93,18 +93,31 @@ def test_commands_of_a_page_print_the_shown_output(page: Path, tmp_path: Path) -
         "NO_COLOR": "1",
     }
     profile = AGENT.search(page.read_text())
-    with running_agent(profile[1] if profile else None, tmp_path, environment):
+    with killed_at_the_end(tmp_path), running_agent(profile[1] if profile else None, tmp_path, environment):
         for example in examples(page):
             result = run(example.command, tmp_path, environment)
             printed = (result.stdout + result.stderr).rstrip().splitlines()
             output = "\n".join(printed)
-            assert result.returncode == example.code, f"$ {example.command}\n{output}\n[exit {result.returncode}]"
+            assert result.returncode == example.code, (
+                f"$ {example.command}\n{output}\n[exit {result.returncode}]\n{logs(tmp_path)}"
+            )
             if not example.expected:
                 continue
             expected_pattern = pattern("\n".join(example.expected).rstrip())
             assert re.fullmatch(expected_pattern, "\n".join(line.rstrip() for line in printed)), (
-                f"$ {example.command}\nprints:\n{output}\n\nbut {page.name} shows:\n" + "\n".join(example.expected)
+                f"$ {example.command}\nprints:\n{output}\n\nbut {page.name} shows:\n"
+                + "\n".join(example.expected)
+                + f"\n\n{logs(tmp_path)}"
             )
+
+
+def logs(directory: Path) -> str:
+    """Return the last lines of every log of a page, each with its name."""
+    return "\n".join(
+        f"{log.name}: {line}"
+        for log in sorted(directory.glob("*.log"))
+        for line in log.read_text(errors="replace").splitlines()[-10:]
+    )
 
 
 def run(command: str, directory: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -149,12 +162,16 @@ def running_agent(profile: str | None, directory: Path, environment: dict[str, s
     finally:
         agent.send_signal(signal.SIGTERM)
         agent.wait(DEADLINE_S)
-        end_successor(directory / "state/agent.lock")
 
 
-def end_successor(lock: Path) -> None:
-    """Kill the agent that a page started after it had killed the first one; its pid is in the lock while it runs."""
-    pid = lock.read_text().strip()
-    command = Path(f"/proc/{pid}/cmdline")
-    if pid.isdigit() and command.exists() and b"preloaded/server.py" in command.read_bytes():
-        os.kill(int(pid), signal.SIGKILL)
+@contextmanager
+def killed_at_the_end(directory: Path) -> Iterator[None]:
+    """Kill the agents that a page has started itself and not stopped; the pid is in the lock while one runs."""
+    try:
+        yield
+    finally:
+        for lock in directory.glob("*/agent.lock"):
+            pid = lock.read_text().strip()
+            command = Path(f"/proc/{pid}/cmdline")
+            if pid.isdigit() and command.exists() and b"preloaded/server.py" in command.read_bytes():
+                os.kill(int(pid), signal.SIGKILL)

@@ -53,8 +53,8 @@ class NodeLabels:
         """The labels that this agent owns on the Node; None before the first state of it."""
         self._attempted: tuple[dict[str, str], dict[str, str]] | None = None
         """The labels after a write that was refused or had another result, and those that it wrote."""
-        self._written_version = 0
-        """The resource version of the last write: the watch reports earlier states after its response."""
+        self._version = 0
+        """The resource version of that state. The watch and the response of a write come in any order."""
         self._is_refused = False
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,12 +80,17 @@ class NodeLabels:
 
     async def _follow(self) -> None:
         async for state in self._watch.states():
-            if state.node is None or state.error is not None or _version(state.node) < self._written_version:
-                continue
-            present = owned_labels(state.node, self._manager, label_prefix(self._driver))
-            if present != self._present:
-                self._present = present
+            if state.node is not None and state.error is None and self._store(state.node):
                 self._changed.set()
+
+    def _store(self, node: Mapping[str, Any]) -> bool:
+        """Keep the owned labels of a state unless a newer one is known; return whether they changed."""
+        version, before = _version(node), self._present
+        if version < self._version:
+            return False
+        self._version = version
+        self._present = owned_labels(node, self._manager, label_prefix(self._driver))
+        return self._present != before
 
     async def _write_if_different(self, backoff: Backoff) -> float | None:
         """Write the labels if they differ; return the seconds to the next attempt, None if none is needed."""
@@ -116,10 +121,12 @@ class NodeLabels:
             return backoff.delay(error)
         else:
             self._is_refused = False
-            # The watch may omit this state of the Node.
-            self._present = owned_labels(written, self._manager, label_prefix(self._driver))
-            self._written_version = _version(written)
-            self._attempted = None if self._present == desired else (self._present, desired)
+            # The watch may omit this state of the Node, or has reported a newer one.
+            self._store(written)
+            if self._version > _version(written):
+                self._changed.set()
+            result = owned_labels(written, self._manager, label_prefix(self._driver))
+            self._attempted = None if result == desired else (result, desired)
             log.info("the labels of the node are written", extra={"labels": desired})
         return None
 
