@@ -10,7 +10,7 @@ import pytest
 
 FRAGMENTED = """
 import ctypes
-from dra_agent.agent.malloc import trim
+from dra_agent.malloc import trim
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -31,7 +31,7 @@ print(given, before - resident())
 
 THREADS = """
 import ctypes, threading
-from dra_agent.agent.malloc import limit_arenas
+from dra_agent.malloc import limit_arenas
 
 print(limit_arenas())
 libc = ctypes.CDLL(None)

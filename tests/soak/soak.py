@@ -45,6 +45,8 @@ WARM_UP = 2000
 DISTURB_EVERY = 250
 """Pairs between two disturbances."""
 KINDS = ("unplug", "xid", "server error", "throttled", "reset", "late", "watches end", "history lost")
+QUIET_S = 75.0
+"""Seconds of one reading of memory: the agent returns free memory to the kernel once a minute."""
 DEADLINE_S = 120.0
 
 
@@ -396,7 +398,7 @@ def main() -> int:
                     machine,
                     args.pairs,
                     warm_up=WARM_UP,
-                    quiet_s=10.0,
+                    quiet_s=QUIET_S,
                     restarts=args.restarts,
                     until=lambda: time.monotonic() > end,
                 )

@@ -33,7 +33,6 @@ from dra_agent.agent.liveness import (
     MonitoredThread,
     Notifier,
 )
-from dra_agent.agent.malloc import limit_arenas
 from dra_agent.agent.mode import Mode
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.agent.reload import Reload
@@ -48,6 +47,7 @@ from dra_agent.health.state_file import HealthStateFile
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
+from dra_agent.malloc import limit_arenas
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import KeyedLocks

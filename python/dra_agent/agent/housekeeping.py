@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 
 from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
-from dra_agent.agent.malloc import trim
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
+from dra_agent.malloc import trim
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.recovery import ExecutorRunner

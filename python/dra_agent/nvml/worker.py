@@ -18,11 +18,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
 
+from dra_agent.malloc import limit_arenas, trim
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
 
 TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB
@@ -219,6 +221,10 @@ def _pynvml() -> ModuleType:
         del sys.modules["ctypes.util"]
 
 
+TRIM_INTERVAL_S = 60.0
+"""Least time between two returns of free memory to the kernel."""
+
+
 class WorkerServer:
     """Serves the calls of one agent."""
 
@@ -232,6 +238,7 @@ class WorkerServer:
         self._lanes: dict[str, SimpleQueue[dict[str, Any]]] = {}
         self._sending = threading.Lock()
         self._loading = threading.Lock()
+        self._next_trim_s = time.monotonic() + TRIM_INTERVAL_S
 
     def serve(self) -> None:
         """Report readiness, and serve until the agent closes its end."""
@@ -258,6 +265,10 @@ class WorkerServer:
                     self._connection.sendall(line)
             except OSError:  # the agent has exited
                 os._exit(0)
+            if time.monotonic() >= self._next_trim_s:
+                # Libraries allocate and free much when devices come and go.
+                self._next_trim_s = time.monotonic() + TRIM_INTERVAL_S
+                trim()
 
     def answer(self, name: str, encoded: list[Any]) -> dict[str, Any]:
         """Make a call, and return the response without its id."""
@@ -304,6 +315,8 @@ def serve_agent(server: Callable[[socket.socket], WorkerServer]) -> None:
     # The agent receives the same signals and decides when this process ends, by closing the socket.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Each lane has a thread, whose arena would keep what it once used.
+    limit_arenas()
     try:
         server(socket.socket(fileno=int(sys.argv[1]))).serve()
     finally:
