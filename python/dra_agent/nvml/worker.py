@@ -31,6 +31,9 @@ TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB
 if TYPE_CHECKING:
     from typing import Any
 
+TRIM_INTERVAL_S = 60.0
+"""Minimum seconds between two returns of free memory to the kernel."""
+
 
 def has_memory_limits(module: Any) -> bool:
     """Return whether the library has the calls."""
@@ -219,10 +222,6 @@ def _pynvml() -> ModuleType:
         return importlib.import_module("pynvml")
     finally:
         del sys.modules["ctypes.util"]
-
-
-TRIM_INTERVAL_S = 60.0
-"""Least time between two returns of free memory to the kernel."""
 
 
 class WorkerServer:
