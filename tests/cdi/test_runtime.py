@@ -100,7 +100,8 @@ def test_container_reads_the_notice_and_cannot_change_it(
         newer = NoticeDirectory(notices.path, current=lambda: notice("hint"))
         newer.update("uid-1", a_minute())
         printed += process.stdout.read()
-    assert printed.startswith("/run/dra-agent/notice/uid-1\n") and "\n0\n" in printed, printed
+    lines = printed.splitlines()  # also those of the runtime, which may warn
+    assert "/run/dra-agent/notice/uid-1" in lines and "0" in lines, printed
     assert printed.count("Read-only file system") == 3 and "another-claim" not in printed
     assert printed.endswith("notified\n"), "a running container sees the file that replaced the first one"
 

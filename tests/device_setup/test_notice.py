@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from dra_agent.device_setup.notice.document import NONE, decode, encode, notice,
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device, Family
 from dra_agent.prepare.setup import DeviceSetup, SetupDevice
+from eventually import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "docs/reference/reclaim-notice.schema.json"
@@ -203,6 +205,21 @@ def test_directories_of_unknown_claims_are_removed(host: Host) -> None:
     kept, removed = host.set_up("a"), host.set_up("b")
     host.setup.prune(lambda uid: uid == "a")
     assert kept.exists() and not removed.parent.exists()
+
+
+def test_the_directory_of_a_claim_that_starts_while_unknown_ones_are_removed_is_kept(host: Host) -> None:
+    path = host.set_up("a")
+    prepare = threading.Thread(target=host.set_up, args=("a",))
+
+    def is_held(uid: str) -> bool:
+        """Return that the claim holds nothing. Another thread prepares it meanwhile."""
+        prepare.start()
+        prepare.join(0.2)
+        return False
+
+    host.setup.prune(is_held)
+    prepare.join(DEADLINE_S)
+    assert path.exists()
 
 
 def test_the_file_outlives_a_claim_that_is_released_under_its_containers(tmp_path: Path) -> None:

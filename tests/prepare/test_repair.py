@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +189,69 @@ def test_a_stop_ends_the_repairs_without_an_error(caplog: pytest.LogCaptureFixtu
     report = repair_all([entry("a"), entry("b"), entry("c")], repair, ExecutorRunner(executor, DEADLINE_S))
     stopping.join()
     assert report == RecoveryReport(kept=("a",)) and not caplog.records
+
+
+class Interleaving:
+    """Runs an action on another thread at one call or return of the parts of a node that recovery uses."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, node: SimulatedNode, at: int, action: Callable[[], object]) -> None:
+        self.steps = 0
+        self._at = at
+        self._thread = threading.Thread(target=action)
+        self._caller = threading.get_ident()
+        assert node.metadata is not None
+        parts: list[tuple[object, tuple[str, ...]]] = [
+            (node.specs, ("claims", "delete", "remove_leftovers")),
+            (node.metadata, ("claims", "delete")),
+            (node.ledger, ("entries", "get")),
+        ]
+        for part, names in parts:
+            for name in names:
+                patch.setattr(part, name, self._wrap(getattr(part, name)))
+
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            self._step()
+            result = function(*arguments)
+            self._step()
+            return result
+
+        return wrapped
+
+    def _step(self) -> None:
+        if threading.get_ident() != self._caller:
+            return
+        self.steps += 1
+        if self.steps == self._at:
+            self._thread.start()
+            # It waits for recovery where both work on one claim.
+            self._thread.join(0.2)
+
+    def end(self) -> bool:
+        """Wait for the action; return whether its step was reached."""
+        if self.steps < self._at:
+            return False
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        return True
+
+
+@pytest.mark.parametrize("uid", ["new", "stranger"])
+def test_a_claim_that_is_prepared_while_files_are_removed_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: str
+) -> None:
+    """Claims are prepared from the start of an agent on, also one whose files an earlier run has left."""
+    for step in itertools.count(1):
+        node = SimulatedNode(tmp_path / str(step), metadata=True)
+        assert node.metadata is not None
+        node.preparer.prepare(claim("stranger", "gpu-0"))
+        node.memory.disk.clear()
+        with monkeypatch.context() as patch:
+            prepare = partial(node.preparer.prepare, claim(uid, "gpu-1"))
+            interleaving = Interleaving(patch, node, step, prepare)
+            assert node.preparer.recover().problems == ()
+            if not interleaving.end():
+                break
+        assert node.usable(uid), f"prepared at step {step} of {interleaving.steps}"
+        assert (uid == "stranger") == ("stranger" in node.specs.claims()), "files of no claim are removed"
+    assert step > 10

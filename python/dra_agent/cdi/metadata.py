@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class MetadataDirectory:
     """The metadata files of one driver; safe to use from several threads for different claims."""
 
     def __init__(self, path: Path, driver: str, *, enabled: bool = True) -> None:
-        """If not `enabled`, nothing is written, and `prune` removes the files of earlier runs."""
+        """If not `enabled`, nothing is written."""
         self.path = path
         self.driver = check_driver(driver)
         self.enabled = enabled
@@ -128,20 +128,14 @@ class MetadataDirectory:
             raise RetryableError(f"cannot remove the claim's metadata: {error.strerror}", where=str(folder)) from error
         return True
 
-    def prune(self, uids: Collection[str]) -> list[str]:
-        """Remove the files of all other claims, of all claims if not enabled; returns the removed uids.
-
-        Raises:
-            RetryableError: The directory cannot be read, or a file cannot be removed.
-        """
+    def claims(self) -> list[str]:
+        """Return the uids of all claims with files. Raises RetryableError if the directory cannot be read."""
         try:
-            names = os.listdir(self.path)  # noqa: PTH208 - names only
+            return sorted(filter(is_uid, os.listdir(self.path)))  # noqa: PTH208 - names only
         except FileNotFoundError:
             return []
         except OSError as error:
             raise RetryableError(f"cannot list the metadata files: {error.strerror}", where=str(self.path)) from error
-        kept = set(uids) if self.enabled else set()
-        return [name for name in sorted(names) if name not in kept and is_uid(name) and self.delete(name)]
 
     def _mount(self, metadata: ClaimMetadata, request: str) -> Mount:
         claim = metadata.claim

@@ -37,7 +37,7 @@ from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.allocation import ClaimAllocation
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry, Lookup
-from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks, LockedError
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
 from dra_agent.prepare.record import ClaimRecord
@@ -46,7 +46,6 @@ from dra_agent.prepare.recovery import (
     RecoveryReport,
     clean_orphans,
     lock_names,
-    remove_orphaned_files,
     repair_all,
     run_inline,
     undo_abandoned,
@@ -294,10 +293,30 @@ class Preparer:
             return remove_files(uid, self._specs, self._metadata)
 
     def _remove_orphaned_files(self) -> tuple[str, ...]:
-        """Remove files of claims that hold nothing; within a lease, so that no other agent starts one."""
+        """Remove files of claims that hold nothing, and temporary files of exited writers; return the claims' uids.
+
+        Claims are prepared meanwhile. A claim is in the ledger, and names its devices as owned, before it has files:
+        files are listed first.
+        """
+        with_spec = self._specs.claims().keys()
+        with_metadata = set() if self._metadata is None else set(self._metadata.claims())
+        foreign = self._ownership.foreign_claims()
         with self._ledger.lease():
             known = {entry.uid for entry in self._ledger.entries()}
-            return remove_orphaned_files(known, self._ownership.foreign_claims(), self._specs, self._metadata)
+        removed = tuple(filter(self._remove_if_orphaned, sorted((with_spec - foreign | with_metadata) - known)))
+        self._specs.remove_leftovers()
+        if self._metadata is not None and not self._metadata.enabled:
+            for uid in with_metadata:  # of runs with another configuration
+                self._metadata.delete(uid)
+        return removed
+
+    def _remove_if_orphaned(self, uid: str) -> bool:
+        """Remove the files of a claim if it holds nothing, and no agent works on it; return whether there were any."""
+        try:
+            with self._claims.hold([uid], Deadline.of(0), f"removing files of claim {uid}"), self._ledger.lease():
+                return self._ledger.get(uid) is None and remove_files(uid, self._specs, self._metadata)
+        except LockedError:
+            return False
 
     def _prepare_new(self, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool) -> list[ClaimDevice]:
         """Prepare a claim without ledger entry; raises _AlreadyStartedError if it has one after all."""

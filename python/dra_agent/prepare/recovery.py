@@ -8,7 +8,7 @@ its devices, so a started claim with free locks is abandoned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Executor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -16,8 +16,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
@@ -43,7 +41,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     rolled_back: tuple[str, ...] = ()
     """Started but not complete: rolled back, the devices are free."""
     removed: tuple[str, ...] = ()
-    """CDI specs of claims that hold nothing: removed."""
+    """CDI specs and metadata files of claims that hold nothing: removed."""
     problems: tuple[str, ...] = ()
     """Failed repairs, with claim and reason; the claim still holds its devices."""
     busy: tuple[str, ...] = ()
@@ -125,20 +123,6 @@ def repair_all(
             if repaired:
                 log.warning("CDI spec was missing or changed, and was written again", extra={"claim": entry.uid})
     return RecoveryReport(tuple(kept), tuple(rebuilt), tuple(rolled_back), problems=tuple(problems), busy=tuple(busy))
-
-
-def remove_orphaned_files(
-    known: Collection[str], foreign: Collection[str], specs: SpecDirectory, metadata: MetadataDirectory | None
-) -> tuple[str, ...]:
-    """Remove files of unknown claims, and temporary files of exited writers; returns the claims' uids.
-
-    No claim is started meanwhile. Specs of `foreign` claims, which another agent of this host prepared, are kept.
-    """
-    removed = tuple(uid for uid in specs.claims() if uid not in known and uid not in foreign and specs.delete(uid))
-    specs.remove_leftovers()
-    if metadata is not None:
-        metadata.prune(known)
-    return removed
 
 
 def clean_orphans(

@@ -88,8 +88,10 @@ class NoticeDirectory:
             except OSError as error:
                 raise _disk_error(folder, "cannot write the claim's notice file", error) from error
 
-    def remove(self, uid: str, deadline: Deadline) -> bool:
+    def remove(self, uid: str, deadline: Deadline, *, unless: Callable[[], bool] = lambda: False) -> bool:
         """Remove the directory of a claim, if it exists and need not be kept; returns whether it was removed.
+
+        `unless` keeps it, and is called while no other thread creates or removes it.
 
         Raises:
             RetryableError: It cannot be removed.
@@ -98,6 +100,8 @@ class NoticeDirectory:
         if self._keeps_notice and self._current().phase == "notice":
             return False
         with self._locks.hold([uid], deadline, f"claim {uid}"):
+            if unless():
+                return False
             try:
                 self._check(folder)
                 for name in os.listdir(folder):  # noqa: PTH208 - names only

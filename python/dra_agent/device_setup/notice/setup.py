@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -64,8 +65,7 @@ class NoticeSetup:
     def prune(self, is_held: Callable[[str], bool]) -> None:
         """Remove directories of claims that hold nothing."""
         for uid in self._directory.uids():
-            if not is_held(uid):
-                self._directory.remove(uid, Deadline.of(REMOVE_TIMEOUT_S))
+            self._directory.remove(uid, Deadline.of(REMOVE_TIMEOUT_S), unless=partial(is_held, uid))
 
 
 def container_edits(directory: NoticeDirectory, uid: str) -> ContainerEdits:
