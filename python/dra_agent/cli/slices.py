@@ -21,6 +21,7 @@ EPILOG = examples(
     ("slices -o json > slices.json", "for `dra-agent explain --slices slices.json`"),
     ("slices --watch", "slices as they change"),
     ("slices template --simulate dgx-h100", "what every node of a kind publishes, for autoscalers"),
+    ("slices template --simulate dgx-h100 --compare --node node-7", "how a node of the cluster differs from it"),
 )
 
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     slices_template.add_arguments(parser)
     add_watch_flag(parser)
     add_output_flag(parser)
-    add_flags(parser, HOST_FLAGS)
+    add_flags(parser, (*HOST_FLAGS, "kubeconfig"))
 
 
 def run(args: argparse.Namespace) -> int:

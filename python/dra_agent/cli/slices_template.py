@@ -12,6 +12,8 @@ from dra_agent.printable import printable
 from dra_agent.slices import Slice
 from dra_agent.slices.template import Difference, Template, differences, make_template, unlike_devices
 
+CLUSTER = object()
+"""The value of `--compare` without a file."""
 PLACEHOLDER = "node-name"
 """The name of the node in a template, and so the first part of the names of its pools."""
 SLICES, CLUSTER_API = "slices", "cluster-api"
@@ -38,11 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare",
+        nargs="?",
+        const=CLUSTER,
         metavar="FILE",
         default=None,
-        help="template: name what differs from the slices of the node --node-name in a file of kubectl, or - for "
-        "standard input; exit code 1 if anything does",
+        help="template: name what differs from the slices of the node --node in a file of kubectl, or - for standard "
+        "input; without FILE in the cluster of --kubeconfig; exit code 1 if anything does",
     )
+    parser.add_argument("--node", metavar="NODE", help="the node to compare with (default: that of --node-name)")
+    parser.add_argument("--context", metavar="CONTEXT", help="context of the kubeconfig (default: its current one)")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -51,14 +57,26 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UsageError: A flag of the template without the word, or one that a template cannot have.
     """
+    if not args.template and (args.compare is not None or args.form is not None):
+        flag = "--form" if args.compare is None else "--compare"
+        raise UsageError("belongs to a template", where=flag, hint="write `dra-agent slices template`")
+    _check_comparison(args)
     if not args.template:
-        if args.compare is not None or args.form is not None:
-            flag = "--form" if args.compare is None else "--compare"
-            raise UsageError("belongs to a template", where=flag, hint="write `dra-agent slices template`")
-    elif args.watch:
+        return
+    if args.watch:
         raise UsageError("a template does not change", where="--watch")
-    elif args.compare is not None and args.form == CLUSTER_API:
+    if args.compare is not None and args.form == CLUSTER_API:
         raise UsageError("only slices can be compared", where=f"--form {CLUSTER_API}")
+
+
+def _check_comparison(args: argparse.Namespace) -> None:
+    for flag in ("node", "kubeconfig", "context"):
+        if getattr(args, flag) is None:
+            continue
+        if args.compare is None:
+            raise UsageError("belongs to a comparison", where=f"--{flag}", hint="write --compare too")
+        if args.compare is not CLUSTER and flag != "node":
+            raise UsageError("a file and a cluster at once", where=f"--{flag}", hint="write --compare without a file")
 
 
 def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
@@ -98,11 +116,13 @@ def _annotations(slices: Sequence[Slice]) -> dict[str, Any]:
 
 
 def _compare(args: argparse.Namespace, template: Template) -> int:
+    from dra_agent.cli.compared_node import slices_of_cluster, slices_of_file
     from dra_agent.cli.output import emit, table
 
     if not template.slices:
         raise UsageError("the template has no device", where="--compare")
-    node, slices = _node_slices(args, template.slices[0]["spec"]["driver"])
+    read = slices_of_cluster if args.compare is CLUSTER else slices_of_file
+    node, slices = read(args, template.slices[0]["spec"]["driver"])
     found = differences(template.slices, slices)
     if args.output in ("json", "yaml"):
         emit({"node": node, "differences": [one._asdict() for one in found]}, args.output)
@@ -115,32 +135,3 @@ def _compare(args: argparse.Namespace, template: Template) -> int:
 
 def _row(one: Difference) -> tuple[object, ...]:
     return one.pool, one.subject.removeprefix("device "), one.field, one.template, one.node
-
-
-def _node_slices(args: argparse.Namespace, driver: str) -> tuple[str, list[Slice]]:
-    """Return the node of the file, or the one that `--node-name` names, and the driver's slices of it."""
-    from dra_agent.explain.dump import read_dump
-
-    every = [
-        entry for entry in read_dump([args.compare], "default").slices or () if _spec(entry).get("driver") == driver
-    ]
-    nodes = sorted({str(_spec(entry).get("nodeName") or "") for entry in every} - {""})
-    wanted = args.node_name
-    if wanted is None and len(nodes) == 1:
-        wanted = nodes[0]
-    if wanted not in nodes:
-        problem = (
-            f"has no slice of driver {driver} on node {wanted}"
-            if wanted
-            else (
-                f"has slices of driver {driver} on {len(nodes)} nodes" if nodes else f"has no slice of driver {driver}"
-            )
-        )
-        hint = "name the node with --node-name" if nodes and not wanted else ""
-        raise UsageError(problem, where=args.compare, hint=hint)
-    loaded = [entry for entry in every if _spec(entry).get("nodeName") == wanted]
-    return wanted, loaded
-
-
-def _spec(entry: Slice) -> dict[str, Any]:
-    return entry.get("spec") or {}

@@ -89,13 +89,19 @@ def checked(loaded: LoadedObject) -> Object:
             where=loaded.where("apiVersion"),
             hint=f"export it with `kubectl get {kind.lower()}s.v1.resource.k8s.io -o yaml`",
         )
-    for field, expected in _misfits(value, {"metadata": _METADATA, **_SHAPES.get(kind, _WORKLOAD)}):
+    if misfit := first_misfit(kind, value):
+        field, expected = misfit
         raise UsageError(f"{kind} {loaded.name}: {field} is not {expected}", where=loaded.where(field))
     if not loaded.name:
         raise UsageError(f"a {kind} has no name", where=loaded.where("metadata.name"))
     if kind in _CLUSTER_SCOPED:
         return value
     return {**value, "metadata": {**value["metadata"], "namespace": value["metadata"].get("namespace") or "default"}}
+
+
+def first_misfit(kind: str, value: Object) -> tuple[str, str] | None:
+    """Return the first field that is neither absent nor of its type, and this type; None if there is none."""
+    return next(_misfits(value, {"metadata": _METADATA, **_SHAPES.get(kind, _WORKLOAD)}), None)
 
 
 def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str]]:

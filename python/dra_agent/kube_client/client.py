@@ -15,7 +15,7 @@ from dra_agent.api_object import Object
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import load_client_config
 from dra_agent.kube_client.credentials import Credentials
-from dra_agent.kube_client.errors import GoneError, UnavailableError, error_for_status
+from dra_agent.kube_client.errors import GoneError, InvalidObjectError, UnavailableError, error_for_status
 from dra_agent.kube_client.http import HttpTransport, Request
 from dra_agent.kube_client.kinds import Kind
 
@@ -119,8 +119,12 @@ class ApiClient:
         namespace: str | None = None,
         fields: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        max_items: int | None = None,
     ) -> ObjectList:
-        """Read all objects that the selectors choose, page by page; in all namespaces where none is named."""
+        """Read all objects that the selectors choose, page by page; in all namespaces where none is named.
+
+        More than `max_items` are an InvalidObjectError, and no further page is read.
+        """
         params = {**_selectors(fields, labels), "limit": str(PAGE_ITEMS)}
         items: list[Object] = []
         while True:
@@ -136,6 +140,9 @@ class ApiClient:
                 continue
             # Items of a list have no kind and apiVersion.
             items += (_typed(kind, item) for item in page.items or ())
+            if max_items is not None and len(items) > max_items:
+                where = f"API server {self.address}: list {request.path}"
+                raise InvalidObjectError(f"there are more than {max_items} objects", where=where)
             if not page.metadata.next_page:
                 return ObjectList(items, page.metadata.resource_version)
             params["continue"] = page.metadata.next_page
