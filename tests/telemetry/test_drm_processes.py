@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -161,15 +164,20 @@ def test_a_counter_that_goes_back_waits_until_it_is_larger(site: Site) -> None:
     assert [one for (one,) in found] == pytest.approx([0, 0, 0.1, 0.2])
 
 
-def test_more_time_than_has_passed_is_a_lie(site: Site) -> None:
-    site.run(11, "a")
-    site.i915(11, 1, 0.0)
-    site.read(A)
-    site.i915(11, 1, 12.0)
+def test_more_time_than_has_passed_is_a_lie_about_one_claim(site: Site) -> None:
+    for pid, pod in ((11, "a"), (12, "b")):
+        site.run(pid, pod)
+        site.i915(pid, pid, 0.0)
+    site.read(A, B)
+    site.i915(11, 11, 12.0)
+    site.i915(12, 12, 3.0)
+    uses = site.read(A, B)
+    assert uses is not None
     with pytest.raises(ValueError, match="kind render for 12 in 10"):
-        site.read(A)
-    site.i915(11, 1, 13.0)
-    assert site.of(A) == pytest.approx([0.1]), "the next reading compares with it"
+        of_claim(A, uses, site.owners, None)
+    assert of_claim(B, uses, site.owners, None).gpu_utilization_ratio == pytest.approx(0.3)
+    site.i915(11, 11, 13.0)
+    assert site.of(A, B) == pytest.approx([0.1, 0]), "the next reading compares with it"
 
 
 def test_two_processes_that_fill_more_than_the_time_have_no_value(site: Site) -> None:
@@ -228,10 +236,13 @@ def test_a_driver_that_does_not_count_gives_no_value(site: Site) -> None:
     assert site.of(A) == [None]
 
 
-def test_a_process_that_may_not_be_read_gives_its_claim_no_value(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_process_that_cannot_be_read_gives_its_claim_no_value(
+    site: Site, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def clients(reader: drm_clients.DrmReader, pid: int, pod: str) -> list[Client]:
         if pid == 11:
-            raise PermissionError(13, "Permission denied")
+            raise OSError(code, os.strerror(code))
         return []
 
     monkeypatch.setattr(drm_clients.DrmReader, "clients", clients)
@@ -239,6 +250,36 @@ def test_a_process_that_may_not_be_read_gives_its_claim_no_value(site: Site, mon
         site.run(pid, pod)
     site.read(A, B)
     assert site.of(A, B) == [None, 0]
+
+
+def test_a_file_whose_path_is_too_long_for_readlink_is_read(tmp_path: Path) -> None:
+    """Every container can open such a file."""
+    with ExitStack() as opened:
+
+        def kept(descriptor: int) -> int:
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        folder = kept(os.open(tmp_path, os.O_RDONLY))
+        for _ in range(20):
+            os.mkdir("x" * 250, dir_fd=folder)
+            folder = kept(os.open("x" * 250, os.O_RDONLY, dir_fd=folder))
+        kept(os.open("file", os.O_CREAT | os.O_RDWR, dir_fd=folder))
+        assert drm_clients.DrmReader(Path("/proc")).clients(os.getpid(), "pod") == []
+
+
+def test_a_process_whose_first_thread_has_ended_gives_its_claim_no_value(site: Site) -> None:
+    """/proc shows no open files then, and the other threads can use the GPU."""
+    for pid, pod in ((11, "a"), (12, "b")):
+        site.run(pid, pod)
+    site.i915(12, 12, 1.0)
+    ended = f"11 (train) Z {'0 ' * 16}2 0 {processes.CLOCK_TICKS_AT_START} 0\n"
+    (site.root / "proc/11/stat").write_text(ended)
+    site.read(A, B)
+    site.i915(12, 12, 3.0)
+    assert site.of(A, B) == [None, pytest.approx(0.2)]
+    (site.root / "proc/11/stat").write_text(ended.replace("2 0 ", "1 0 "))
+    assert site.of(A, B) == [0, 0], "all threads have ended"
 
 
 def test_hidden_processes_give_no_value(site: Site) -> None:
@@ -262,6 +303,27 @@ def test_a_pid_of_another_process_has_no_earlier_time(site: Site, monkeypatch: p
 
     monkeypatch.setattr(drm_clients.DrmReader, "clients", replaced)
     assert site.of(A, B) == [None, None]
+
+
+def test_a_process_that_ends_while_it_is_read_leaves_the_claims_of_others_known(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod without a claim, whose shell starts many programs."""
+    site.run(11, "a")
+    site.run(12, "late")
+    site.i915(11, 11, 1.0)
+    site.read(A, B)
+    site.i915(11, 11, 3.0)
+    read = drm_clients.DrmReader.clients
+
+    def ended(reader: drm_clients.DrmReader, pid: int, pod: str) -> list[Client]:
+        found = read(reader, pid, pod)
+        if pid == 12:
+            processes.end(site.root, pid)
+        return found
+
+    monkeypatch.setattr(drm_clients.DrmReader, "clients", ended)
+    assert site.of(A, B) == [pytest.approx(0.2), 0]
 
 
 @pytest.mark.parametrize("limit", ["MAX_PROCESSES", "MAX_FILES"])
@@ -297,6 +359,15 @@ drm-cycles-vcs:\t9
 drm-total-cycles-vcs:\t7655183225
 drm-engine-capacity-vcs:\t2
 """
+
+
+DMA_BUF = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t2\nsize:\t4096\ncount:\t2\nexp_name:\tamdgpu\nname:\t"
+
+
+@pytest.mark.parametrize("name", ["x\ndrm-driver:xe\ndrm-client-id:1", "x\npdev: 0000:03:00.0"])
+def test_the_name_of_a_dma_buf_makes_no_client(name: str) -> None:
+    """A process chooses it (DMA_BUF_SET_NAME), with line breaks."""
+    assert parse(f"{DMA_BUF}{name}\n") is None
 
 
 def test_the_text_of_a_client() -> None:

@@ -5,12 +5,15 @@ The format is that of Linux, Documentation/gpu/drm-usage-stats.rst. Only the fie
 
 from __future__ import annotations
 
+import errno
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+
+from dra_agent.device_setup.mps.launch import stat_of
 
 MAX_FDINFO_BYTES = 16 << 10
 """Bytes of one file; xe writes about 1 KiB."""
@@ -31,6 +34,11 @@ _FIELD = re.compile(r"(drm-[a-z0-9-]{1,60}):[ \t]*(\S{1,40})(?: ?([A-Za-z]{1,8})
 _NUMBER = re.compile(r"[0-9]{1,20}")
 _OLD_AMDGPU = re.compile(r"^pdev:\s", re.MULTILINE)
 """amdgpu of Linux 5.14 to 5.18, which has percentages in another format."""
+_DMA_BUF = re.compile(r"^exp_name:\t", re.MULTILINE)
+"""A buffer, and no client. The line after this one has a name that a process chooses, with line breaks
+(drivers/dma-buf/dma-buf.c, dma_buf_show_fdinfo)."""
+_STATE_FIELD, _THREADS_FIELD = 2, 19
+"""Of /proc/PID/stat, from 0 (proc(5))."""
 
 
 class UncountedError(Exception):
@@ -66,6 +74,8 @@ def parse(text: str) -> Client | None:
         UncountedError: The driver does not count by client.
         ValueError: It is not in the format.
     """
+    if _DMA_BUF.search(text):
+        return None
     fields: dict[str, str] = {}
     for line in text.splitlines():
         if not line.startswith("drm-"):
@@ -118,12 +128,14 @@ class DrmReader:
             raise UncountedError(f"its pod has more than {MAX_PROCESSES} processes")
         process = self._proc / str(pid)
         found = []
+        has_files = False
         for descriptor in _numbers(process / "fd"):
+            has_files = True
             self._files[pod] += 1
             if self._files[pod] > MAX_FILES:
                 raise UncountedError(f"the processes of its pod have more than {MAX_FILES} files open")
             try:
-                target = (process / "fd" / descriptor).readlink().as_posix()
+                target = _target(process / "fd" / descriptor)
                 if not target.startswith("/"):
                     continue  # a socket, a pipe or another file without a name
                 with (process / "fdinfo" / descriptor).open("rb") as file:
@@ -140,7 +152,24 @@ class DrmReader:
                 found.append(client)
             elif target.startswith(_NODES) and "drm-driver" not in text:
                 raise UncountedError(f"the driver of {target} does not count by client")
+        if not has_files and self._has_hidden_files(pid):
+            raise UncountedError("its first thread has ended, and the kernel shows no open files of the others")
         return found
+
+    def _has_hidden_files(self, pid: int) -> bool:
+        fields = stat_of(pid, self._proc) or []
+        if len(fields) <= _THREADS_FIELD:
+            return False
+        return fields[_STATE_FIELD] == "Z" and fields[_THREADS_FIELD] not in ("0", "1")
+
+
+def _target(link: Path) -> str:
+    try:
+        return link.readlink().as_posix()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return "/"  # fdinfo names the driver of a file with any path
 
 
 def _numbers(folder: Path) -> Iterable[str]:

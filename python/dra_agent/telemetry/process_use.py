@@ -36,6 +36,8 @@ class ProcessUse(msgspec.Struct, frozen=True):
     """The part in which device memory was accessed for them."""
     reason: str = ""
     """Why it is not counted."""
+    is_impossible: bool = False
+    """Whether the reason is that the driver reports what cannot be true."""
 
 
 class ProcessSource(Protocol):
@@ -89,9 +91,9 @@ def of_claim(
 
     Raises:
         UnknownOwnerError: A part may be the claim's, and it is not known whether or how much.
-        ValueError: The sum is more than all of the time.
+        ValueError: The driver reports what cannot be true of its processes, or their sum is more than all of the time.
     """
-    if of_device is not None and of_device >= BUSY and not any(_works(use) for use in uses):
+    if of_device is not None and of_device >= BUSY and not any(use.is_impossible or _works(use) for use in uses):
         raise UnknownOwnerError("the device computes, and the driver names no process")
     engines: dict[str, float] = {}
     memory: float | None = 0.0
@@ -105,7 +107,7 @@ def of_claim(
             texts = sorted(filter(None, problems))
             raise UnknownOwnerError(texts[0] if texts else "a process outside of the claim has a file of it open")
         if use.engines is None:
-            raise UnknownOwnerError(use.reason)
+            raise ValueError(use.reason) if use.is_impossible else UnknownOwnerError(use.reason)
         for kind, part in use.engines.items():
             engines[kind] = engines.get(kind, 0.0) + part
         memory = None if memory is None or use.memory is None else memory + use.memory

@@ -85,15 +85,19 @@ class DrmProcesses:
                     raise UncountedError("it uses /dev/kfd, whose work amdgpu does not count")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            except (PermissionError, UncountedError) as error:
+            except (OSError, UncountedError) as error:
                 now.uncounted.append(ProcessUse((place,), None, reason=f"process {pid}: {error}"))
                 continue
-            if start_time(proc, pid) != started:
+            except ValueError as error:
+                reason = f"process {pid}: {error}"
+                now.uncounted.append(ProcessUse((place,), None, reason=reason, is_impossible=True))
+                continue
+            clients = [client for client in clients if client.address == device.pci_address]
+            # A process without a client that ends meanwhile, as shells start many, leaves nothing to attribute.
+            if clients and start_time(proc, pid) != started:
                 now.uncounted.append(ProcessUse((exited(pid),), None, reason=f"process {pid} has exited"))
                 continue
             for client in clients:
-                if client.address != device.pci_address:
-                    continue
                 seen = now.clients.get(client.id)
                 if seen is None:
                     now.clients[client.id] = _Seen(client, self._elapsed(), (place,))
@@ -111,7 +115,7 @@ def _uses(before: _Reading, now: _Reading) -> list[ProcessUse]:
         old = before.clients.get(number)
         duration_s = seen.at_s - (before.began_s if old is None else old.at_s)
         engines: dict[str, float] = {}
-        reason = ""
+        reason, impossible = "", ""
         for kind, engine in seen.client.engines.items():
             earlier = None if old is None else old.client.engines.get(kind)
             if engine.total is None:
@@ -124,8 +128,13 @@ def _uses(before: _Reading, now: _Reading) -> list[ProcessUse]:
             else:
                 passed = float((engine.total - earlier.total) * engine.capacity)
                 grown = float(engine.busy - earlier.busy)
-            engines[kind] = _part(kind, grown, passed)
-        found.append(ProcessUse(seen.places, None if reason else engines, reason=reason))
+            try:
+                engines[kind] = _part(kind, grown, passed)
+            except ValueError as error:
+                # The values of other claims stay: a process must not be able to take them away.
+                impossible = str(error)
+        why = impossible or reason
+        found.append(ProcessUse(seen.places, None if why else engines, reason=why, is_impossible=bool(impossible)))
     for number, seen in before.clients.items():
         if number not in now.clients:
             # What it did until it was closed is not known.
