@@ -67,5 +67,14 @@ def test_the_pod_is_the_outermost_name() -> None:
     assert parse(f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{other}/{ID}\n").pod_uid == UID
 
 
+@pytest.mark.parametrize("separator", ["\r", "\v", "\x1c", "\u2028"])
+def test_only_a_line_feed_ends_a_line(tmp_path: Path, separator: str) -> None:
+    """The kernel permits all other characters in names of cgroups, which a container can choose below its own."""
+    other = f"kubepods/pod{UID[:-1]}0/{ID}"
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/cgroup").write_bytes(f"0::/kubepods/pod{UID}/{ID}/x{separator}0::/{other}\n".encode())
+    assert place_of(tmp_path, 1) == Place("pod", UID, f"kubepods/pod{UID}/{ID}")
+
+
 def test_a_process_that_has_ended_is_nowhere(tmp_path: Path) -> None:
     assert place_of(tmp_path, 1) is None

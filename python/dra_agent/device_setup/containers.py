@@ -46,7 +46,7 @@ class Place:
 def place_of(proc: Path, pid: int) -> Place | None:
     """Return the location of a process; None if the process does not exist."""
     try:
-        text = (proc / str(pid) / "cgroup").read_text(errors="replace")
+        text = (proc / str(pid) / "cgroup").read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:
@@ -58,7 +58,7 @@ def parse(text: str) -> Place:
     """Read a /proc/PID/cgroup: lines ID:CONTROLLERS:PATH, one for each hierarchy, "0::" for version 2."""
     places: list[Place] = []
     unified = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # names can have all other characters that splitlines() splits at
         number, _, rest = line.partition(":")
         path = rest.partition(":")[2]
         place = _parse_path(path)
