@@ -130,6 +130,13 @@ def test_a_pipe_in_place_of_the_file_is_refused_and_blocks_nothing(file: Path, t
     assert "FIFO" in problem.message
 
 
+def test_a_path_that_no_file_can_have_is_a_problem(host: Host) -> None:
+    collector = Collector(host, InventorySettings(fabric_file="a\0b"))
+    (problem,) = collector.collect(scan(host)).problems
+    collector.close()
+    assert "cannot be read: embedded null byte" in problem.message
+
+
 def test_a_device_that_the_host_does_not_have_is_named(file: Path, take: Callable[..., Inventory]) -> None:
     write(file, 'rack = "r1"\n[devices.mlx5_99]\nrail = 1')
     (problem,) = take().problems

@@ -205,3 +205,14 @@ def test_a_list_of_mixed_or_no_values_is_refused(values: list[Any]) -> None:
     with pytest.raises(ValueError, match="list has at least one value|at most 64"):
         AttributeList.of_values(values)
     assert Attribute.of(1).value == 1
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 70])
+def test_a_number_that_the_api_does_not_have_is_refused(number: int) -> None:
+    """A slice with it cannot be decoded by the API server: none of its devices would be published."""
+    with pytest.raises(ValueError, match="64 bits"):
+        Attribute.of(number)
+    with pytest.raises(ValueError, match="64 bits"):
+        AttributeList.of_values([1, number])
+    largest = (1 << 63) - 1
+    assert (Attribute.of(largest).value, AttributeList.of_values([largest]).integers) == (largest, (largest,))

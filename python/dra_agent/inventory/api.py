@@ -13,6 +13,8 @@ import msgspec
 
 MAX_STRING_BYTES = 64
 """Bytes that the API allows in a string or version attribute."""
+INT64 = range(-(1 << 63), 1 << 63)
+"""Integers of the API, which refuses the whole slice of another one."""
 
 # Semantic Versioning 2.0.0, as the API server checks it: no leading "v", no leading zeros.
 _SEMVER = re.compile(
@@ -41,6 +43,8 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"{text!r} is {len(text.encode())} bytes long, at most {MAX_STRING_BYTES} are allowed")
         if self.version is not None and not _SEMVER.fullmatch(self.version):
             raise ValueError(f"{self.version!r} is not a semantic version (X.Y.Z)")
+        if self.integer is not None:
+            _check_integer(self.integer)
 
     @classmethod
     def of(cls, value: bool | int | str) -> Attribute:
@@ -82,6 +86,8 @@ class AttributeList(Attribute, frozen=True, omit_defaults=True):
             Attribute(string=text)
         for text in self.versions or ():
             Attribute(version=text)
+        for number in self.integers or ():
+            _check_integer(number)
 
     @classmethod
     def of_values(cls, values: Sequence[bool | int | str]) -> AttributeList:
@@ -105,6 +111,11 @@ class AttributeList(Attribute, frozen=True, omit_defaults=True):
     def count(self) -> int:
         """The number of values: the API limits their sum for a device."""
         return sum(len(entry or ()) for entry in (self.booleans, self.integers, self.strings, self.versions))
+
+
+def _check_integer(number: int) -> None:
+    if number not in INT64:
+        raise ValueError(f"{number} is not an integer of 64 bits, with its sign")
 
 
 def semver(text: str) -> str:

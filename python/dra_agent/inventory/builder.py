@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dra_agent.host import Host
-from dra_agent.inventory.api import MAX_STRING_BYTES, Attribute, Capacity
+from dra_agent.inventory.api import INT64, MAX_STRING_BYTES, Attribute, Capacity
 from dra_agent.inventory.interconnect import Interconnect
 from dra_agent.inventory.model import (
     Device,
@@ -27,8 +27,6 @@ from dra_agent.topology.model import PciFunction as Function
 
 MAX_ENTRIES = 32
 """Attributes and capacities together that the API allows on one device."""
-
-_INT64 = range(-(2**63), 2**63)
 
 
 class DeviceBuilder:
@@ -67,7 +65,7 @@ class DeviceBuilder:
         """Set an attribute; None and "" mean unknown and leave it out."""
         if value is None or value == "":
             return
-        if isinstance(value, int) and value not in _INT64:
+        if isinstance(value, int) and value not in INT64:
             self._warn(f"{name} is {value}, which no int attribute can hold; it is left out")
             return
         self.attributes[name] = Attribute.of(self._fitting(name, value) if isinstance(value, str) else value)
