@@ -99,6 +99,11 @@ class Labeling:
         self.api = api
         self.devices: tuple[Device, ...] = ()
         self.leads = True
+        self.asked = 0
+
+    def is_leader(self) -> bool:
+        self.asked += 1
+        return self.leads
 
     def labels(self) -> dict[str, str]:
         (node,) = [one for one in self.api.objects("nodes") if one["metadata"]["name"] == "n"]
@@ -130,7 +135,7 @@ def run(fake_api: FakeApi, tmp_path: Path) -> Callable[..., Labeling]:
                     driver=DRIVER,
                     is_wanted=is_wanted,
                     inventory=lambda: Inventory(devices=labeling.devices),
-                    is_leader=lambda: labeling.leads,
+                    is_leader=labeling.is_leader,
                 )
                 labels.start()
                 try:
@@ -154,13 +159,13 @@ def node(**labels: str) -> dict[str, Any]:
 def test_labels_follow_the_devices_and_leave_all_others(run: Callable[..., Labeling], fake_api: FakeApi) -> None:
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         labeling.devices = (gpu(0, fabricDomain=DOMAIN, fabricClique=7, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}domain": DOMAIN, f"{PREFIX}clique": f"{DOMAIN}.7", f"{PREFIX}rack": "r1"})
         labeling.devices = (gpu(0, fabricDomain=DOMAIN, fabricClique=8),)
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}domain": DOMAIN, f"{PREFIX}clique": f"{DOMAIN}.8"})
         labeling.devices = ()
-        labels.devices_changed()
+        labels.check()
         await labeling.have({})
 
     run(scenario)
@@ -171,7 +176,7 @@ def test_labels_follow_the_devices_and_leave_all_others(run: Callable[..., Label
 def test_labels_that_are_lost_are_written_again(run: Callable[..., Labeling], fake_api: FakeApi) -> None:
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         for _ in range(2):
             await labeling.have({f"{PREFIX}rack": "r1"})
             # A Node that the kubelet has created again, or an operator's edit.
@@ -188,7 +193,7 @@ def test_labels_that_are_lost_before_the_response_of_their_write_are_written_aga
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         fake_api.late(1.0, methods="PATCH")
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}rack": "r1"})
         fake_api.put("nodes", node())
         await labeling.have({f"{PREFIX}rack": "r1"})
@@ -201,7 +206,7 @@ def test_without_the_option_labels_of_an_earlier_run_are_removed(
 ) -> None:
     async def write(labeling: Labeling, labels: NodeLabels) -> None:
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}rack": "r1"})
 
     async def removed(labeling: Labeling, labels: NodeLabels) -> None:
@@ -215,7 +220,7 @@ def test_without_the_option_labels_of_an_earlier_run_are_removed(
 def test_an_agent_without_the_option_writes_nothing(run: Callable[..., Labeling], fake_api: FakeApi) -> None:
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         fake_api.put("nodes", node(**{"example.com/new": "x"}))
         await eventually_async(lambda: len([one for one in fake_api.requests if one.query.get("watch")]) > 0)
 
@@ -227,11 +232,11 @@ def test_only_the_leader_of_a_rolling_update_writes(run: Callable[..., Labeling]
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         labeling.leads = False
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
-        await eventually_async(lambda: len(fake_api.requests) > 1)
+        labels.check()
+        await eventually_async(lambda: labeling.asked > 0)
         labeling.devices = (gpu(0, rack="r2"),)
         labeling.leads = True
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}rack": "r2"})
 
     run(scenario)
@@ -244,15 +249,31 @@ def test_a_refusal_is_logged_once_with_the_missing_permission(
     async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
         fake_api.fail(403, methods="PATCH", times=1)
         labeling.devices = (gpu(0, rack="r1"),)
-        labels.devices_changed()
+        labels.check()
         await eventually_async(lambda: bool(fake_api.writes()))
         labeling.devices = (gpu(0, rack="r2"),)
-        labels.devices_changed()
+        labels.check()
         await labeling.have({f"{PREFIX}rack": "r2"})
 
     run(scenario)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert "nodeLabels of the chart" in str(vars(record)["todo"])
+
+
+def test_a_permission_that_takes_effect_late_needs_no_change(
+    run: Callable[..., Labeling], fake_api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The API server learns of a new role or policy after the agent has started."""
+
+    async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
+        fake_api.fail(403, methods="PATCH", times=2)
+        labeling.devices = (gpu(0, rack="r1"),)
+        labels.check()
+        await labeling.have({f"{PREFIX}rack": "r1"})
+
+    run(scenario)
+    assert len(fake_api.writes()) == 3
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
 
 
 @pytest.fixture
@@ -313,6 +334,16 @@ def test_a_feature_file_that_cannot_be_written_is_tried_again(tmp_path: Path, ca
     asyncio.run(main())
     (record,) = caplog.records
     assert record.levelname == "ERROR" and "mount the directory" in str(vars(record)["todo"])
+
+
+def test_a_feature_file_that_was_not_completed_is_removed(feature_file: Callable[..., Path], tmp_path: Path) -> None:
+    """The agent was killed while it wrote."""
+    leftover = tmp_path / f".dra-agent-{DRIVER}.{'0' * 16}.tmp"
+    other = tmp_path / f".dra-agent-other.example.com.{'0' * 16}.tmp"
+    for path in (leftover, other):
+        path.write_text("fabric.")
+    feature_file(gpu(0, rack="r1"), expected=f"{PREFIX}rack=r1\n")
+    assert not leftover.exists() and other.exists()
 
 
 def test_a_feature_file_with_other_contents_is_replaced(feature_file: Callable[..., Path], tmp_path: Path) -> None:

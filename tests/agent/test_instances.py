@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.rolling_update import EXPIRE_AFTER_S, InstanceRegistry, LeadershipState, StateLock
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from eventually import eventually_async
@@ -72,6 +73,51 @@ def test_the_death_of_an_instance_is_noticed(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         assert not first.is_newest()
         assert asyncio.run(asyncio.wait_for(kill_and_watch(process), 60)) == [True]
+
+
+def test_a_leader_that_was_none_for_a_moment_is_reported(tmp_path: Path) -> None:
+    """The other one begins and ends between two checks."""
+    first = InstanceRegistry(tmp_path, "first")
+    first.report(LeadershipState.ABLE)
+
+    async def watched() -> list[bool]:
+        changes: list[bool] = []
+        first.watch(changes.append, interval_s=0.01)
+        other = InstanceRegistry(tmp_path, "other")
+        other.report(LeadershipState.ABLE)
+        assert not first.is_leader()
+        other.close()
+        assert first.is_leader()
+        return await eventually_async(lambda: changes)
+
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [True]
+    first.close()
+
+
+def test_a_change_of_the_leader_is_known_while_the_disk_does_not_respond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = InstanceRegistry(tmp_path, "first")
+    other = InstanceRegistry(tmp_path, "other")
+    leadership = Leadership(instances)
+    assert not leadership.is_leader()
+
+    async def watched() -> list[bool]:
+        answers: list[bool] = []
+
+        def changed(leads: bool) -> None:
+            monkeypatch.setattr(instances, "is_leader", unreadable)
+            answers.append(leadership.is_leader())
+
+        leadership.watch(changed)
+        other.close()
+        return await eventually_async(lambda: answers)
+
+    def unreadable() -> bool:
+        raise RetryableError("cannot be listed")
+
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [True]
+    instances.close()
 
 
 @pytest.mark.parametrize("uid", ["", "../up", "a b", "-x", "x" * 200])

@@ -125,6 +125,37 @@ def test_the_old_agent_leads_while_the_new_one_is_refused(
         assert "Traceback" not in agent.log_text()
 
 
+@pytest.mark.parametrize("labels", ["node", "nfd"])
+def test_an_agent_that_leads_again_writes_its_labels(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path, labels: str
+) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}})
+    features = tmp_path / "features.d"
+    features.mkdir()
+
+    def run(uid: str, rack: str) -> AgentProcess:
+        place, config = tmp_path / f"{rack}-place.toml", tmp_path / f"{rack}-config.toml"
+        place.write_text(f'rack = "{rack}"\n')
+        lines = (f'node_labels = "{labels}"', f'nfd_features_dir = "{features}"')
+        config.write_text("\n".join((*lines, "[inventory]", f'fabric_file = "{place}"', "")))
+        return kubernetes("--pod-uid", uid, "--config", str(config)).ready()
+
+    def has(rack: str) -> bool:
+        if labels == "node":
+            (node,) = fake_api.objects("nodes")
+            return bool((node["metadata"].get("labels") or {}).get(f"fabric.{DRIVER}/rack") == rack)
+        file = features / f"dra-agent-{DRIVER}"
+        return file.exists() and f"fabric.{DRIVER}/rack={rack}\n" in file.read_text()
+
+    old = run(OLD, "r1")
+    fake_api.wait(lambda: has("r1"))
+    new = run(NEW, "r2")
+    fake_api.wait(lambda: has("r2"))
+    new.end(signal.SIGKILL)
+    fake_api.wait(lambda: has("r1"))
+    assert "Traceback" not in old.log_text()
+
+
 def test_an_agent_without_sharing_excludes_others(kubernetes: Callable[..., AgentProcess], start: Start) -> None:
     sharing = kubernetes("--pod-uid", OLD).ready()
     for exclusive in (kubernetes(), start()):

@@ -34,7 +34,10 @@ class FeatureFile:
         inventory: Callable[[], Inventory],
         is_leader: Callable[[], bool],
     ) -> None:
-        """`folder` is the directory of NFD's local source, which exists. `is_leader`: whether this agent writes."""
+        """`folder` is the directory of NFD's local source, which exists.
+
+        `is_leader`: whether this agent writes. When it becomes the leader, `check` is called.
+        """
         self._path = folder / f"dra-agent-{driver}"
         self._driver = driver
         self._is_wanted = is_wanted
@@ -49,8 +52,8 @@ class FeatureFile:
         writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.5, longest=60.0))
         self._task = asyncio.create_task(writing, name="feature file")
 
-    def devices_changed(self) -> None:
-        """Check whether the file must change; returns at once."""
+    def check(self) -> None:
+        """Check whether the file must change, after a change of the devices or of the leader; returns at once."""
         self._changed.set()
 
     async def stop(self) -> None:
@@ -68,6 +71,7 @@ class FeatureFile:
 
     def _write(self) -> bool:
         """Write or remove the file if it differs; return False if that must be tried again."""
+        atomic_file.remove_leftovers(self._path.parent, f".{self._path.name}.")
         try:
             present = self._read()
             if self._is_wanted:

@@ -274,7 +274,7 @@ class KubernetesMode:
 
     def _check_labels(self) -> None:
         for labels in self._labels or ():
-            labels.devices_changed()
+            labels.check()
 
     @property
     def status(self) -> str:

@@ -53,8 +53,13 @@ class Leadership:
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call `changed` on the running loop each time another agent, or this one, becomes the leader."""
+
+        def record(leads: bool) -> None:
+            self._leads = leads
+            changed(leads)
+
         if self._instances is not None:
-            self._instances.watch(changed)
+            self._instances.watch(record)
 
     def _report(self, state: LeadershipState) -> None:
         self._state = state

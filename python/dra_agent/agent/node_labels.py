@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,11 +20,9 @@ from dra_agent.kube_client.kinds import NODES
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
+from dra_agent.status.permission import FIRST_AGAIN_S, RETRY_AFTER_S
 
 log = logging.getLogger(__name__)
-
-LEADER_CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks whether this agent has become the leader."""
 
 
 class NodeLabels:
@@ -40,7 +39,10 @@ class NodeLabels:
         inventory: Callable[[], Inventory],
         is_leader: Callable[[], bool],
     ) -> None:
-        """`is_wanted`: write labels, and do not only remove them. `is_leader`: whether this agent writes."""
+        """`is_wanted`: write labels, and do not only remove them.
+
+        `is_leader`: whether this agent writes. When it becomes the leader, `check` is called.
+        """
         self._api = api
         self._watch = watch
         self._node = node
@@ -53,9 +55,11 @@ class NodeLabels:
         """The labels that this agent owns on the Node; None before the first state of it."""
         self._attempted: tuple[dict[str, str], dict[str, str]] | None = None
         """The labels after a write that was refused or had another result, and those that it wrote."""
+        self._retry_at_s: float | None = None
+        """When the same is written again after a refusal; None: not before something changes."""
         self._version = 0
         """The resource version of that state. The watch and the response of a write come in any order."""
-        self._is_refused = False
+        self._refusals = Backoff(first=FIRST_AGAIN_S, longest=RETRY_AFTER_S)
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -67,8 +71,8 @@ class NodeLabels:
             asyncio.create_task(writing, name="node labels: write"),
         ]
 
-    def devices_changed(self) -> None:
-        """Check whether other labels follow from the devices; returns at once."""
+    def check(self) -> None:
+        """Check whether labels must be written, after a change of the devices or of the leader; returns at once."""
         self._changed.set()
 
     async def stop(self) -> None:
@@ -102,31 +106,34 @@ class NodeLabels:
             self._attempted = None
             return None
         if (present, desired) == self._attempted:
-            return None
+            wait_s = None if self._retry_at_s is None else self._retry_at_s - time.monotonic()
+            if wait_s is None or wait_s > 0:
+                return wait_s
         if not self._is_leader():
-            return LEADER_CHECK_INTERVAL_S
+            return None
         body: dict[str, Any] = {"metadata": {"name": self._node, "labels": desired}}
         try:
             written = await self._api.apply(NODES, self._node, body, field_manager=self._manager)
         except ForbiddenError as error:
-            if not self._is_refused:
+            if not self._refusals.failures:
                 todo = "grant it: nodeLabels of the chart"
                 if not self._is_wanted:
                     todo = f"remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
                 log.error("the labels of the node are not written", extra={"reason": str(error), "todo": todo})
-            self._is_refused = True
-            self._attempted = (present, desired)
+            wait_s = self._refusals.delay()
+            self._attempted, self._retry_at_s = (present, desired), time.monotonic() + wait_s
+            return wait_s
         except AgentError as error:
             log.warning("the labels of the node are not written yet", extra={"reason": str(error)})
             return backoff.delay(error)
         else:
-            self._is_refused = False
+            self._refusals.reset()
             # The watch may omit this state of the Node, or has reported a newer one.
             self._store(written)
             if self._version > _version(written):
                 self._changed.set()
             result = owned_labels(written, self._manager, label_prefix(self._driver))
-            self._attempted = None if result == desired else (result, desired)
+            self._attempted, self._retry_at_s = None if result == desired else (result, desired), None
             log.info("the labels of the node are written", extra={"labels": desired})
         return None
 

@@ -66,6 +66,8 @@ class InstanceRegistry:
         self._folder = state_dir / _FOLDER
         self._task: asyncio.Task[None] | None = None
         self._state = LeadershipState.UNABLE
+        self._answers: set[bool] = set()
+        """What `is_leader` has returned since the last check of `watch`."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._registering():
@@ -90,7 +92,9 @@ class InstanceRegistry:
 
         Exactly one of the living instances leads at any moment. RetryableError where the files cannot be read.
         """
-        return self._leader() == self._order
+        leads = self._leader() == self._order
+        self._answers.add(leads)
+        return leads
 
     def has_able_elder(self) -> bool:
         """Return True if a running older agent can write: this one need not lead before it can, too."""
@@ -110,7 +114,10 @@ class InstanceRegistry:
         self._state = state
 
     def watch(self, changed: Callable[[bool], None], interval_s: float = POLL_INTERVAL_S) -> None:
-        """Call `changed` on the running loop with the value of `is_leader` whenever it changes."""
+        """Call `changed` on the running loop with the value of `is_leader` whenever it changes.
+
+        Also if `is_leader` has returned the other value for a moment: who asked then waits for this call.
+        """
         self._task = asyncio.get_running_loop().create_task(
             self._watch(changed, self.is_leader(), interval_s), name="instances"
         )
@@ -124,12 +131,14 @@ class InstanceRegistry:
     async def _watch(self, changed: Callable[[bool], None], known: bool, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
+            answers, self._answers = self._answers, set()
             try:
-                now = self.is_leader()
+                now = self._leader() == self._order
             except RetryableError as error:
                 log.warning("it is not known which agent leads", extra={"reason": str(error)})
+                self._answers |= answers
                 continue
-            if now != known:
+            if now != known or (not now) in answers:
                 known = now
                 log.info("this agent leads now" if now else "another agent leads now")
                 changed(now)
