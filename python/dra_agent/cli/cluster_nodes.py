@@ -109,13 +109,20 @@ def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
 def newest(slices: Sequence[Object]) -> list[Object]:
     """Leave out slices of earlier generations of their pools, as the scheduler does."""
 
-    def pool(entry: Object) -> tuple[str, str]:
-        return entry["spec"]["driver"], entry["spec"]["pool"]["name"]
+    def pool(entry: Object) -> tuple[object, object]:
+        return entry["spec"].get("driver"), (entry["spec"].get("pool") or {}).get("name")
 
-    newest: dict[tuple[str, str], int] = {}
+    newest: dict[tuple[object, object], int] = {}
     for entry in slices:
-        newest[pool(entry)] = max(newest.get(pool(entry), 0), entry["spec"]["pool"].get("generation", 0))
-    return [entry for entry in slices if entry["spec"]["pool"].get("generation", 0) == newest[pool(entry)]]
+        generation = number_of_pool(entry, "generation")
+        newest[pool(entry)] = max(newest.get(pool(entry), generation), generation)
+    return [entry for entry in slices if number_of_pool(entry, "generation") == newest[pool(entry)]]
+
+
+def number_of_pool(entry: Object, field: str) -> int:
+    """Return a number of the pool of a slice; 0 if it has none."""
+    value = (entry["spec"].get("pool") or {}).get(field)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def devices_of(entry: Object) -> Iterable[Object]:

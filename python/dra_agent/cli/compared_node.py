@@ -118,25 +118,27 @@ def _checked(entry: Slice) -> Slice:
 
 def _current(node: str, slices: Iterable[Slice]) -> list[Slice]:
     """Return the slices of the newest generation of each pool, as kube-scheduler uses them."""
+    from dra_agent.cli.cluster_nodes import newest, number_of_pool
+
     pools: dict[str, list[Slice]] = {}
     for entry in slices:
         pools.setdefault(str(_pool(entry).get("name")), []).append(entry)
     current: list[Slice] = []
     for name, entries in sorted(pools.items()):
-        newest = max(_number(entry, "generation") for entry in entries)
-        those = [entry for entry in entries if _number(entry, "generation") == newest]
-        needed = max(_number(entry, "resourceSliceCount") for entry in those)
+        those = newest(entries)
+        generation = number_of_pool(those[0], "generation")
+        needed = max(number_of_pool(entry, "resourceSliceCount") for entry in those)
         earlier = len(entries) - len(those)
         if len(those) < needed:
             more = f", and {earlier} of earlier generations" if earlier else ""
             raise RetryableError(
-                f"pool {name} is incomplete: it has {len(those)} of {needed} slices of generation {newest}{more}",
+                f"pool {name} is incomplete: it has {len(those)} of {needed} slices of generation {generation}{more}",
                 where=f"node {node}",
                 hint="the driver is still publishing it: repeat the command",
             )
         if earlier:
             have = "slice of an earlier generation is" if earlier == 1 else "slices of earlier generations are"
-            note = f"pool {name} is compared in generation {newest}; {earlier} {have} not used"
+            note = f"pool {name} is compared in generation {generation}; {earlier} {have} not used"
             print(printable(note, line=True), file=sys.stderr)
         current += those
     return current
@@ -145,11 +147,6 @@ def _current(node: str, slices: Iterable[Slice]) -> list[Slice]:
 def _name(entry: Slice) -> str:
     metadata = entry.get("metadata")
     return str(metadata.get("name")) if isinstance(metadata, dict) else "without a name"
-
-
-def _number(entry: Slice, field: str) -> int:
-    value = _pool(entry).get(field)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _pool(entry: Slice) -> dict[str, Any]:
