@@ -10,7 +10,7 @@ from dra_agent.errors import UsageError
 from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot
-from dra_agent.explain.workloads import POD_GROUP, check_group
+from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, check_group
 from dra_agent.manifests import LoadedObject
 
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
@@ -31,14 +31,19 @@ def read_users(
     spaces = [one.value["metadata"].get("namespace") for one in loaded if one.kind != "DeviceClass"]
     args.namespace = args.namespace or next((space for space in spaces if space), None)
     names = [value["metadata"]["name"] for kind, value in users if kind != "DeviceClass"]
-    snapshot = read_snapshot(args, names[0] if names else "none")
+    has_workload = any(kind == WORKLOAD for kind, _ in users)
+    snapshot = read_snapshot(args, names[0] if names else "none", with_kueue=has_workload)
     for kind, value in users:
         _add(snapshot, kind, value)
     return snapshot, [(kind, value) for kind, value in users if kind != "DeviceClass"]
 
 
-def read_snapshot(args: argparse.Namespace, name: str, *, workload: str | None = None) -> Snapshot:
+def read_snapshot(
+    args: argparse.Namespace, name: str, *, workload: str | None = None, with_kueue: bool = False
+) -> Snapshot:
     """Read the cluster; `name` is that of the object that the query is about, and `workload` its kind if it has one.
+
+    With `with_kueue` the objects that decide about quota of Workloads are read too.
 
     Raises:
         UsageError: A file or a flag is invalid.
@@ -58,7 +63,7 @@ def read_snapshot(args: argparse.Namespace, name: str, *, workload: str | None =
         return _read_agent(args)
     namespace = namespace_of(args)
     with progress("querying the API server"):
-        return call_cluster(args, lambda api: read(api, namespace, name, workload=workload))
+        return call_cluster(args, lambda api: read(api, namespace, name, workload=workload, with_kueue=with_kueue))
 
 
 def dump_of(args: argparse.Namespace) -> list[str]:

@@ -9,6 +9,7 @@ from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
+from dra_agent.explain.kueue_admission import admission_of
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, notes_of, pod_sets
 from dra_agent.printable import printable
@@ -32,6 +33,8 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
     sets = pod_sets(kind, value)
     gang = gang_of_workload(snapshot, subject, name, sets, pods=snapshot.pods or ())
     gang.notes += notes_of(kind, value)
+    if kind == WORKLOAD:
+        _add_admission(gang, snapshot, value)
     if not all(one.labels for one in sets):
         gang.notes.append("which pods it has already is not known; it is evaluated as if it had none")
     return gang
@@ -55,10 +58,28 @@ def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where
         name = value["metadata"]["name"]
         gang = gang_of_workload(snapshot, f"{kind} {snapshot.namespace}/{name}", name, pod_sets(kind, value))
         gang.notes += notes_of(kind, value)
+        if kind == WORKLOAD:
+            _add_admission(gang, snapshot, value)
         return gang
     if groups:
         return gang_of_object(snapshot, POD_GROUP, groups[0])
     return gang_of_pods(snapshot, f"{len(pods)} pods of {where}", pods)
+
+
+def _add_admission(gang: Gang, snapshot: Snapshot, value: Object) -> None:
+    """Add what Kueue decides, and the flavors that restrict the nodes of each pod set."""
+    if snapshot.kueue is None:
+        gang.notes.append("Kueue's quota, flavors and topology are not evaluated")
+        return
+    admission = admission_of(snapshot, value, snapshot.kueue)
+    gang.admission = admission
+    is_single = len((value.get("spec") or {}).get("podSets") or ()) == 1
+    for kind in gang.kinds:
+        # The pods of a single pod set are named after the Workload.
+        names: Iterable[str] = admission.flavors if is_single else [kind.pod_set]
+        kind.flavors = next((admission.flavors[name] for name in names if name in admission.flavors), ())
+    if snapshot.nodes is None and any(kind.flavors for kind in gang.kinds):
+        admission.not_evaluated.append("node labels of flavors, as nodes are not known")
 
 
 _TEMPLATED = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", WORKLOAD)
@@ -92,6 +113,8 @@ def _print(result: Object, *, everything: bool, node: str | None) -> None:
         print(printable(f"note: {note}", line=True))
     for event in result["events"]:
         print(printable(f"event {event}", line=True))
+    if result["admission"] is not None:
+        _print_admission(result["admission"])
     if result["kinds"]:
         print()
         _print_kinds(result["kinds"])
@@ -118,6 +141,25 @@ def _search(search: Object) -> str:
     if search["upstream"]:
         text += f"; kube-scheduler does not try this ({search['upstream']})"
     return text
+
+
+def _print_admission(admission: Object) -> None:
+    from dra_agent.cli.output import table
+
+    columns = ("pod_set", "resource", "flavor", "needed", "used", "nominal", "borrowable", "result")
+    if admission["quotas"]:
+        print()
+        print(printable(f"quota of ClusterQueue {admission['cluster_queue']}:", line=True))
+        rows = [tuple(row[name] for name in columns) for row in admission["quotas"]]
+        table(
+            [name.replace("_", " ") for name in columns],
+            rows,
+            optional=("used", "nominal", "borrowable"),
+            prose=("result",),
+        )
+    for flavor in admission["flavors"]:
+        labels = ", ".join(f"{key}={value}" for key, value in flavor["node_labels"].items())
+        print(printable(f"flavor {flavor['name']}: {f'nodes with {labels}' if labels else 'every node'}", line=True))
 
 
 def _print_kinds(kinds: Iterable[Object]) -> None:

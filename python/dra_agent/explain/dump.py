@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dra_agent.api_object import Object
+from dra_agent.explain.kueue_objects import (
+    GROUP,
+    KINDS,
+    Counting,
+    counting_of,
+    counting_of_config_map,
+    is_configuration,
+    objects_of_dump,
+)
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot, tainted
 from dra_agent.explain.workloads import GROUPS
 from dra_agent.manifests import LoadedObject, load_manifests
 
-_OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS}
+_OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS, *KINDS}
+_GROUPS = {**GROUPS, **dict.fromkeys(KINDS, GROUP)}
 
 
 def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
@@ -23,8 +33,10 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
         UsageError: A file cannot be read, or an object lacks a name or is of another version.
     """
     found: dict[str, list[Object]] = {kind: [] for kind in RESOURCE_KINDS | _OTHERS}
+    counting: Counting | None = None
     for path in paths:
         for loaded in load_manifests(path, strict=False, allow_empty_list=True):
+            counting = _counting(loaded) or counting
             if loaded.kind in found and _is_of_its_group(loaded):
                 found[loaded.kind].append(checked(loaded))
 
@@ -40,6 +52,7 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
         pods=local("Pod"),
         groups=local("PodGroup") or None,
         workloads={kind: local(kind) for kind in WORKLOADS},
+        kueue=objects_of_dump(namespace, found, counting),
         nodes=found["Node"] or None,
         quotas=local("ResourceQuota"),
     )
@@ -48,4 +61,11 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
 def _is_of_its_group(loaded: LoadedObject) -> bool:
     """Return False for an object of another API group that uses the name of the kind, as several have a PodGroup."""
     group, _, _ = str(loaded.value.get("apiVersion") or "").rpartition("/")
-    return GROUPS.get(loaded.kind, group) == group
+    return _GROUPS.get(loaded.kind, group) == group
+
+
+def _counting(loaded: LoadedObject) -> Counting | None:
+    """Return what a configuration of Kueue counts, alone or in a ConfigMap."""
+    if loaded.kind == "ConfigMap":
+        return counting_of_config_map(loaded.value, loaded.where("data"))
+    return counting_of(loaded.value, loaded.where("resources")) if is_configuration(loaded.value) else None

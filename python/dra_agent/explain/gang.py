@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
+from dra_agent.explain.kueue_admission import Admission
+from dra_agent.explain.kueue_flavors import FlavorChoice
 from dra_agent.explain.pod_claims import PodClaim, pod_claims, quota_blockers
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
@@ -45,6 +47,10 @@ class MemberKind:
     """How many members are on each node already."""
     problems: list[str] = field(default_factory=list)
     """Why a member cannot exist."""
+    pod_set: str = ""
+    """The name of its pod set; the name of the workload if that has one only."""
+    flavors: FlavorChoice = ()
+    """For each resource group of Kueue, the flavors of which a member has one."""
 
 
 @dataclass
@@ -65,6 +71,8 @@ class Gang:
     lacks_quota: list[str] = field(default_factory=list)
     """Why the claims of all members cannot exist at once."""
     notes: list[str] = field(default_factory=list)
+    admission: Admission | None = None
+    """By Kueue, of a Workload."""
 
     @property
     def running(self) -> int:
@@ -167,14 +175,15 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         number = numbers.setdefault(_signature(one, users), len(found))
         if number == len(found):
             problems = [problem for need in one.needs for problem in _problems(need)]
-            found.append(MemberKind(one.group or one.pod["metadata"]["name"], one.pod, problems=problems))
+            kind_name = one.group or one.pod["metadata"]["name"]
+            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group))
         claims = [_trimmed(need.claim) for need in one.needs if need.claim is not None]
         found[number].members.append(Member(one.pod["metadata"]["name"], claims))
         order.append(number)
     for group, pod in running:
         kind = next((kind for kind in found if kind.name == group), None) or (found[0] if found and not group else None)
         if kind is None:
-            kind = MemberKind(group or pod["metadata"]["name"], pod)
+            kind = MemberKind(group or pod["metadata"]["name"], pod, pod_set=group)
             found.append(kind)
         kind.running[str(_node_of(pod))] += 1
     _name_apart(found)

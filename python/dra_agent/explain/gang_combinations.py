@@ -7,7 +7,8 @@ from collections import Counter
 
 from dra_agent.api_object import Object, allocation_of, identity_of, results_of
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import Holding, Placed, Placer, requests_of
+from dra_agent.explain.gang_placement import Holding, Placed, Placer
+from dra_agent.explain.pod_claims import requests_of
 
 MAX_STEPS = 4000
 """Placements of one member that are tried."""

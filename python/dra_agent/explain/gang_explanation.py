@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
-from dra_agent.explain.capacity import node_blockers
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
+from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
+from dra_agent.explain.kueue_flavors import flavor_blockers
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 
@@ -57,7 +58,7 @@ class _Evaluation:
 
 
 def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, deadline: float = 10.0) -> Object:
-    """Explain a gang.
+    """Explain a gang: its devices, and for a Workload of Kueue its quota.
 
     Arguments:
         snapshot: The cluster.
@@ -68,6 +69,21 @@ def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, dea
     Raises:
         PermanentError: An object cannot be read, or the node is unknown.
     """
+    result = _explained_devices(snapshot, gang, node, deadline)
+    admission = gang.admission
+    if admission is None:
+        return result
+    left_out = f"not evaluated: {'; '.join(admission.not_evaluated)}"
+    result |= {"admission": admission.document, "notes": [*admission.notes, left_out, *result["notes"]]}
+    if (blocker := admission.blocker) is None:
+        return result
+    if blocker.startswith(WAITS_FOR_QUOTA):
+        what = f"{WAITS_FOR_QUOTA}, not for devices" if result["fits"] else f"{WAITS_FOR_QUOTA} and for devices"
+        blocker = what + blocker.removeprefix(WAITS_FOR_QUOTA)
+    return {**result, "fits": False, "summary": f"{blocker}; devices: {result['summary']}"}
+
+
+def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadline: float) -> Object:
     result: Object = {
         "subject": gang.subject,
         "fits": False,
@@ -80,6 +96,7 @@ def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, dea
         "placements": [],
         "failure": None,
         "search": None,
+        "admission": None,
         "notes": [*snapshot.notes, *gang.notes, ASSUMED],
         "events": snapshot.events,
     }
@@ -109,13 +126,13 @@ def _evaluation(snapshot: Snapshot, gang: Gang, end: float) -> _Evaluation:
     cluster = Cluster(snapshot.slices or (), snapshot.classes or (), nodes=known.values(), claims=held)
     found = _Evaluation(gang, cluster, known, [], [], end)
     sweeps_end = time.monotonic() + found.seconds * SWEEPS_SHARE
-    blockers: dict[str, dict[str, list[str]]] = {}
+    blockers: dict[tuple[str, str], dict[str, list[str]]] = {}
     for kind in gang.kinds:
         spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
-        constraints = json.dumps(spec, sort_keys=True)
+        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors)
         if constraints not in blockers:
             blockers[constraints] = {
-                name: node_blockers({"spec": spec}, node) if snapshot.nodes is not None else []
+                name: flavor_blockers(kind.flavors, {"spec": spec}, node) if snapshot.nodes is not None else []
                 for name, node in known.items()
             }
         usable = sorted(name for name, reasons in blockers[constraints].items() if not reasons)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, allocation_of, identity_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_placement import requests_of
 from dra_agent.explain.pending import nodes_of
+from dra_agent.explain.pod_claims import requests_of
 from dra_agent.explain.snapshot import Snapshot
 
 _SELECTING = ("deviceClassName", "selectors", "tolerations", "capacity")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, allocation_of, identity_of, results_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang, Member
+from dra_agent.explain.pod_claims import requests_of
 
 MAX_ALTERNATIVES = 8
 """Of a request (FirstAvailableDeviceRequestMaxSize, api/resource/v1/types.go)."""
@@ -241,12 +242,6 @@ def alternatives_score(claims: Iterable[Object]) -> int:
                 if f"{request.get('name')}/{alternative.get('name')}" in chosen:
                     score += MAX_ALTERNATIVES - place
     return score
-
-
-def requests_of(claim: Object) -> list[Object]:
-    """Return the requests of a claim."""
-    requests: list[Object] = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or []
-    return requests
 
 
 def without_alternatives(claim: Object, first: int) -> Object:

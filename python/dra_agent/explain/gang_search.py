@@ -13,7 +13,8 @@ from itertools import permutations, product
 from dra_agent.api_object import Object
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_combinations import Combinations, longest_list
-from dra_agent.explain.gang_placement import MAX_ALTERNATIVES, Choice, Outcome, Placer, requests_of
+from dra_agent.explain.gang_placement import MAX_ALTERNATIVES, Choice, Outcome, Placer
+from dra_agent.explain.pod_claims import requests_of
 
 MAX_PERMUTED_KINDS = 4
 """Kinds of members of which every order is tried."""

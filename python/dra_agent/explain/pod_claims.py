@@ -118,7 +118,7 @@ def quota_blockers(snapshot: Snapshot, claims: Sequence[Object], subject: str) -
 def devices_by_class(claim: Object) -> dict[str, int]:
     """Count the devices of a claim as quotas do: of alternatives the largest of each class."""
     counts: dict[str, int] = {}
-    for request in _spec_requests(claim):
+    for request in requests_of(claim):
         largest: dict[str, int] = {}
         for one in [request.get("exactly") or {}] if "exactly" in request else request.get("firstAvailable") or ():
             if not (name := one.get("deviceClassName")):
@@ -195,7 +195,8 @@ def _classes_by_resource(classes: Iterable[Object]) -> dict[str, str]:
     return found
 
 
-def _spec_requests(claim: Object) -> list[Object]:
+def requests_of(claim: Object) -> list[Object]:
+    """Return the requests of a claim."""
     devices = ((claim.get("spec") or {}).get("devices")) or {}
     return list(devices.get("requests") or ())
 
@@ -203,7 +204,7 @@ def _spec_requests(claim: Object) -> list[Object]:
 def _requests(claim: Object) -> list[Object]:
     return [
         one
-        for request in _spec_requests(claim)
+        for request in requests_of(claim)
         for one in ([request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ())
     ]
 

@@ -11,7 +11,12 @@ from dra_agent.manifests import LoadedObject
 
 API_VERSION = "resource.k8s.io/v1"
 RESOURCE_KINDS = {"ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "DeviceTaintRule"}
-_CLUSTER_SCOPED = {"ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"}
+KUEUE_CONFIGURATION = "Configuration of Kueue"
+"""The configuration of Kueue's manager; other programs have a kind Configuration too."""
+_CLUSTER_SCOPED = {
+    *("ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"),
+    *("ClusterQueue", "ResourceFlavor", "Cohort"),
+}
 _EXACTLY: Object = {"deviceClassName": str, "count": int}
 _REQUESTS: Object = {"devices": {"requests": [{"exactly": _EXACTLY, "firstAvailable": [_EXACTLY]}]}}
 _RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
@@ -37,6 +42,9 @@ _POD: Object = {
         "extendedResourceClaimStatus": {},
     },
 }
+_CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str}]
+_FLAVOR_QUOTAS: Object = {"name": str, "resources": [{"name": str}]}
+_QUOTAS: list[Object] = [{"coveredResources": [str], "flavors": [_FLAVOR_QUOTAS]}]
 _WORKLOAD: Object = {"spec": {"template": _POD, "selector": {"matchLabels": {}}}, "status": {}}
 _SHAPES: dict[str, Object] = {
     "ResourceSlice": {
@@ -65,7 +73,44 @@ _SHAPES: dict[str, Object] = {
     "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]}},
     "Workload": {
         "metadata": {**_METADATA, "ownerReferences": [{}]},
-        "spec": {"podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},
+        "spec": {"queueName": str, "podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},
+        "status": {
+            "conditions": _CONDITIONS,
+            "admission": {
+                "clusterQueue": str,
+                "podSetAssignments": [{"name": str, "flavors": {}, "resourceUsage": {}}],
+            },
+            "admissionChecks": [{"name": str, "state": str, "message": str}],
+            "resourceRequests": [{"name": str, "resources": {}}],
+        },
+    },
+    "LocalQueue": {"spec": {"clusterQueue": str, "stopPolicy": str}},
+    "ClusterQueue": {
+        "spec": {
+            "cohort": str,
+            "cohortName": str,
+            "stopPolicy": str,
+            "namespaceSelector": {},
+            "resourceGroups": _QUOTAS,
+            "flavorFungibility": {"whenCanBorrow": str},
+            "admissionChecksStrategy": {},
+        },
+        "status": {"conditions": _CONDITIONS, "flavorsReservation": [_FLAVOR_QUOTAS]},
+    },
+    "ResourceFlavor": {
+        "spec": {
+            "nodeLabels": {},
+            "nodeTaints": [{"key": str, "value": str, "effect": str}],
+            "tolerations": [{"key": str, "operator": str, "value": str, "effect": str}],
+            "topologyName": str,
+        }
+    },
+    "Cohort": {
+        "spec": {"parent": str, "parentName": str, "resourceGroups": _QUOTAS},
+        "status": {"flavorsReservation": [_FLAVOR_QUOTAS]},
+    },
+    KUEUE_CONFIGURATION: {
+        "resources": {"deviceClassMappings": [{"name": str, "deviceClassNames": [str], "sources": [{}]}]}
     },
     "PodGroup": {
         "spec": {

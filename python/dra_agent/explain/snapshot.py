@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.api_object import Object
+from dra_agent.explain.kueue_objects import KueueObjects, read_kueue
+from dra_agent.explain.printed_object import first_misfit
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
@@ -68,6 +70,8 @@ class Snapshot:
     """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
     workloads: dict[str, list[Object]] = field(default_factory=dict)
     """Objects with several pods, by kind: those that were requested, or those of a dump."""
+    kueue: KueueObjects | None = None
+    """What decides about quota of a Workload; None if it was not read, or there is no Kueue."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
@@ -99,8 +103,12 @@ def group_name(pod: Object) -> str:
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
-async def read(api: ApiClient, namespace: str, about: str, *, workload: str | None = None) -> Snapshot:
+async def read(
+    api: ApiClient, namespace: str, about: str, *, workload: str | None = None, with_kueue: bool = False
+) -> Snapshot:
     """Read everything at once; `about` is the name of the claim or pod, or of an object of the kind `workload`.
+
+    The queues and flavors of Kueue are read for a Workload, or `with_kueue`.
 
     Raises RetryableError if the server does not respond.
     """
@@ -120,7 +128,11 @@ async def read(api: ApiClient, namespace: str, about: str, *, workload: str | No
     async def asked_for() -> dict[str, list[Object]]:
         for kind in WORKLOADS[workload] if workload else ():
             try:
-                return {kind.kind: [await api.get(kind, about, namespace)]}
+                value = await api.get(kind, about, namespace)
+                if misfit := first_misfit(kind.kind, value):
+                    found.notes.append(f"{kind.plural} {about} cannot be read: {misfit[0]} is not {misfit[1]}")
+                    return {}
+                return {kind.kind: [value]}
             except NotFoundError:
                 continue  # The object, or this version of its kind.
             except (ForbiddenError, InvalidObjectError) as error:
@@ -153,6 +165,8 @@ async def read(api: ApiClient, namespace: str, about: str, *, workload: str | No
         ),
     )
     found.workloads = await asked_for()
+    if with_kueue or found.workloads.get("Workload"):
+        found.kueue = await read_kueue(api, namespace)
     if found.groups is None:
         found.groups = found.workloads.get("PodGroup")
     # Optional: the result is complete without Events.

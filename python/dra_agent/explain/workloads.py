@@ -24,7 +24,7 @@ GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io"}
 _JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 _JOB_NAME = "batch.kubernetes.io/job-name"
 _KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
-_DEFAULT_POD_SET = "main"
+DEFAULT_POD_SET = "main"
 
 
 @dataclass
@@ -72,8 +72,6 @@ def notes_of(kind: str, value: Object) -> list[str]:
         if any(one.get("status") == "Complete" for one in entry.get("dependsOn") or ()):
             of = f"replicated Job {entry.get('name')}"
             found.append(f"{of} starts when others are complete; it is placed as if all run together")
-    if kind == WORKLOAD:
-        found.append("Kueue's quota, flavors and topology are not evaluated")
     return found
 
 
@@ -112,7 +110,7 @@ def _of_kueue(value: Object) -> list[PodSet]:
     sets = (value.get("spec") or {}).get("podSets") or ()
     found = []
     for entry in sets:
-        own = entry.get("name") or _DEFAULT_POD_SET
+        own = entry.get("name") or DEFAULT_POD_SET
         subject = f"pod set {own} of {WORKLOAD} {name}"
         template = entry.get("template")
         if not isinstance(template, dict):
