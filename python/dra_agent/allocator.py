@@ -32,6 +32,7 @@ def encode_query(
     slices: Iterable[Object],
     claims: Iterable[Object],
     allocated: Iterable[Object] = (),
+    gates: Iterable[str] = (),
     deadline: float = 10.0,
     share_id_seed: int | None = None,
 ) -> bytes:
@@ -44,6 +45,7 @@ def encode_query(
             "slices": relevant_slices(slices, node),
             "claims": list(claims),
             "allocated": list(allocated),
+            "gates": list(gates),
             "deadline_ms": int(deadline * 1000),
             "share_id_seed": seed,
         }
@@ -82,6 +84,7 @@ def allocate(
     slices: Iterable[Object],
     claims: Iterable[Object],
     allocated: Iterable[Object] = (),
+    gates: Iterable[str] = (),
     deadline: float = 10.0,
     share_id_seed: int | None = None,
 ) -> Allocation:
@@ -94,6 +97,8 @@ def allocate(
             nodes, `dra_agent.cluster.Cluster` reads them once.
         claims: The ResourceClaims to allocate. An allocated claim keeps its devices.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
+        gates: Feature gates of kube-scheduler that are on, of those that are off by default:
+            DRADeviceCompatibilityGroups, DRAListTypeAttributes, DRAOptionalNodeOperations.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
         share_id_seed: Makes the share IDs of shared devices repeatable; random if omitted.
 
@@ -108,6 +113,7 @@ def allocate(
         slices=slices,
         claims=claims,
         allocated=allocated,
+        gates=gates,
         deadline=deadline,
         share_id_seed=share_id_seed,
     )

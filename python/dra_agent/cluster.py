@@ -51,7 +51,8 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     """Why the next copy does not fit; empty at the limit or the deadline."""
     causes: list[str]
     """The causes of `reason`: `no_devices`, `no_match`, `too_few`, `in_use`, `placed` (these copies have the devices),
-    `counter`, `taint`, `capacity`, `constraint`, `combination`, `pool`, `allocated_elsewhere` or `error`."""
+    `counter`, `compatibility_groups`, `node_operations`, `taint`, `capacity`, `constraint`, `combination`, `pool`,
+    `allocated_elsewhere` or `error`."""
     has_network_devices: bool
     """Other nodes can use devices of this node too, so the sum over the nodes may exceed the total."""
 
@@ -101,6 +102,7 @@ class Cluster:
         *,
         nodes: Source = (),
         claims: Source = (),
+        gates: Iterable[str] = (),
     ) -> None:
         """Read the objects.
 
@@ -109,10 +111,15 @@ class Cluster:
             classes: The DeviceClasses.
             nodes: The Node objects, where their labels matter. Without any, the nodes are those that slices name.
             claims: ResourceClaims; those that are allocated hold their devices.
+            gates: Feature gates of kube-scheduler that are on, of those that are off by default:
+                DRADeviceCompatibilityGroups, DRAListTypeAttributes, DRAOptionalNodeOperations.
         """
         from dra_agent import _native
 
-        self._native = _native.Cluster()
+        try:
+            self._native = _native.Cluster(list(gates))
+        except ValueError as error:
+            raise PermanentError(str(error), hint="leave out the other gates") from None
         for batch in _batches(slices):
             _call(self._native.update_slices, batch, True)
         for batch in _batches(classes):

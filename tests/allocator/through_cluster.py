@@ -23,7 +23,8 @@ def node_name(query: Json) -> str:
 def cluster_of(query: Json) -> Cluster:
     node = query["node"]
     nodes = [] if isinstance(node, str) else [node]
-    return Cluster(query["slices"], query["classes"], nodes=nodes, claims=query.get("allocated") or ())
+    held, gates = query.get("allocated") or (), query.get("gates") or ()
+    return Cluster(query["slices"], query["classes"], nodes=nodes, claims=held, gates=gates)
 
 
 def allocate(query: Json) -> Json:

@@ -157,6 +157,17 @@ def test_device_taint_rules_are_read_in_the_version_of_the_server(
     assert all("tainted with drain" in entry["devices"] for entry in answer["nodes"])
 
 
+def test_lists_in_the_slices_show_that_their_gate_is_on(cluster: FakeApi, explain: Explain) -> None:
+    both = [{"name": name, "attributes": {"rails": {"strings": [name, "shared"]}}} for name in ("a", "b")]
+    cluster.put("resourceslices", slice_of(*both, name="n1-rails", pool="rails", nodeName="n1"))
+    together = claim(make_request(count=2), constraints=[{"matchAttribute": f"{DRIVER}/rails"}])
+    cluster.put("resourceclaims", together)
+    cluster.put("pods", pod())
+    code, answer = explain("claim", "claim")
+    assert code == 0, answer["summary"]
+    assert [note for note in answer["notes"] if "DRAListTypeAttributes" in note]
+
+
 def test_unsatisfiable_constraint_is_named(cluster: FakeApi, explain: Explain) -> None:
     cluster.put("resourceclaims", claim(make_request(count=2), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]))
     cluster.put("pods", pod())

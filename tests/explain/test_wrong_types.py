@@ -27,12 +27,15 @@ SLICE: Json = {
         "nodeName": "n1",
         "pool": {"name": "n1/gpu", "generation": 1, "resourceSliceCount": 1},
         "sharedCounters": [{"name": "set", "counters": {"memory": {"value": "8Gi"}}}],
+        "skipNodeOperations": ["*"],
         "devices": [
             {
                 "name": "gpu-0",
-                "attributes": {"type": {"string": "gpu"}},
+                "attributes": {"type": {"string": "gpu"}, "rails": {"strings": ["a"]}},
                 "capacity": {"memory": {"value": "8Gi", "requestPolicy": {"default": "1Gi"}}},
-                "consumesCounters": [{"counterSet": "set", "counters": {"memory": {"value": "1Gi"}}}],
+                "consumesCounters": [
+                    {"counterSet": "set", "counters": {"memory": {"value": "1Gi"}}, "compatibilityGroups": ["g"]}
+                ],
                 "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
             }
         ],
@@ -43,6 +46,7 @@ NODE: Json = {
     "kind": "Node",
     "metadata": {"name": "n1", "labels": {"name": "n1"}},
     "spec": {"unschedulable": False, "taints": [{"key": "t", "value": "v", "effect": "NoSchedule"}]},
+    "status": {"declaredFeatures": ["DRAOptionalNodeOperations"]},
 }
 TERMS = [{"matchExpressions": [{"key": "name", "operator": "In", "values": ["n1"]}]}]
 POD: Json = {

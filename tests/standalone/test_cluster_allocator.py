@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from allocator.cases import DRIVER, device, memory, shared, slice_of
 from allocator.cases import claim as make_claim
-from allocator.cases import device, memory, shared, slice_of
 from allocator.cases import make_request as request
 from dra_agent.allocator import allocate
 from dra_agent.standalone.allocator import ClusterAllocator
@@ -42,6 +42,13 @@ def test_slices_and_classes_are_read_once_for_many_claims(tmp_path: Path, prepar
     assert allocator.cluster is not None
     assert allocator.cluster.counts.slices_decoded == 1
     store.close()
+
+
+def test_lists_are_compared_without_a_gate() -> None:
+    slices = [slice_of(*({"name": name, "attributes": {"rails": {"strings": [name, "x"]}}} for name in "ab"))]
+    together = make_claim(request(count=2), constraints=[{"matchAttribute": f"{DRIVER}/rails"}])
+    result = ClusterAllocator().allocate(node="n1", classes=[CLASS], slices=slices, claims=[together], allocated=[])
+    assert result["allocated"]
 
 
 def test_random_changes_give_the_results_of_allocate() -> None:

@@ -120,6 +120,7 @@ def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
     from dra_agent.explain import explain
+    from dra_agent.standalone.allocator import GATES
     from dra_agent.standalone.protocol import ListClaims, ListClasses, State
 
     with connect(args, wait_s=args.wait_for_agent) as agent:
@@ -142,6 +143,7 @@ def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
                 slices=state["slices"],
                 allocated=state["allocated"],
                 claims=[loaded.value],
+                gates=GATES,
             )
             entry |= {"fits": explained["fits"], "summary": explained["summary"]}
         done.append(entry)

@@ -111,6 +111,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
+    from dra_agent.explain.gates import gates_in_use, notes_of
     from dra_agent.manifests import load_manifests
 
     users = [one for path in filenames(args) for one in load_manifests(path, strict=False)]
@@ -124,7 +125,10 @@ def _explain_files(args: argparse.Namespace) -> int:
     for name in sorted(own & {full_name(claim) for claim in state["allocated"] if allocation_of(claim)}):
         print(f"claim {name} is allocated already; this is the result for a claim that is not", file=sys.stderr)
     state["allocated"] = [claim for claim in state["allocated"] if full_name(claim) not in own]
-    explanation = explain(claims=inputs.claims, **state)
+    gates = gates_in_use(state["slices"])
+    for note in notes_of(gates) if args.slices else ():
+        print(f"note: {note}", file=sys.stderr)
+    explanation = explain(claims=inputs.claims, gates=gates, **state)
     if args.slices and not inputs.slices:
         explanation["summary"] = NO_SLICES
     if args.output == "table":

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
+    from dra_agent.standalone.allocator import GATES
     from dra_agent.standalone.protocol import Get, State
 
     if args.kind != "claim":
@@ -50,7 +51,12 @@ def run(args: argparse.Namespace) -> int:
         return 0 if view["phase"] == "Prepared" else 1
     own = [view["claim"]]
     explanation = explain(
-        node=state["node"], classes=state["classes"], slices=state["slices"], allocated=state["allocated"], claims=own
+        node=state["node"],
+        classes=state["classes"],
+        slices=state["slices"],
+        allocated=state["allocated"],
+        claims=own,
+        gates=GATES,
     )
     if args.output == "table":
         print(f"claim {name}: {summary}\n{explanation['summary']}")

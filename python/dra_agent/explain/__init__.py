@@ -24,6 +24,7 @@ def explain(
     claims: Iterable[Object],
     allocated: Iterable[Object] = (),
     *,
+    gates: Iterable[str] = (),
     deadline: float = 10.0,
 ) -> dict[str, Any]:
     """Explain the result that `allocate` has for the same query; docs/how-to/operate/explain.md describes the members.
@@ -33,7 +34,7 @@ def explain(
     from dra_agent import _native
 
     query = encode_query(
-        node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline
+        node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, gates=gates, deadline=deadline
     )
     try:
         response = _native.explain(query)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
 from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
 from dra_agent.errors import PermanentError
+from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, pod_claims
@@ -116,7 +117,9 @@ def capacity(
     if node is not None and node not in known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
-    cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held)
+    gates = gates_in_use(snapshot.slices)
+    result["notes"] += notes_of(gates)
+    cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
     blocked = (
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )

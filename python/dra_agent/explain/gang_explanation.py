@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of
@@ -20,6 +20,7 @@ from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
+from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
 from dra_agent.explain.kueue_flavors import flavor_blockers
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
@@ -114,16 +115,20 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         return {**result, "summary": reason}
     if snapshot.nodes is None:
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
-    evaluation = _evaluation(snapshot, gang, time.monotonic() + deadline)
+    end = time.monotonic() + deadline
+    gates = gates_in_use(snapshot.slices or ())
+    result["notes"] += notes_of(gates)
+    evaluation = _evaluation(snapshot, gang, gates, end)
     if node is not None and node not in evaluation.known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
     return _explained(result, evaluation, snapshot, node)
 
 
-def _evaluation(snapshot: Snapshot, gang: Gang, end: float) -> _Evaluation:
+def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float) -> _Evaluation:
     known = nodes_of(snapshot)
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
-    cluster = Cluster(snapshot.slices or (), snapshot.classes or (), nodes=known.values(), claims=held)
+    slices = snapshot.slices or []
+    cluster = Cluster(slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
     found = _Evaluation(gang, cluster, known, [], [], end)
     sweeps_end = time.monotonic() + found.seconds * SWEEPS_SHARE
     blockers: dict[tuple[str, str], dict[str, list[str]]] = {}

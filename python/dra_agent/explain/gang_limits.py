@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, allocation_of, identity_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang
+from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.pod_claims import requests_of
 from dra_agent.explain.snapshot import Snapshot
@@ -46,7 +47,13 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], *
         return None
     slices = snapshot.slices or ()
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
-    cluster = Cluster(_without_counters(slices), snapshot.classes or (), nodes=nodes_of(snapshot).values(), claims=held)
+    cluster = Cluster(
+        _without_counters(slices),
+        snapshot.classes or (),
+        nodes=nodes_of(snapshot).values(),
+        claims=held,
+        gates=gates_in_use(slices),
+    )
     needs = list(_needs(gang))
     for need in needs:
         if need.devices > 1 and _has_shares(slices):

@@ -12,6 +12,7 @@ from typing import Any
 
 from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.cluster import Cluster
+from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, binding_of, claim_state, pod_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
@@ -100,11 +101,14 @@ def _on_nodes(
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {full_name(claim) for claim in waiting}
+    gates = gates_in_use(snapshot.slices or ())
+    result["notes"] = [*result["notes"], *notes_of(gates)]
     cluster = Cluster(
         snapshot.slices or (),
         snapshot.classes or (),
         nodes=names.values(),
         claims=[claim for claim in snapshot.claims if full_name(claim) not in own],
+        gates=gates,
     )
 
     def evaluate_node(name: str) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from dra_agent.api_object import Object
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
 
+GATES = ("DRAListTypeAttributes",)
+"""Without an API server list-typed attributes need no feature gate."""
+
 
 class ClusterAllocator:
     """Not safe for threads: the queue calls it from one."""
@@ -47,7 +50,7 @@ class ClusterAllocator:
         same_slices = slices is self._slices or slices == self._slices
         if self._cluster is None or not same_slices or classes != self._classes:
             self._cluster = None  # if an object cannot be read, the next query tries again
-            self._cluster = Cluster(slices, classes)
+            self._cluster = Cluster(slices, classes, gates=GATES)
             self._slices, self._classes, self._held = slices, classes, {}
         return self._cluster
 

@@ -22,6 +22,7 @@ pub use reasons::Cause;
 pub use sweep::Sweep;
 
 use crate::explain::Explanation;
+use crate::gates::Gates;
 use crate::held::Held;
 use crate::in_use::identity;
 use crate::plan::Classes;
@@ -36,6 +37,7 @@ use objects::{Item, decode, decode_named};
 pub struct Cluster {
     state: Mutex<Arc<State>>,
     programs: Programs,
+    gates: Gates,
     shared: Mutex<SharedValues>,
 }
 
@@ -76,6 +78,14 @@ pub struct Options {
 }
 
 impl Cluster {
+    /// A cluster whose kube-scheduler has these gates on.
+    pub fn with_gates(gates: Gates) -> Self {
+        Self {
+            gates,
+            ..Self::default()
+        }
+    }
+
     /// Adds slices, or replaces those with the same names. `json` is an object, an array, or a list of the API.
     ///
     /// # Errors
@@ -355,6 +365,7 @@ impl Cluster {
             held: (!options.ignore_held).then_some(&state.held),
             placed: None,
             programs: &self.programs,
+            gates: self.gates,
             limits: options.limits,
         }
     }

@@ -2,9 +2,11 @@
 
 use dra_api::{Device, DeviceAttribute, DeviceConstraint, ResourceClaim};
 
+use crate::gates::Gates;
 use crate::in_use::DeviceId;
 use crate::pools::Candidate;
 use crate::request::Request;
+use crate::value_set::ValueSet;
 
 /// A constraint, and the devices accepted so far.
 #[derive(Debug)]
@@ -12,12 +14,20 @@ pub(crate) struct Constraint<'a> {
     pub(crate) spec: &'a DeviceConstraint,
     pub(crate) attribute: &'a str,
     pub(crate) distinct: bool,
-    accepted: Vec<&'a DeviceAttribute>,
+    accepted: Accepted<'a>,
+}
+
+/// The values of the accepted devices, in their order.
+#[derive(Debug)]
+enum Accepted<'a> {
+    Values(Vec<&'a DeviceAttribute>),
+    /// Values are compared as sets. Of a constraint with equal values: what the devices up to each one have in common.
+    Sets(Vec<ValueSet<'a>>),
 }
 
 impl<'a> Constraint<'a> {
     /// `None` for an unknown kind of constraint.
-    pub(crate) fn new(spec: &'a DeviceConstraint) -> Option<Self> {
+    pub(crate) fn new(spec: &'a DeviceConstraint, gates: Gates) -> Option<Self> {
         let (attribute, distinct) = match (&spec.match_attribute, &spec.distinct_attribute) {
             (Some(attribute), _) => (attribute, false),
             (None, Some(attribute)) => (attribute, true),
@@ -27,19 +37,30 @@ impl<'a> Constraint<'a> {
             spec,
             attribute,
             distinct,
-            accepted: Vec::new(),
+            accepted: if gates.list_attributes {
+                Accepted::Sets(Vec::new())
+            } else {
+                Accepted::Values(Vec::new())
+            },
         })
     }
 
     /// The constraints of a claim, without unknown kinds.
-    pub(crate) fn of_claim(claim: &'a ResourceClaim) -> Vec<Self> {
+    pub(crate) fn of_claim(claim: &'a ResourceClaim, gates: Gates) -> Vec<Self> {
         let specs = &claim.spec.devices.constraints;
-        specs.iter().filter_map(Self::new).collect()
+        specs
+            .iter()
+            .filter_map(|spec| Self::new(spec, gates))
+            .collect()
     }
 
     /// The constraints of a claim that apply to one of its requests.
-    pub(crate) fn of_request(claim: &'a ResourceClaim, request: &Request<'_>) -> Vec<Self> {
-        let mut constraints = Self::of_claim(claim);
+    pub(crate) fn of_request(
+        claim: &'a ResourceClaim,
+        request: &Request<'_>,
+        gates: Gates,
+    ) -> Vec<Self> {
+        let mut constraints = Self::of_claim(claim, gates);
         constraints.retain(|constraint| constraint.applies_to(request));
         constraints
     }
@@ -59,34 +80,81 @@ impl<'a> Constraint<'a> {
         if !self.applies_to(request) {
             return true;
         }
-        let Some(value) = self.fitting(device, id) else {
+        let Some(value) = look_up(device, id, self.attribute) else {
             return false;
         };
-        self.accepted.push(value);
-        true
+        match &mut self.accepted {
+            Accepted::Values(values) => {
+                let fits = fits(value, values, self.distinct);
+                if fits {
+                    values.push(value);
+                }
+                fits
+            }
+            Accepted::Sets(sets) => {
+                let set = narrowed(value, sets, self.distinct);
+                let fits = set.is_some();
+                sets.extend(set);
+                fits
+            }
+        }
     }
 
     /// Whether `add` would accept the device.
     pub(crate) fn would_add(&self, request: &Request<'_>, candidate: Candidate<'a>) -> bool {
-        !self.applies_to(request) || self.fitting(candidate.device, candidate.id()).is_some()
-    }
-
-    /// The device's value, if it is compatible with the accepted devices.
-    fn fitting(&self, device: &'a Device, id: DeviceId<'_>) -> Option<&'a DeviceAttribute> {
-        let value = look_up(device, id, self.attribute)?;
-        let fits = if self.distinct {
-            self.accepted.iter().all(|other| differ(value, other))
-        } else {
-            self.accepted.first().is_none_or(|first| same(value, first))
-        };
-        fits.then_some(value)
+        if !self.applies_to(request) {
+            return true;
+        }
+        let value = look_up(candidate.device, candidate.id(), self.attribute);
+        value.is_some_and(|value| match &self.accepted {
+            Accepted::Values(values) => fits(value, values, self.distinct),
+            Accepted::Sets(sets) => narrowed(value, sets, self.distinct).is_some(),
+        })
     }
 
     /// Removes the last accepted device.
     pub(crate) fn remove(&mut self, request: &Request<'_>) {
-        if self.applies_to(request) {
-            self.accepted.pop();
+        if !self.applies_to(request) {
+            return;
         }
+        match &mut self.accepted {
+            Accepted::Values(values) => {
+                values.pop();
+            }
+            Accepted::Sets(sets) => {
+                sets.pop();
+            }
+        }
+    }
+}
+
+/// Whether the value is compatible with those of the accepted devices.
+fn fits(value: &DeviceAttribute, accepted: &[&DeviceAttribute], distinct: bool) -> bool {
+    if distinct {
+        accepted.iter().all(|other| differ(value, other))
+    } else {
+        accepted.first().is_none_or(|first| same(value, first))
+    }
+}
+
+/// The values that the accepted devices have in common with this one; of a constraint with different values, those of
+/// this device, if no accepted one has any of them (k8s.io/dynamic-resource-allocation v0.37.1,
+/// structured/internal/experimental: matchAttributeConstraint.add, distinctAttributeConstraint.matchesAttribute).
+fn narrowed<'a>(
+    value: &'a DeviceAttribute,
+    accepted: &[ValueSet<'a>],
+    distinct: bool,
+) -> Option<ValueSet<'a>> {
+    let values = ValueSet::of(value)?;
+    if distinct {
+        let differs = accepted
+            .iter()
+            .all(|other| values.intersection(other).is_none());
+        return differs.then_some(values);
+    }
+    match accepted.last() {
+        Some(common) => common.intersection(&values),
+        None => Some(values),
     }
 }
 

@@ -87,7 +87,11 @@ fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> 
                     });
                 }
             }
-            groups::check(&mut report, &Constraint::of_claim(claim), &candidate_set);
+            groups::check(
+                &mut report,
+                &Constraint::of_claim(claim, query.gates),
+                &candidate_set,
+            );
         }
         explanation.claims.push(report);
     }
@@ -139,7 +143,7 @@ fn evaluate_devices<'a>(
     candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) {
-    let constraints = Constraint::of_request(claim, &task.request);
+    let constraints = Constraint::of_request(claim, &task.request, candidate_set.gates);
     for index in 0..candidate_set.candidates.len() {
         let device = rejections::evaluate_device(task, index, &constraints, candidate_set, in_use);
         if report.error.is_none() {

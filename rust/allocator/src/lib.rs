@@ -1,8 +1,8 @@
 //! Kubernetes' structured allocator: allocates devices of a node to ResourceClaims, and explains why a claim does not fit.
 //!
-//! The results equal those of kube-scheduler v1.37 with its default feature gates, device for device. docs/reference/allocator.md
-//! describes the tests. Existing allocations are an input, new allocations are the output:
-//! [`allocate`] reads all objects for one query, a [`Cluster`] keeps them for many.
+//! The results equal those of kube-scheduler v1.37 with its default feature gates, and with some that are off by default
+//! ([`Gates`]), device for device. docs/reference/allocator.md describes the tests. Existing allocations are an input,
+//! new allocations are the output: [`allocate`] reads all objects for one query, a [`Cluster`] keeps them for many.
 
 mod capacity;
 mod cluster;
@@ -11,6 +11,8 @@ mod constraints;
 mod counters;
 mod error;
 mod explain;
+mod gates;
+mod groups;
 mod held;
 mod in_use;
 mod node;
@@ -27,6 +29,7 @@ mod selectors;
 mod share_id;
 mod slices;
 mod taints;
+mod value_set;
 
 pub use cluster::{Capacity, Cause, Cluster, Counts, InvalidObject, NodeCapacity, Options, Sweep};
 pub use error::Error;
@@ -34,6 +37,7 @@ pub use explain::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
     RequestReport, ValueReport, explain,
 };
+pub use gates::Gates;
 pub use in_use::Holder;
 pub use published::Published;
 pub use query::{Limits, NodeInput, Query, Response, allocate};

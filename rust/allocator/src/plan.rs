@@ -3,10 +3,11 @@
 use dra_api::{DeviceClass, DeviceRequest, Node, ResourceClaim};
 
 use crate::capacity;
-use crate::constraints::Constraint;
+use crate::constraints::{Constraint, is_comparable, look_up};
 use crate::error::Error;
+use crate::gates::{Gates, OPTIONAL_NODE_OPERATIONS};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
-use crate::pools::{Candidate, Pool, PoolState, candidates};
+use crate::pools::{Candidate, Pool, PoolState, candidates, has_groups};
 use crate::programs::Programs;
 use crate::query::Deadline;
 use crate::request::{Request, claim_name};
@@ -68,6 +69,7 @@ pub(crate) struct CandidateSet<'a> {
     pub(crate) node: &'a Node,
     pub(crate) pools: Vec<Pool<'a>>,
     pub(crate) candidates: Vec<Candidate<'a>>,
+    pub(crate) gates: Gates,
     pub(crate) selectors: Selectors<'a>,
     known: Vec<Vec<Option<bool>>>,
 }
@@ -76,6 +78,7 @@ impl<'a> CandidateSet<'a> {
     pub(crate) fn new(
         node: &'a Node,
         pools: Vec<Pool<'a>>,
+        gates: Gates,
         programs: &'a Programs,
         deadline: Deadline,
     ) -> Self {
@@ -83,9 +86,40 @@ impl<'a> CandidateSet<'a> {
             node,
             candidates: candidates(&pools),
             pools,
+            gates,
             selectors: Selectors::new(programs, deadline),
             known: Vec::new(),
         }
+    }
+
+    /// Whether the node can leave out the operations that the device's slice skips. kube-scheduler ignores the field if no
+    /// gate selects the experimental variant of its allocator (k8s.io/dynamic-resource-allocation v0.37.1,
+    /// structured/internal/experimental/allocator_experimental.go, allocateDevice).
+    pub(crate) fn operations_are_skippable(&self, candidate: &Candidate<'_>) -> bool {
+        let declares = |features: &[String]| {
+            features
+                .iter()
+                .any(|feature| feature == OPTIONAL_NODE_OPERATIONS)
+        };
+        candidate.slice.spec.skip_node_operations.is_empty()
+            || !self.gates.any()
+            || self.gates.optional_node_operations && declares(&self.node.status.declared_features)
+    }
+
+    /// Whether a gate changes the rules for a device. Pruning knows only the rules of the default gates.
+    pub(crate) fn has_gated_devices(&self, constraints: &[Vec<Constraint<'a>>]) -> bool {
+        let is_compared_as_list = |candidate: &Candidate<'a>| {
+            constraints.iter().flatten().any(|constraint| {
+                look_up(candidate.device, candidate.id(), constraint.attribute)
+                    .is_some_and(|value| !is_comparable(value))
+            })
+        };
+        self.gates.any()
+            && self.candidates.iter().any(|candidate| {
+                has_groups(candidate.device)
+                    || !candidate.slice.spec.skip_node_operations.is_empty()
+                    || is_compared_as_list(candidate)
+            })
     }
 
     /// Whether the selectors of class and request match, and the device can be used on the node. The order matters: a
@@ -185,7 +219,7 @@ pub(crate) fn plan_claim<'a>(
         ));
     }
     for (index, spec) in claim.spec.devices.constraints.iter().enumerate() {
-        if Constraint::new(spec).is_none() {
+        if Constraint::new(spec, candidate_set.gates).is_none() {
             return Err(Error::Constraint {
                 claim: claim_name(claim),
                 index,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use dra_api::{CounterSet, Device, Node};
 
 use crate::error::Error;
+use crate::gates::Gates;
 use crate::in_use::DeviceId;
 use crate::node::slice_is_usable_on;
 use crate::published::Published;
@@ -59,6 +60,8 @@ pub(crate) struct Pool<'a> {
     /// Slices with devices for other nodes. Their allocated devices consume counters of this pool too.
     pub(crate) other_node_slices: Vec<&'a Published>,
     pub(crate) counter_sets: BTreeMap<&'a str, &'a CounterSet>,
+    /// Whether devices of one counter set must have compatible groups.
+    pub(crate) compares_groups: bool,
     /// All slices of the pool, for explanations.
     pub(crate) found: Vec<&'a Published>,
 }
@@ -79,16 +82,20 @@ impl Pool<'_> {
 type PoolKey<'a> = (&'a str, &'a str);
 
 /// All pools with a slice for the node.
-pub(crate) fn gather<'a>(slices: Slices<'a>, node: &Node) -> Result<Vec<Pool<'a>>, Error> {
+pub(crate) fn gather<'a>(
+    slices: Slices<'a>,
+    node: &Node,
+    gates: Gates,
+) -> Result<Vec<Pool<'a>>, Error> {
     let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a Published>> = HashMap::new();
     for slice in slices.for_node(&node.metadata.name) {
-        if !uses_compatibility_groups(slice) && slice_is_usable_on(slice, node)? {
+        if is_read(slice, gates) && slice_is_usable_on(slice, node)? {
             add_newest(by_pool.entry(key(slice)).or_default(), slice);
         }
     }
     let mut pools: Vec<Pool<'a>> = by_pool
         .into_iter()
-        .filter_map(|(key, found)| assemble(key, found, slices))
+        .filter_map(|(key, found)| assemble(key, found, slices, gates))
         .collect();
     pools.sort_by_key(|pool| (pool.has_binding_conditions(), pool.driver, pool.name));
     Ok(pools)
@@ -115,13 +122,16 @@ fn key(slice: &Published) -> PoolKey<'_> {
     (&slice.spec.driver, &slice.spec.pool.name)
 }
 
-/// Whether the slice uses compatibility groups. The gate DRADeviceCompatibilityGroups is off, so such slices are ignored.
-fn uses_compatibility_groups(slice: &Published) -> bool {
-    slice
-        .spec
-        .devices
+/// Whether the slice is read: slices with compatibility groups are ignored while their gate is off.
+fn is_read(slice: &Published, gates: Gates) -> bool {
+    gates.compatibility_groups || !slice.spec.devices.iter().any(has_groups)
+}
+
+/// Whether the device has a compatibility group.
+pub(crate) fn has_groups(device: &Device) -> bool {
+    device
+        .consumes_counters
         .iter()
-        .flat_map(|device| &device.consumes_counters)
         .any(|consumption| !consumption.compatibility_groups.is_empty())
 }
 
@@ -139,6 +149,7 @@ fn assemble<'a>(
     (driver, name): PoolKey<'a>,
     found: Vec<&'a Published>,
     slices: Slices<'a>,
+    gates: Gates,
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;
     let (generation, expected) = (first.generation, first.resource_slice_count);
@@ -150,6 +161,7 @@ fn assemble<'a>(
         slices: Vec::new(),
         other_node_slices: Vec::new(),
         counter_sets: BTreeMap::new(),
+        compares_groups: gates.compatibility_groups,
         found: found.clone(),
     };
     if complete(found.len()) {
@@ -164,9 +176,7 @@ fn assemble<'a>(
     }
     let all: Vec<&Published> = everywhere
         .into_iter()
-        .filter(|slice| {
-            slice.spec.pool.generation == generation && !uses_compatibility_groups(slice)
-        })
+        .filter(|slice| slice.spec.pool.generation == generation && is_read(slice, gates))
         .collect();
     if !complete(all.len()) {
         return Some(Pool {

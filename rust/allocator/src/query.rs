@@ -9,6 +9,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::Error;
+use crate::gates::Gates;
 use crate::held::Held;
 use crate::in_use::InUse;
 use crate::node_selector;
@@ -43,6 +44,8 @@ pub struct Query {
     /// Other claims. Their allocated devices are in use.
     #[serde(deserialize_with = "objects")]
     pub allocated: Vec<ResourceClaim>,
+    /// The feature gates of kube-scheduler that are on, of those that are off by default.
+    pub gates: Gates,
     #[serde(flatten)]
     pub limits: Limits,
 }
@@ -202,6 +205,7 @@ pub(crate) struct ResolvedQuery<'a> {
     /// The devices that the query itself has allocated so far, with their use by held claims.
     pub(crate) placed: Option<&'a Held>,
     pub(crate) programs: &'a Programs,
+    pub(crate) gates: Gates,
     pub(crate) limits: Limits,
 }
 
@@ -220,6 +224,7 @@ impl Query {
             held: None,
             placed: None,
             programs,
+            gates: self.gates,
             limits: self.limits,
         }
     }
@@ -236,8 +241,14 @@ impl<'a> ResolvedQuery<'a> {
 
     /// The candidates of the node.
     pub(crate) fn candidate_set(&self, deadline: Deadline) -> Result<CandidateSet<'a>, Error> {
-        let pools = pools::gather(self.slices, self.node)?;
-        Ok(CandidateSet::new(self.node, pools, self.programs, deadline))
+        let pools = pools::gather(self.slices, self.node, self.gates)?;
+        Ok(CandidateSet::new(
+            self.node,
+            pools,
+            self.gates,
+            self.programs,
+            deadline,
+        ))
     }
 
     /// The allocations, or `None` if the claims do not fit.

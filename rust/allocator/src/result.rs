@@ -75,7 +75,11 @@ fn result(
             .iter()
             .map(|(name, amount)| (name.clone(), canonical(amount)))
             .collect::<BTreeMap<_, _>>(),
-        skip_node_operations: Vec::new(),
+        skip_node_operations: if candidate_set.gates.any() {
+            candidate.slice.spec.skip_node_operations.clone()
+        } else {
+            Vec::new()
+        },
     })
 }
 

@@ -124,13 +124,16 @@ impl<'s, 'a> Search<'s, 'a> {
         candidate_set: &'s mut CandidateSet<'a>,
         claims: &'s [PlannedClaim<'a>],
         in_use: &'s InUse<'a>,
-        limits: Limits,
+        mut limits: Limits,
         deadline: Deadline,
     ) -> Self {
-        let constraints = claims
+        let constraints: Vec<Vec<Constraint<'a>>> = claims
             .iter()
-            .map(|planned| Constraint::of_claim(planned.claim))
+            .map(|planned| Constraint::of_claim(planned.claim, candidate_set.gates))
             .collect();
+        if candidate_set.has_gated_devices(&constraints) {
+            limits.attempts_before_pruning = u64::MAX;
+        }
         Self {
             constraints,
             counters: candidate_set.pools.iter().map(|_| None).collect(),

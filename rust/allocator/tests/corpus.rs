@@ -1,4 +1,5 @@
-//! Compares results with those of kube-scheduler's allocator (tests/allocator/corpus.jsonl), without Python or Go.
+//! Compares results with those of kube-scheduler's allocator (tests/allocator/corpus.jsonl, and gated.jsonl with feature
+//! gates that are off by default), without Python or Go.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,14 +9,16 @@ use dra_allocator::{Query, allocate, explain};
 use serde_json::Value;
 
 fn corpus() -> Vec<(String, Query, Value)> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator/corpus.jsonl");
-    let text = std::fs::read_to_string(path).unwrap();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator");
     let mut lines = Vec::new();
-    for line in text.lines() {
-        let mut line: Value = serde_json::from_str(line).unwrap();
-        let query = serde_json::from_value(line["question"].take()).unwrap();
-        let name = line["name"].as_str().unwrap().to_owned();
-        lines.push((name, query, line["answer"].take()));
+    for file in ["corpus.jsonl", "gated.jsonl"] {
+        let text = std::fs::read_to_string(directory.join(file)).unwrap();
+        for line in text.lines() {
+            let mut line: Value = serde_json::from_str(line).unwrap();
+            let query = serde_json::from_value(line["question"].take()).unwrap();
+            let name = format!("{file}, {}", line["name"].as_str().unwrap());
+            lines.push((name, query, line["answer"].take()));
+        }
     }
     lines
 }

@@ -8,6 +8,14 @@ object! {
         api_version: String,
         kind: String,
         metadata: ObjectMeta,
+        status: NodeStatus,
+    }
+}
+
+object! {
+    NodeStatus {
+        /// Features that the kubelet declares.
+        declared_features: Vec<String>,
     }
 }
 

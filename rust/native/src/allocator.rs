@@ -1,6 +1,6 @@
 //! `allocate`, `explain` and `Cluster` for Python, on JSON. They release the interpreter's lock while they compute.
 
-use dra_allocator::{Cluster, InvalidObject, Limits, Options, Query};
+use dra_allocator::{Cluster, Gates, InvalidObject, Limits, Options, Query};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -33,14 +33,15 @@ fn run<A: serde::Serialize>(
 
 /// The objects of a cluster. Every method is thread-safe.
 #[pyclass(name = "Cluster", module = "dra_agent._native", frozen)]
-#[derive(Default)]
 struct PyCluster(Cluster);
 
 #[pymethods]
 impl PyCluster {
     #[new]
-    fn new() -> Self {
-        Self::default()
+    fn new(gates: Vec<String>) -> PyResult<Self> {
+        let gates =
+            Gates::named(gates.iter().map(String::as_str)).map_err(PyValueError::new_err)?;
+        Ok(Self(Cluster::with_gates(gates)))
     }
 
     fn update_slices(&self, py: Python<'_>, slices: &[u8], new: bool) -> PyResult<()> {

@@ -37,12 +37,20 @@ var features = structured.Features{
 	PrioritizedList:         true,
 }
 
+// gated turns a feature on that is off by default, by the name of its gate.
+var gated = map[string]func(*structured.Features){
+	"DRADeviceCompatibilityGroups": func(f *structured.Features) { f.CompatibilityGroups = true },
+	"DRAListTypeAttributes":        func(f *structured.Features) { f.ListTypeAttributes = true },
+	"DRAOptionalNodeOperations":    func(f *structured.Features) { f.OptionalNodeOperations = true },
+}
+
 type question struct {
 	Node      json.RawMessage              `json:"node"`
 	Classes   []*resourceapi.DeviceClass   `json:"classes"`
 	Slices    []*resourceapi.ResourceSlice `json:"slices"`
 	Claims    []*resourceapi.ResourceClaim `json:"claims"`
 	Allocated []*resourceapi.ResourceClaim `json:"allocated"`
+	Gates     []string                     `json:"gates"`
 }
 
 type answer struct {
@@ -127,8 +135,19 @@ func ask(q question) (reply answer) {
 
 	ctx, cancel := context.WithTimeout(context.Background(), *deadline)
 	defer cancel()
-	cache := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
-	allocator, err := structured.NewAllocator(ctx, features, gather(q), byName, q.Slices, cache)
+	enabled := features
+	for _, name := range q.Gates {
+		turnOn, ok := gated[name]
+		if !ok {
+			return failure(fmt.Errorf("unknown feature gate %q", name))
+		}
+		turnOn(&enabled)
+	}
+	cache := cel.NewCache(10, cel.Features{
+		EnableConsumableCapacity: true,
+		EnableListTypeAttributes: enabled.ListTypeAttributes,
+	})
+	allocator, err := structured.NewAllocator(ctx, enabled, gather(q), byName, q.Slices, cache)
 	if err != nil {
 		return failure(err)
 	}

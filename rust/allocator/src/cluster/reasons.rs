@@ -32,6 +32,10 @@ pub enum Cause {
     /// The copies that were placed before have the devices.
     Placed,
     Counter,
+    /// Devices of other compatibility groups use the counter set.
+    CompatibilityGroups,
+    /// The slice has skipNodeOperations, which the node does not support.
+    NodeOperations,
     Taint,
     /// The capacity that is left of devices.
     Capacity,
@@ -72,6 +76,8 @@ struct Tally {
     in_use: usize,
     placed: usize,
     tainted: usize,
+    without_operations: usize,
+    incompatible: usize,
     without_counters: usize,
     without_capacity: usize,
     without_attribute: usize,
@@ -131,7 +137,11 @@ pub(super) fn reason(query: &ResolvedQuery<'_>) -> Result<Reason, Error> {
 /// The constraints without which the claims fit: those that matter one by one, or else all of them.
 pub(super) fn constraint(query: &ResolvedQuery<'_>) -> Result<Option<Reason>, Error> {
     let mut names: Vec<String> = Vec::new();
-    for constraint in query.claims.iter().flat_map(Constraint::of_claim) {
+    for constraint in query
+        .claims
+        .iter()
+        .flat_map(|claim| Constraint::of_claim(claim, query.gates))
+    {
         let name = name_of(&constraint);
         if !names.contains(&name) {
             names.push(name);
@@ -171,7 +181,8 @@ fn fits_without(query: &ResolvedQuery<'_>, names: &[String]) -> Result<bool, Err
     let mut claims = query.claims.to_vec();
     for claim in &mut claims {
         claim.spec.devices.constraints.retain(|spec| {
-            Constraint::new(spec).is_none_or(|constraint| !names.contains(&name_of(&constraint)))
+            Constraint::new(spec, query.gates)
+                .is_none_or(|constraint| !names.contains(&name_of(&constraint)))
         });
     }
     let relaxed = ResolvedQuery {
@@ -257,7 +268,7 @@ fn tally<'a>(
     candidate_set: &mut CandidateSet<'a>,
     in_use: &InUse<'a>,
 ) -> Result<Tally, Error> {
-    let constraints = Constraint::of_request(claim, &task.request);
+    let constraints = Constraint::of_request(claim, &task.request, query.gates);
     let mut tally = Tally::default();
     let mut counters: Vec<Option<Counters<'a>>> =
         candidate_set.pools.iter().map(|_| None).collect();
@@ -277,16 +288,18 @@ fn tally<'a>(
         }
         tally.matching += 1;
         let has_share = candidate.shared() && used.is_some_and(|used| used.shared);
-        let lacks_counters = !has_share && !device.consumes_counters.is_empty() && {
+        let (mut is_incompatible, mut lacks_counters) = (false, false);
+        if !has_share && !device.consumes_counters.is_empty() {
             let pool = &candidate_set.pools[candidate.pool];
             let counters =
                 counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, in_use));
-            let enough = counters.consume(device);
-            if enough {
+            is_incompatible = counters.incompatible(device).is_some();
+            if counters.consume(device) {
                 counters.release(device);
+            } else {
+                lacks_counters = true;
             }
-            !enough
-        };
+        }
         let lacks_attribute = constraints
             .iter()
             .any(|constraint| look_up(device, candidate.id(), constraint.attribute).is_none());
@@ -297,6 +310,10 @@ fn tally<'a>(
             } else {
                 &mut tally.in_use
             }
+        } else if !candidate_set.operations_are_skippable(&candidate) {
+            &mut tally.without_operations
+        } else if is_incompatible {
+            &mut tally.incompatible
         } else if lacks_counters {
             &mut tally.without_counters
         } else if taints::not_tolerated(device, task.request.tolerations).is_some() {
@@ -314,10 +331,20 @@ fn tally<'a>(
 }
 
 impl Tally {
-    fn counts(&self) -> [(usize, &'static str, Cause); 6] {
+    fn counts(&self) -> [(usize, &'static str, Cause); 8] {
         [
             (self.placed, "used by these copies", Cause::Placed),
             (self.in_use, "in use", Cause::InUse),
+            (
+                self.without_operations,
+                "not usable with skipNodeOperations on this node",
+                Cause::NodeOperations,
+            ),
+            (
+                self.incompatible,
+                "of other compatibility groups than devices in use",
+                Cause::CompatibilityGroups,
+            ),
             (
                 self.without_counters,
                 "without enough of a shared counter",

@@ -11,8 +11,9 @@ use super::report::{
 };
 use crate::constraints::{Constraint, look_up};
 use crate::plan::CandidateSet;
+use crate::value_set::ValueSet;
 
-/// Devices by value.
+/// Devices by value. A device whose attribute is a list has several values.
 type Values = BTreeMap<String, Vec<String>>;
 
 pub(super) fn check(
@@ -60,13 +61,23 @@ fn is_bound(report: &ClaimReport, constraint: &Constraint<'_>) -> bool {
     })
 }
 
-fn value_of(
+/// The device's value, or each value of its list if lists are compared.
+fn values_of(
     device: &DeviceReport,
     constraint: &Constraint<'_>,
     candidate_set: &CandidateSet<'_>,
-) -> Option<String> {
-    let candidate = candidate_set.candidates.get(device.candidate?)?;
-    look_up(candidate.device, candidate.id(), constraint.attribute).map(value_text)
+) -> Vec<String> {
+    let candidate = device
+        .candidate
+        .and_then(|index| candidate_set.candidates.get(index));
+    let value = candidate.and_then(|found| look_up(found.device, found.id(), constraint.attribute));
+    match value {
+        Some(value) if candidate_set.gates.list_attributes => {
+            ValueSet::of(value).map_or_else(Vec::new, |set| set.texts())
+        }
+        Some(value) => vec![value_text(value)],
+        None => Vec::new(),
+    }
 }
 
 /// The values of the available devices of the constraint's requests.
@@ -81,7 +92,7 @@ fn values(
             continue;
         }
         for device in request.devices.iter().filter(|device| device.accepted) {
-            if let Some(value) = value_of(device, constraint, candidate_set) {
+            for value in values_of(device, constraint, candidate_set) {
                 let devices = values.entry(value).or_default();
                 let name = shortest_name(device, request);
                 if !devices.contains(&name) {
@@ -132,31 +143,38 @@ fn check_match(
     candidate_set: &CandidateSet<'_>,
 ) -> ConstraintReport {
     let mut evaluated = new_report(report, constraint, values);
-    let mut possible = false;
-    for group in &evaluated.values {
-        let Some(reason) = too_small(report, constraint, candidate_set, &group.value) else {
-            possible = true;
+    let reasons: BTreeMap<&str, String> = evaluated
+        .values
+        .iter()
+        .filter_map(|group| {
+            let reason = too_small(report, constraint, candidate_set, &group.value)?;
+            Some((group.value.as_str(), reason))
+        })
+        .collect();
+    for request in &mut report.requests {
+        if !named(constraint, &request.request) {
             continue;
-        };
-        for request in &mut report.requests {
-            if !named(constraint, &request.request) {
+        }
+        for device in request.devices.iter_mut().filter(|device| device.accepted) {
+            let values = values_of(device, constraint, candidate_set);
+            let message = |value: &String| {
+                let reason = reasons.get(value.as_str())?;
+                Some(format!("with {} = {value}, {reason}", constraint.attribute))
+            };
+            // A device with several values is rejected if none of them is shared by enough devices.
+            let messages: Option<Vec<String>> = values.iter().map(message).collect();
+            let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
                 continue;
-            }
-            for device in request.devices.iter_mut().filter(|device| device.accepted) {
-                if value_of(device, constraint, candidate_set).as_ref() == Some(&group.value) {
-                    device.accepted = false;
-                    device.rejections.push(Rejection::Constraint {
-                        attribute: constraint.attribute.to_owned(),
-                        value: Some(group.value.clone()),
-                        message: format!(
-                            "with {} = {}, {reason}",
-                            constraint.attribute, group.value
-                        ),
-                    });
-                }
-            }
+            };
+            device.accepted = false;
+            device.rejections.push(Rejection::Constraint {
+                attribute: constraint.attribute.to_owned(),
+                value: Some(values.join(", ")),
+                message: messages.join("; "),
+            });
         }
     }
+    let possible = reasons.len() < evaluated.values.len();
     if !possible && is_bound(report, constraint) {
         evaluated.problem = Some(format!(
             "no value of {} is shared by enough available devices",
@@ -181,7 +199,10 @@ fn too_small(
             .devices
             .iter()
             .filter(|device| device.accepted)
-            .filter(|device| value_of(device, constraint, candidate_set).as_deref() == Some(value))
+            .filter(|device| {
+                let values = values_of(device, constraint, candidate_set);
+                values.iter().any(|other| other == value)
+            })
             .count();
         let enough = i64::try_from(with_value).unwrap_or(i64::MAX) >= request.needed;
         // One alternative with enough devices suffices, and so does one to which the constraint does not apply.

@@ -1,12 +1,14 @@
 //! The reasons against one device for one request.
 
-use dra_api::{DeviceAttribute, DeviceSelector};
+use dra_api::{Device, DeviceAttribute, DeviceCounterConsumption, DeviceSelector};
 
 use super::hint;
 use super::report::{Consumer, DeviceReport, Rejection};
 use crate::capacity::{self, Shortfall};
 use crate::constraints::{Constraint, look_up};
 use crate::counters::{Counters, Shortage};
+use crate::gates::OPTIONAL_NODE_OPERATIONS;
+use crate::groups::{Members, label};
 use crate::in_use::{DeviceId, Holder, InUse, Use};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::plan::{CandidateSet, Task};
@@ -29,6 +31,8 @@ pub(super) fn evaluate_device<'a>(
     let matches = rejections.is_empty() && in_all;
     let used = in_use.of(candidate.id());
     rejections.extend(holders(task, used));
+    // "All" includes devices whose node operations cannot be skipped, and then does not fit.
+    rejections.extend(operations(&candidate, candidate_set));
     rejections.extend(taint(task, &candidate));
     rejections.extend(counters(&candidate, candidate_set, in_use, used));
     rejections.extend(capacity(task, &candidate, used));
@@ -173,6 +177,28 @@ fn node(candidate: &Candidate<'_>, candidate_set: &CandidateSet<'_>) -> Option<R
     Some(Rejection::Node { message })
 }
 
+fn operations(candidate: &Candidate<'_>, candidate_set: &CandidateSet<'_>) -> Option<Rejection> {
+    if candidate_set.operations_are_skippable(candidate) {
+        return None;
+    }
+    let operations = candidate.slice.spec.skip_node_operations.clone();
+    let reason = if candidate_set.gates.optional_node_operations {
+        format!(
+            "node {} does not declare {OPTIONAL_NODE_OPERATIONS}",
+            candidate_set.node.metadata.name
+        )
+    } else {
+        format!("the feature gate {OPTIONAL_NODE_OPERATIONS} is off")
+    };
+    Some(Rejection::NodeOperations {
+        message: format!(
+            "its slice has skipNodeOperations ({}), and {reason}",
+            operations.join(", ")
+        ),
+        operations,
+    })
+}
+
 fn holders(task: &Task<'_>, used: Option<&Use>) -> Option<Rejection> {
     let used = used.filter(|used| used.whole && !task.request.admin_access)?;
     let holders: Vec<Holder> = used
@@ -217,11 +243,45 @@ fn counters<'a>(
         return Vec::new();
     }
     let pool = &candidate_set.pools[candidate.pool];
-    Counters::new(pool, in_use)
-        .shortages(candidate.device)
+    let counters = Counters::new(pool, in_use);
+    let incompatible = counters.incompatible(candidate.device);
+    let groups = incompatible
+        .map(|(set, members)| incompatible_groups(candidate.device, set, &members, pool, in_use));
+    let shortages = counters.shortages(candidate.device).into_iter();
+    groups
         .into_iter()
-        .map(|shortage| counter(&shortage, pool, in_use))
+        .chain(shortages.map(|shortage| counter(&shortage, pool, in_use)))
         .collect()
+}
+
+fn incompatible_groups(
+    device: &Device,
+    set: &str,
+    members: &Members<'_>,
+    pool: &Pool<'_>,
+    in_use: &InUse<'_>,
+) -> Rejection {
+    let consumption = device
+        .consumes_counters
+        .iter()
+        .find(|consumption| consumption.counter_set == set);
+    let groups = consumption.map_or_else(Vec::new, |found| found.compatibility_groups.clone());
+    let own = if groups.is_empty() {
+        "no compatibility group".to_owned()
+    } else {
+        format!("compatibility {}", label(groups.iter().map(String::as_str)))
+    };
+    let consumers = consumers(pool, in_use, |entry| entry.counter_set == set);
+    Rejection::CompatibilityGroups {
+        message: format!(
+            "it has {own}, but {} use counter set {set}{}",
+            members.text(),
+            held_by(&consumers)
+        ),
+        set: set.to_owned(),
+        groups,
+        consumers,
+    }
 }
 
 fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejection {
@@ -231,16 +291,14 @@ fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejectio
         needed,
         free,
     } = shortage;
-    let consumers = consumers(shortage, pool, in_use);
-    let mut by = String::new();
-    for consumer in &consumers {
-        by = format!(
-            "{by}, {} is held by claim {}",
-            consumer.device, consumer.claim
-        );
-    }
+    let consumers = consumers(pool, in_use, |entry| {
+        entry.counter_set == *set && entry.counters.contains_key(counter)
+    });
     Rejection::Counter {
-        message: format!("counter {set}/{counter} has {free} left, {needed} are needed{by}"),
+        message: format!(
+            "counter {set}/{counter} has {free} left, {needed} are needed{}",
+            held_by(&consumers)
+        ),
         set: set.clone(),
         counter: counter.clone(),
         needed: needed.to_string(),
@@ -249,14 +307,24 @@ fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejectio
     }
 }
 
-/// The allocated devices that consume the counter.
-fn consumers(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Vec<Consumer> {
+/// The allocated devices with their claims: `, gpu-0 is held by claim ns/a, gpu-1 is held by claim ns/b`.
+fn held_by(consumers: &[Consumer]) -> String {
+    let parts = consumers.iter();
+    parts
+        .map(|consumer| format!(", {} is held by claim {}", consumer.device, consumer.claim))
+        .collect()
+}
+
+/// The allocated devices of the pool with a consumption that is meant.
+fn consumers(
+    pool: &Pool<'_>,
+    in_use: &InUse<'_>,
+    is_meant: impl Fn(&DeviceCounterConsumption) -> bool,
+) -> Vec<Consumer> {
     let mut consumers = Vec::new();
     for slice in pool.slices.iter().chain(&pool.other_node_slices) {
         for device in &slice.spec.devices {
-            let consumes = device.consumes_counters.iter().any(|entry| {
-                entry.counter_set == shortage.set && entry.counters.contains_key(&shortage.counter)
-            });
+            let consumes = device.consumes_counters.iter().any(&is_meant);
             let used = in_use.of(DeviceId {
                 driver: pool.driver,
                 pool: pool.name,

@@ -129,6 +129,11 @@ pub enum Rejection {
         holders: Vec<Holder>,
         message: String,
     },
+    /// The slice skips operations of the node, and the device cannot be allocated without them.
+    NodeOperations {
+        operations: Vec<String>,
+        message: String,
+    },
     Taint {
         key: String,
         value: String,
@@ -144,6 +149,14 @@ pub enum Rejection {
         consumers: Vec<Consumer>,
         message: String,
     },
+    CompatibilityGroups {
+        set: String,
+        /// The device's groups.
+        groups: Vec<String>,
+        /// The devices that consume counters of the set, with their claims.
+        consumers: Vec<Consumer>,
+        message: String,
+    },
     Capacity {
         name: String,
         /// `missing`, `policy` or `exceeded`.
@@ -154,7 +167,7 @@ pub enum Rejection {
     },
     Constraint {
         attribute: String,
-        /// The device's value; null if it has none.
+        /// The device's value, or those of its list; null if it has none.
         value: Option<String>,
         message: String,
     },
@@ -182,6 +195,6 @@ pub struct ConstraintReport {
 #[derive(Debug, Default, Serialize)]
 pub struct ValueReport {
     pub value: String,
-    /// The available devices with this value.
+    /// The available devices with this value, alone or in a list.
     pub devices: Vec<String>,
 }

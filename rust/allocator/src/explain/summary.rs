@@ -196,6 +196,12 @@ fn short_reason(rejection: &Rejection) -> String {
         Rejection::Counter { set, counter, .. } => {
             format!("{{is}} short of counter {set}/{counter}")
         }
+        Rejection::CompatibilityGroups { set, .. } => {
+            format!("{{is}} not compatible with the devices that use counter set {set}")
+        }
+        Rejection::NodeOperations { .. } => {
+            "{is} not usable with skipNodeOperations on this node".to_owned()
+        }
         Rejection::Capacity { name, problem, .. } => match problem.as_str() {
             "missing" => format!("{{is}} without capacity {name}"),
             "policy" => format!("{{is}} not offering the requested amount of capacity {name}"),

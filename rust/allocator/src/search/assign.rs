@@ -79,7 +79,9 @@ impl<'s, 'a> Search<'s, 'a> {
     ) -> Result<Option<Undo>, Error> {
         let candidate = self.candidate_set.candidates[index];
         let shared = candidate.shared();
-        if self.is_busy(position, task, index) {
+        if self.is_busy(position, task, index)
+            || !self.candidate_set.operations_are_skippable(&candidate)
+        {
             return Ok(None);
         }
         let mut undo = Undo {

@@ -1,0 +1,43 @@
+"""The feature gates of kube-scheduler that the slices of a cluster show to be on, of those that are off by default.
+
+An API server drops a field while its gate is off, so a slice has the field only if the gate was on when it was written
+(k8s.io/kubernetes v1.37.1, pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). The gates of
+kube-scheduler cannot be queried: it is assumed to have the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from dra_agent.api_object import Object
+
+_LIST_TYPES = frozenset({"ints", "bools", "strings", "versions"})
+
+
+def gates_in_use(slices: Iterable[Object]) -> tuple[str, ...]:
+    """Return the gates of which the slices use fields, as `allocate` takes them."""
+    found: set[str] = set()
+    for entry in slices:
+        # A value of a wrong type is reported, with its field, when the allocator reads the slice.
+        with suppress(AttributeError, TypeError):
+            found.update(_used(entry))
+    return tuple(sorted(found))
+
+
+def notes_of(gates: Iterable[str]) -> list[str]:
+    """Return the assumption on each gate, for users."""
+    return [
+        f"slices use fields of the feature gate {gate}, which kube-scheduler is assumed to have on" for gate in gates
+    ]
+
+
+def _used(entry: Object) -> Iterator[str]:
+    spec = entry.get("spec") or {}
+    if spec.get("skipNodeOperations"):
+        yield "DRAOptionalNodeOperations"
+    for device in spec.get("devices") or ():
+        if any(not _LIST_TYPES.isdisjoint(value or ()) for value in (device.get("attributes") or {}).values()):
+            yield "DRAListTypeAttributes"
+        if any(one.get("compatibilityGroups") for one in device.get("consumesCounters") or ()):
+            yield "DRADeviceCompatibilityGroups"

@@ -1,0 +1,70 @@
+//! Feature gates of kube-scheduler that are off by default in v1.37 and change an allocation.
+//!
+//! Any of them selects the experimental variant of the Go allocator (k8s.io/dynamic-resource-allocation v0.37.1,
+//! structured/allocator.go, NewAllocator). Its rules for devices without these fields are those of the default variant.
+
+use serde::{Deserialize, Deserializer};
+
+const COMPATIBILITY_GROUPS: &str = "DRADeviceCompatibilityGroups";
+const LIST_ATTRIBUTES: &str = "DRAListTypeAttributes";
+/// Nodes whose kubelet supports it declare it by the same name.
+pub(crate) const OPTIONAL_NODE_OPERATIONS: &str = "DRAOptionalNodeOperations";
+
+/// The gates that are on, of those that are off by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gates {
+    pub(crate) compatibility_groups: bool,
+    pub(crate) list_attributes: bool,
+    pub(crate) optional_node_operations: bool,
+}
+
+impl Gates {
+    /// The gates with these names.
+    ///
+    /// # Errors
+    ///
+    /// A name is not one of the supported gates.
+    pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let mut gates = Self::default();
+        for name in names {
+            match name {
+                COMPATIBILITY_GROUPS => gates.compatibility_groups = true,
+                LIST_ATTRIBUTES => gates.list_attributes = true,
+                OPTIONAL_NODE_OPERATIONS => gates.optional_node_operations = true,
+                other => {
+                    return Err(format!(
+                        "feature gate {other:?} is not supported; supported are {COMPATIBILITY_GROUPS}, {LIST_ATTRIBUTES} and {OPTIONAL_NODE_OPERATIONS}"
+                    ));
+                }
+            }
+        }
+        Ok(gates)
+    }
+
+    /// Whether kube-scheduler uses the experimental variant.
+    pub(crate) fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+impl<'de> Deserialize<'de> for Gates {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        Self::named(names.iter().map(String::as_str)).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Gates;
+
+    #[test]
+    fn gates_are_read_by_name() {
+        let none = Gates::named([]);
+        assert_eq!(none, Ok(Gates::default()));
+        let lists = Gates::named(["DRAListTypeAttributes"]);
+        assert!(lists.is_ok_and(|gates| gates.list_attributes && gates.any()));
+        let unknown = Gates::named(["DRADerivedAttributes"]);
+        assert!(unknown.is_err_and(|message| message.contains("DRADerivedAttributes")));
+    }
+}

@@ -1,0 +1,233 @@
+"""Feature gates that are off by default: the agent's allocator, kube-scheduler's, and explanations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator import oracle, through_cluster
+from allocator.cases import NODE, allocated_claim, claim, device, make_request
+from allocator.gated import gated_scenario
+from allocator.gated_cases import (
+    GATED_CASES,
+    LISTS,
+    OPERATIONS,
+    card,
+    declaring,
+    grouped,
+    on_rails,
+    rails,
+    reserved,
+)
+from dra_agent.allocator import allocate
+from dra_agent.cluster import Cluster
+from dra_agent.errors import PermanentError
+from dra_agent.explain import explain
+
+Json = dict[str, Any]
+BATCH = 250
+
+
+def recorded() -> list[Json]:
+    return [json.loads(line) for line in (Path(__file__).parent / "gated.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("first", range(3_000_000, 3_001_000, BATCH))
+def test_random_queries_with_gates_match_the_scheduler(first: int, go_allocator: Path) -> None:
+    seeds = range(first, first + BATCH)
+    queries = [gated_scenario(seed) for seed in seeds]
+    for seed, query, expected in zip(seeds, queries, oracle.run(go_allocator, queries), strict=True):
+        if oracle.timed_out(expected):
+            continue
+        result = allocate(**query)
+        assert oracle.comparable(dict(result)) == oracle.comparable(expected), (
+            f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
+        )
+        if through_cluster.has_names(query):
+            kept = through_cluster.allocate(query)
+            assert oracle.comparable(kept) == oracle.comparable(expected), f"seed {seed}: {kept['error']}"
+
+
+def test_recorded_results_still_match_the_scheduler(go_allocator: Path) -> None:
+    lines = recorded()
+    for line, result in zip(lines, oracle.run(go_allocator, [line["question"] for line in lines]), strict=True):
+        assert oracle.comparable(result) == line["answer"], line["name"]
+
+
+def test_results_match_the_recorded_ones() -> None:
+    lines = recorded()
+    assert [line["name"] for line in lines[: len(GATED_CASES)]] == list(GATED_CASES)
+    assert sum(line["name"].startswith("a gate decides") for line in lines) >= 60
+    for line in lines:
+        assert oracle.comparable(dict(allocate(**line["question"]))) == line["answer"], line["name"]
+        if through_cluster.has_names(line["question"]):
+            assert oracle.comparable(through_cluster.allocate(line["question"])) == line["answer"], line["name"]
+
+
+def devices_of(answer: Any) -> list[str]:
+    assert answer["error"] is None
+    return [entry["device"] for result in answer["results"] for entry in result["devices"]["results"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "with_gate", "without"),
+    [
+        ("a list leads back to the values before", ["a", "c", "d"], []),
+        ("a single value is compared as a list of one", ["a", "b"], []),
+        ("distinct lists have no value in common", ["a", "c"], []),
+        ("groups lead back to an earlier request", ["b", "c", "d"], []),
+        ("devices of other nodes count for groups", ["b"], []),
+        ("skipped operations are copied", ["a"], ["a"]),
+        ("skipped operations need a node that declares them", ["b"], ["a"]),
+    ],
+)
+def test_a_rule_holds_only_while_its_gate_is_on(name: str, with_gate: list[str], without: list[str]) -> None:
+    query = GATED_CASES[name]()
+    assert devices_of(allocate(**query)) == with_gate
+    assert devices_of(allocate(**{**query, "gates": []})) == without
+
+
+def test_an_explanation_never_contradicts_the_allocation() -> None:
+    for line in recorded():
+        explanation = explain(**line["question"])
+        assert explanation["fits"] == line["answer"]["allocated"], line["name"]
+        assert (explanation["error"] is not None) == line["answer"]["error"], line["name"]
+        for report in (one for entry in explanation["claims"] for one in entry["requests"]):
+            contradicted = [one["device"] for one in report["devices"] if one["allocated"] and one["rejections"]]
+            assert contradicted == [], line["name"]
+
+
+# Compatibility groups.
+
+
+def rejections_of(explanation: Json, name: str) -> list[Json]:
+    reports = {report["device"]: report for report in explanation["claims"][0]["requests"][0]["devices"]}
+    found: list[Json] = reports[name]["rejections"]
+    return found
+
+
+def test_explanations_name_groups_that_do_not_fit() -> None:
+    explanation = explain(**card(grouped("held", "mig"), grouped("a", "vgpu", "mps"), grouped("b"), held=("held",)))
+    (of_groups,) = rejections_of(explanation, "a")
+    assert of_groups == {
+        "kind": "compatibility_groups",
+        "set": "card",
+        "groups": ["vgpu", "mps"],
+        "consumers": [{"device": "held", "claim": "default/h-held"}],
+        "message": "it has compatibility groups vgpu, mps, but devices with group mig use counter set card, "
+        "held is held by claim default/h-held",
+    }
+    (without,) = rejections_of(explanation, "b")
+    assert without["message"].startswith("it has no compatibility group, but devices with group mig use")
+    assert explanation["claims"][0]["summary"] == (
+        "request main: 3 of 3 devices match; 2 are not compatible with the devices that use counter set card, "
+        "1 is held by claim default/h-held"
+    )
+
+
+def test_a_cluster_names_groups_as_the_cause() -> None:
+    query = card(grouped("held", "mig"), grouped("a", "vgpu"), held=("held",))
+    found = through_cluster.cluster_of(query).capacity(query["claims"])
+    (entry,) = found.nodes
+    assert (entry.copies, entry.causes) == (0, ["in_use", "compatibility_groups"])
+    assert "1 of other compatibility groups than devices in use" in entry.reason
+
+
+def test_copies_are_counted_with_their_groups() -> None:
+    query = card(grouped("a", "mig"), grouped("b", "vgpu"), grouped("c", "mig", "vgpu"), grouped("d", "mig"))
+    found = through_cluster.cluster_of(query).capacity(query["claims"])
+    assert found.total == 3, "b is not compatible with the others"
+
+
+# Lists.
+
+
+def test_explanations_show_the_values_of_lists() -> None:
+    explanation = explain(**on_rails(rails("a", "1", "2"), rails("b", "2"), rails("c", "3")))
+    assert explanation["fits"]
+    (constraint,) = explanation["claims"][0]["constraints"]
+    assert constraint["problem"] is None
+    assert constraint["values"] == [
+        {"value": "1", "devices": ["a"]},
+        {"value": "2", "devices": ["a", "b"]},
+        {"value": "3", "devices": ["c"]},
+    ]
+    (rejection,) = rejections_of(explanation, "c")
+    assert rejection["value"] == "3"
+    assert "1 device is available for request main, 2 are needed" in rejection["message"]
+
+
+def test_explanations_name_lists_without_a_common_value() -> None:
+    explanation = explain(**on_rails(rails("a", "1", "2"), rails("b", "3")))
+    assert (
+        "no value of gpu.example.com/rails is shared by enough available devices" in explanation["claims"][0]["summary"]
+    )
+    (rejection,) = rejections_of(explanation, "a")
+    assert rejection["value"] == "1, 2"
+    few = "1 device is available for request main, 2 are needed"
+    assert rejection["message"] == f"with gpu.example.com/rails = 1, {few}; with gpu.example.com/rails = 2, {few}"
+
+
+def test_explanations_name_lists_with_too_few_values() -> None:
+    explanation = explain(**on_rails(rails("a", "1"), rails("b", "1"), kind="distinctAttribute"))
+    assert "the available devices have only 1 different values" in explanation["claims"][0]["summary"]
+
+
+def test_lists_that_have_a_common_value_only_in_pairs_are_not_called_a_lack_of_devices() -> None:
+    explanation = explain(**on_rails(rails("a", "1", "2"), rails("b", "2", "3"), rails("c", "3", "1"), count=3))
+    assert not explanation["fits"]
+    assert "no value of" in explanation["claims"][0]["summary"], "each value is of two devices only"
+
+
+# Skipped operations.
+
+
+def test_explanations_name_operations_that_the_node_cannot_skip() -> None:
+    query = GATED_CASES["skipped operations need a node that declares them"]()
+    (rejection,) = rejections_of(explain(**query), "a")
+    assert rejection == {
+        "kind": "node_operations",
+        "operations": ["*"],
+        "message": f"its slice has skipNodeOperations (*), and node {NODE} does not declare {OPERATIONS}",
+    }
+    (other_gate,) = rejections_of(explain(**{**query, "gates": [LISTS], "node": declaring()}), "a")
+    assert other_gate["message"].endswith(f"and the feature gate {OPERATIONS} is off")
+    assert rejections_of(explain(**{**query, "gates": []}), "a") == []
+
+
+def test_all_devices_are_explained_with_those_whose_operations_cannot_be_skipped() -> None:
+    explanation = explain(**GATED_CASES["all devices do not fit if operations of one cannot be skipped"]())
+    assert explanation["claims"][0]["requests"][0]["needed"] == 2
+    assert "1 is not usable with skipNodeOperations on this node" in explanation["claims"][0]["summary"]
+
+
+def test_a_cluster_names_operations_as_the_cause() -> None:
+    node = {"metadata": {"name": NODE}}
+    cluster = Cluster([reserved(device("a"))], [{"metadata": {"name": "any"}}], nodes=[node], gates=[OPERATIONS])
+    sweep = cluster.fits([claim(make_request())])
+    assert "1 not usable with skipNodeOperations on this node" in sweep.reasons[NODE]
+    assert cluster.capacity([claim(make_request())]).nodes[0].causes == ["node_operations"]
+    cluster.update_node(declaring())
+    assert cluster.fits([claim(make_request())]).fits == [NODE]
+
+
+# Gates.
+
+
+def test_an_unknown_gate_is_refused() -> None:
+    error = allocate(**{**on_rails(rails("a", "1")), "gates": ["DRADerivedAttributes"]})["error"]
+    assert error is not None and "DRADerivedAttributes" in error
+    with pytest.raises(PermanentError, match="DRADerivedAttributes"):
+        Cluster(gates=["DRADerivedAttributes"])
+
+
+def test_a_held_claim_keeps_its_groups_until_it_is_released() -> None:
+    query = card(grouped("a", "mig"), grouped("b", "vgpu"))
+    cluster = through_cluster.cluster_of(query)
+    cluster.hold([allocated_claim("h", {"device": "a"})])
+    assert devices_of(cluster.allocate(NODE, query["claims"])) == []
+    cluster.release([allocated_claim("h", {"device": "a"})])
+    assert devices_of(cluster.allocate(NODE, query["claims"])) == ["a"]

@@ -1,0 +1,127 @@
+"""Feature gates that the slices of a cluster show to be on, in `explain` and `capacity`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.cases import DRIVER, claim, device, make_request, slice_of
+from allocator.gated_cases import counters, grouped, rails, reserved
+from dra_agent.cli.main import main
+from dra_agent.explain.gates import gates_in_use
+
+Json = dict[str, Any]
+API = "resource.k8s.io/v1"
+CLASS: Json = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+NODE: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}}
+LISTS_NOTE = "slices use fields of the feature gate DRAListTypeAttributes, which kube-scheduler is assumed to have on"
+
+
+@pytest.mark.parametrize(
+    ("devices", "gates"),
+    [
+        ([rails("a", "1")], ("DRAListTypeAttributes",)),
+        ([grouped("a", "mig"), grouped("b")], ("DRADeviceCompatibilityGroups",)),
+        ([rails("a", "1"), grouped("b", "mig")], ("DRADeviceCompatibilityGroups", "DRAListTypeAttributes")),
+        ([grouped("a"), {"name": "b", "attributes": {"rails": {"string": "1"}}}], ()),
+        ([], ()),
+    ],
+)
+def test_fields_show_the_gate(devices: list[Json], gates: tuple[str, ...]) -> None:
+    assert gates_in_use([slice_of(*devices)]) == gates
+    assert gates_in_use([slice_of(), reserved(*devices)]) == tuple(sorted([*gates, "DRAOptionalNodeOperations"]))
+
+
+@pytest.mark.parametrize("wrong", [7, [7], {"x": [7]}, None])
+def test_values_of_wrong_types_show_no_gate(wrong: Any) -> None:
+    parts = ({"spec": wrong}, {"spec": {"devices": wrong}}, {"spec": {"devices": [wrong]}})
+    fields = ({"attributes": wrong}, {"attributes": {"a": wrong}}, {"consumesCounters": wrong})
+    assert gates_in_use([*parts, *({"spec": {"devices": [field]}} for field in fields)]) == ()
+    assert gates_in_use([{"spec": wrong}, slice_of(rails("a", "1"))]) == ("DRAListTypeAttributes",)
+
+
+def template(name: str, count: int, **devices: Any) -> Json:
+    return {
+        "apiVersion": API,
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": claim(make_request(count=count), **devices)["spec"]},
+    }
+
+
+def pod_spec(template: str) -> Json:
+    return {
+        "containers": [{"name": "c"}],
+        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": template}],
+    }
+
+
+Run = Callable[..., Json]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command on a cluster with these slices and objects; return its JSON."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(objects: list[Json], *arguments: str) -> Json:
+        pair = template("pair", 2, constraints=[{"matchAttribute": f"{DRIVER}/rails"}])
+        items = [CLASS, NODE, template("one", 1), pair, *objects]
+        Path("cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        main([*arguments, "--from", "cluster.json", "-o", "json"])
+        result: Json = json.loads(capsys.readouterr().out)
+        return result
+
+    return command
+
+
+def published(*slices: Json) -> list[Json]:
+    return [{"apiVersion": API, "kind": "ResourceSlice", **entry} for entry in slices]
+
+
+RAILS = published(slice_of(rails("a", "1", "2"), rails("b", "2"), rails("c", "3")))
+POD: Json = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "namespace": "default"}}
+
+
+def test_capacity_compares_lists_and_notes_the_gate(run: Run) -> None:
+    found = run([*RAILS, {**POD, "spec": pod_spec("pair")}], "capacity", "pod/train")
+    assert found["total"] == 1
+    assert LISTS_NOTE in found["notes"]
+
+
+def test_capacity_reads_the_features_that_a_node_declares(run: Run) -> None:
+    other: Json = {**NODE, "metadata": {"name": "n2"}, "status": {"declaredFeatures": ["DRAOptionalNodeOperations"]}}
+    slices = published(*(reserved(device("a"), name=name, pool=name, nodeName=name) for name in ("n1", "n2")))
+    found = run([*slices, other, {**POD, "spec": pod_spec("one")}], "capacity", "pod/train")
+    assert {row["node"]: row["copies"] for row in found["nodes"]} == {"n1": 0, "n2": 1}
+    assert [note for note in found["notes"] if "DRAOptionalNodeOperations" in note]
+
+
+def test_a_gang_is_placed_with_lists_and_notes_the_gate(run: Run) -> None:
+    body = {"parallelism": 2, "template": {"spec": pod_spec("pair")}}
+    job: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": body}
+    # The result must not depend on the speed of the machine.
+    found = run([*RAILS, job], "explain", "job/train", "--timeout", "600")
+    assert (found["fits"], found["placed"]) == (False, 1)
+    assert LISTS_NOTE in found["notes"]
+
+
+def test_an_explanation_of_files_notes_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own: Json = {"apiVersion": API, "kind": "ResourceClaim", **claim(make_request())}
+    for name, objects in (("claim", [own]), ("classes", [CLASS]), ("slices", RAILS)):
+        Path(f"{name}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    assert main(["explain", "-f", "claim.json", "--slices", "slices.json", "--classes", "classes.json"]) == 0
+    assert capsys.readouterr().err == f"note: {LISTS_NOTE}\n"
+
+
+def test_without_such_fields_no_gate_is_noted(run: Run) -> None:
+    slices = published(slice_of(grouped("a"), grouped("b"), count=2), counters("card", count=2))
+    found = run([*slices, {**POD, "spec": pod_spec("pair")}], "capacity", "pod/train")
+    assert not [note for note in found["notes"] if "feature gate" in note]
