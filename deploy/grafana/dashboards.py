@@ -227,6 +227,22 @@ CLAIMS = Dashboard(
             unit="percentunit",
         ),
         Panel(
+            "GPU activity",
+            "Of claims on NVIDIA GPUs since Hopper, and on MIG devices. Requires telemetry with labels of claims.",
+            tuple(
+                Query(
+                    f"max by (claim, device, instance) (dra_agent_claim_{name}{NODE})",
+                    f"{{{{claim}}}} {{{{device}}}} {text}",
+                )
+                for name, text in (
+                    ("sm_activity_ratio", "multiprocessors"),
+                    ("tensor_activity_ratio", "tensor operations"),
+                    ("memory_bandwidth_ratio", "memory bandwidth"),
+                )
+            ),
+            unit="percentunit",
+        ),
+        Panel(
             "GPU memory in use",
             "Of claims that hold a device alone. Requires telemetry with labels of claims.",
             (

@@ -203,6 +203,20 @@ def test_hostile_text_is_refused_or_escaped(fake_api: FakeApi, top: Top) -> None
     assert "a\\x1b[2J" in text and "not the metrics of an agent" in text
 
 
+def test_activity_is_in_the_wide_tables(fake_api: FakeApi, top: Top) -> None:
+    ratios = {"sm_activity_ratio": 0.71, "tensor_activity_ratio": 0.52, "memory_bandwidth_ratio": 0.33}
+    labels = 'device="gpu-a",family="gpu",pool="n/gpu",product="P"'
+    series = "".join(f"dra_agent_device_{name}{{{labels}}} {ratio}\n" for name, ratio in ratios.items())
+    add_agent(fake_api, "node-1", "# TYPE dra_agent_telemetry_failing_devices gauge\n" + series)
+    code, text, _ = top("-o", "wide", "--show", "devices")
+    assert code == 0
+    lines = [line for line in text.splitlines() if "gpu-a" in line or "TENSOR" in line]
+    header, row = (re.split(r" {2,}", line.strip()) for line in lines)
+    shown = dict(zip(header, row, strict=True))
+    assert [shown[name] for name in ("SM", "TENSOR", "MEM BW")] == ["71%", "52%", "33%"]
+    assert "TENSOR" not in top("--show", "devices")[1]
+
+
 def test_an_endpoint_that_hangs_costs_its_own_values(
     cluster: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch, end: threading.Event
 ) -> None:

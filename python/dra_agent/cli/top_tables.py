@@ -79,7 +79,7 @@ def print_tables(shown: Shown, *, sort: str, show: str, output: str, screen_rows
                 [*node_column, *_DEVICE_COLUMNS],
                 [[*([one.node] if node_column else []), *_device_cells(one)] for one in devices],
                 ("claim", "temp", "power", "memory", "util"),
-                ("product", "mem util", "clock", "throttled"),
+                ("product", "mem util", *_ACTIVITY_COLUMNS, "clock", "throttled"),
                 (),
             )
         )
@@ -89,7 +89,7 @@ def print_tables(shown: Shown, *, sort: str, show: str, output: str, screen_rows
                 [*node_column, *_CLAIM_COLUMNS],
                 [[*([one.node] if node_column else []), *_claim_cells(one)] for one in claims],
                 ("temp", "power", "memory", "idle", "util"),
-                ("energy",),
+                (*_ACTIVITY_COLUMNS, "energy"),
                 (),
             )
         )
@@ -125,8 +125,12 @@ def share_rows(counts: Sequence[int], rows: int) -> list[int]:
 
 
 _NODE_COLUMNS = ["node", "devices", "held", "util", "memory", "power", "temp", "why"]
-_DEVICE_COLUMNS = ["device", "util", "memory", "power", "temp", "claim", "product", "mem util", "clock", "throttled"]
-_CLAIM_COLUMNS = ["claim", "device", "util", "memory", "power", "temp", "idle", "energy"]
+_ACTIVITY_COLUMNS = ["sm", "tensor", "mem bw"]
+_DEVICE_COLUMNS = [
+    *("device", "util", "memory", "power", "temp", "claim", "product", "mem util"),
+    *(*_ACTIVITY_COLUMNS, "clock", "throttled"),
+]
+_CLAIM_COLUMNS = ["claim", "device", "util", "memory", "power", "temp", "idle", *_ACTIVITY_COLUMNS, "energy"]
 
 
 def _node_cells(one: NodeValues) -> list[object]:
@@ -154,6 +158,7 @@ def _device_cells(one: DeviceValues) -> list[object]:
         ", ".join(one.claims),
         one.product,
         _percent(values.memory_utilization_ratio),
+        *_activity(values),
         _rounded(None if values.sm_clock_hertz is None else values.sm_clock_hertz / 1e6, "MHz"),
         ", ".join(values.throttle_reasons or ()),
     ]
@@ -171,8 +176,14 @@ def _claim_cells(one: ClaimValues) -> list[object]:
         _rounded(values.power_watts, "W"),
         _rounded(values.temperature_celsius, "C"),
         None if one.idle_seconds is None else duration(int(one.idle_seconds)),
+        *_activity(values),
         None if values.energy_joules is None else f"{values.energy_joules / 1000:.1f}kJ",
     ]
+
+
+def _activity(values: DeviceSample) -> list[object]:
+    ratios = (values.sm_activity_ratio, values.tensor_activity_ratio, values.memory_bandwidth_ratio)
+    return [_percent(ratio) for ratio in ratios]
 
 
 def _percent(ratio: float | None) -> str | None:

@@ -202,6 +202,8 @@ _OWN = (
     *(read_nvlinks, read_nvlink_peers),
 )
 CALLS = {call.__name__: call for call in _OWN}
+_LOADED_ON_USE = {"read_gpm": "dra_agent.nvml.gpm", "release_gpm": "dra_agent.nvml.gpm"}
+"""Calls in modules that not every agent needs."""
 
 
 def _pynvml() -> ModuleType:
@@ -292,6 +294,8 @@ class WorkerServer:
         return {**answer, "filled": filled} if filled else answer
 
     def _function(self, name: str) -> Any:
+        if (module := _LOADED_ON_USE.get(name)) is not None:
+            return partial(getattr(importlib.import_module(module), name), self._module)
         own = CALLS.get(name)
         return getattr(self._module, name) if own is None else partial(own, self._module)
 

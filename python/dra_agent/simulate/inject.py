@@ -187,7 +187,7 @@ def nvlinks(root: Path, device: str, down: Collection[int], machine: Machine | N
     return _set_condition(root, device, machine, nvlinks_down=tuple(sorted(down)))
 
 
-def load(root: Path, device: str, machine: Machine | None = None, **values: int | tuple[int, int]) -> str:
+def load(root: Path, device: str, machine: Machine | None = None, **values: object) -> str:
     """Set values that telemetry reads of a GPU, by the names of `nvml.Condition`; return the GPU's UUID."""
     return _set_condition(root, device, machine, **values)
 

@@ -186,6 +186,8 @@ class Condition(msgspec.Struct, frozen=True):
     """None: completed, if the GPU has a fabric."""
     nvlinks_down: tuple[int, ...] = ()
     """Numbers of links that are not active."""
+    gpm: dict[int, tuple[int, float | None]] = {}
+    """Return codes and values of metrics of GPM by their number, in place of those that are played; None: NaN."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -210,10 +212,15 @@ class LoadStep(msgspec.Struct, frozen=True):
     utilization: tuple[int, int] = (0, 0)
     memory_bytes: int = 0
     power_milliwatts: int = 0
+    activity: tuple[int, int, int] | None = None
+    """Multiprocessors, tensor operations and bandwidth of memory in percent, which GPM reports.
+
+    None: multiprocessors and memory as the utilization, without tensor operations.
+    """
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A schedule that a GPU (by its UUID) plays, or a MIG instance of it, of which it plays the memory only.
+    """A schedule that a GPU (by its UUID) plays, or a MIG instance of it: then memory, utilization and activity only.
 
     The values of a step hold until the next one; those of the last one stay. Energy is the integral of the power.
     """

@@ -6,11 +6,15 @@ A value belongs to a claim only if no other claim can cause a part of it: never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
 
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.telemetry.model import AVERAGES, PARTITION_AVERAGES, DeviceSample
 
 Holders = dict[str, ClaimRef]
 """The exclusive claim by name of a device."""
@@ -41,3 +45,35 @@ def exclusive_holders(entries: Iterable[LedgerEntry], inventory: Inventory) -> H
 def same_before_and_after(before: Holders, after: Holders) -> Holders:
     """Return the holders that held a device during a whole sample."""
     return {name: claim for name, claim in after.items() if before.get(name) == claim}
+
+
+class AverageOwners:
+    """Withholds averages since the reading before from claims that have held their device for a shorter time."""
+
+    def __init__(self) -> None:
+        self._holders: Holders = {}
+        """Of devices that were read in the sample before."""
+
+    def withhold(
+        self,
+        holders: Holders,
+        samples: Mapping[str, DeviceSample],
+        inventory: Inventory,
+        shares: Mapping[tuple[ClaimRef, str], DeviceSample],
+    ) -> dict[tuple[ClaimRef, str], DeviceSample]:
+        """Return `shares` with the values of such claims, which are those of their device without averages.
+
+        To be called once for each sample: an average of a device that the sample before has not read may have begun
+        with another claim.
+        """
+        partitions = {device.name for device in inventory.devices if "parent" in device.identity}
+        found = dict(shares)
+        for name, claim in holders.items():
+            sample = found.get((claim, name), samples.get(name))
+            if sample is None or self._holders.get(name) == claim:
+                continue
+            absent: dict[str, Any] = dict.fromkeys(PARTITION_AVERAGES if name in partitions else AVERAGES)
+            if (own := msgspec.structs.replace(sample, **absent)) != sample:
+                found[claim, name] = own
+        self._holders = {name: claim for name, claim in holders.items() if name in samples}
+        return found

@@ -16,6 +16,12 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Part of the driver's last sampling period in which the GPU computed: 0 to 1."""
     memory_utilization_ratio: float | None = None
     """Part of that period in which device memory was read or written: 0 to 1."""
+    sm_activity_ratio: float | None = None
+    """Part of the multiprocessors that worked, like the next two an average since the reading before: 0 to 1."""
+    tensor_activity_ratio: float | None = None
+    """Part of the time in which multiprocessors did tensor operations: 0 to 1."""
+    memory_bandwidth_ratio: float | None = None
+    """Part of the bandwidth of device memory that was used: 0 to 1."""
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = None
     power_watts: float | None = None
@@ -62,7 +68,20 @@ COUNTERS = (
 )
 """Fields that only grow while the driver stays loaded."""
 GAUGES = tuple(name for name in DeviceSample.__struct_fields__ if name not in COUNTERS and name != "throttle_reasons")
+AVERAGES = ("sm_activity_ratio", "tensor_activity_ratio", "memory_bandwidth_ratio")
+"""Gauges of the time since the reading before; others are of now, or of a short period that the driver chose."""
+PARTITION_AVERAGES = ("gpu_utilization_ratio", *AVERAGES)
+"""The same of a partition of a GPU."""
 THROTTLE_REASONS = ("power_cap", "thermal", "power_brake", "hardware_slowdown", "sync_boost")
+
+
+class IncompleteError(Exception):
+    """A part of the values cannot be read; the text has the reason."""
+
+    def __init__(self, sample: DeviceSample, reason: str) -> None:
+        super().__init__(reason)
+        self.sample = sample
+        """The other values."""
 
 
 class TelemetrySource(Protocol):
@@ -82,6 +101,7 @@ class TelemetrySource(Protocol):
 
         Raises:
             AgentError, OSError: The values cannot be read.
+            IncompleteError: Only some can be read.
         """
         ...
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.telemetry.model import COUNTERS, GAUGES, DeviceSample
+from dra_agent.telemetry.model import AVERAGES, COUNTERS, GAUGES, DeviceSample
 
 MAX_POWER_WATTS = 20_000.0
 """More than any accelerator draws; a value above it is in another unit."""
@@ -19,6 +19,7 @@ interval of energy; PETSc's manual page PetscLogGpuEnergyMeter states 20 to 100 
 _RANGES = {
     "gpu_utilization_ratio": (0.0, 1.0),
     "memory_utilization_ratio": (0.0, 1.0),
+    **dict.fromkeys(AVERAGES, (0.0, 1.0)),
     "memory_used_bytes": (0, 1 << 50),
     "memory_limit_bytes": (1, 1 << 50),
     "power_watts": (0.0, MAX_POWER_WATTS),

@@ -21,8 +21,8 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFailure
-from dra_agent.telemetry.claims import Holders, exclusive_holders, same_before_and_after
-from dra_agent.telemetry.model import DeviceSample, TelemetrySource
+from dra_agent.telemetry.claims import AverageOwners, Holders, exclusive_holders, same_before_and_after
+from dra_agent.telemetry.model import DeviceSample, IncompleteError, TelemetrySource
 from dra_agent.telemetry.plausibility import drop_impossible
 from dra_agent.telemetry.process_reader import ProcessReader
 from dra_agent.telemetry.shares import ShareReader, ShareSamples
@@ -83,6 +83,7 @@ class Sampler:
         self._boot_id = boot_id
         self._accounting: Accounting | None = None
         """None while another agent samples, which writes the file."""
+        self._averages = AverageOwners()
         self._interval_s = interval_s
         self._inventory = inventory
         self._entries = entries
@@ -142,6 +143,7 @@ class Sampler:
             # A claim that began or ended meanwhile may have a part of what was counted.
             shares = {}
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
+        shares = self._averages.withhold(holders, samples, inventory, shares)
         now = self._now()
         period_s = max(self._interval_s, now - began_at)
         for name, claim in holders.items():
@@ -172,7 +174,7 @@ class Sampler:
                 if self._is_newest():
                     self.sample()
                 else:
-                    self._accounting, self._snapshot = None, TelemetrySnapshot()
+                    self._accounting, self._snapshot, self._averages = None, TelemetrySnapshot(), AverageOwners()
             except Exception:  # telemetry must continue after any error of one sample
                 if not self._stopping.is_set():
                     log.exception("telemetry: a sample failed")
@@ -283,8 +285,11 @@ class _Reader:
 
 
 def _read(device: Device, source: TelemetrySource) -> tuple[DeviceSample | None, list[TelemetryFailure]]:
+    failures: list[TelemetryFailure] = []
     try:
         sample = source.read(device)
+    except IncompleteError as error:
+        sample, failures = error.sample, [TelemetryFailure(source.name, device.name, str(error))]
     except (AgentError, OSError, ValueError) as error:
         return None, [TelemetryFailure(source.name, device.name, str(error))]
     except Exception as error:  # a defect of one source must not take the values of others away
@@ -293,4 +298,4 @@ def _read(device: Device, source: TelemetrySource) -> tuple[DeviceSample | None,
     if sample is None:
         return None, []
     sample, problems = drop_impossible(sample)
-    return sample, [TelemetryFailure(source.name, device.name, problem) for problem in problems]
+    return sample, failures + [TelemetryFailure(source.name, device.name, problem) for problem in problems]

@@ -15,11 +15,13 @@ impl Code {
     pub(crate) const INSUFFICIENT_SIZE: Self = Self(7);
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
     pub(crate) const TIMEOUT: Self = Self(10);
+    pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
     pub(crate) const GPU_IS_LOST: Self = Self(15);
     pub(crate) const RESET_REQUIRED: Self = Self(16);
     pub(crate) const OPERATING_SYSTEM: Self = Self(17);
     pub(crate) const LIB_RM_VERSION_MISMATCH: Self = Self(18);
     pub(crate) const IN_USE: Self = Self(19);
+    pub(crate) const MEMORY: Self = Self(20);
     pub(crate) const INSUFFICIENT_RESOURCES: Self = Self(23);
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
     pub(crate) const UNKNOWN: Self = Self(999);
@@ -328,4 +330,33 @@ pub(crate) struct Temperature {
     pub(crate) version: u32,
     pub(crate) sensor: u32,
     pub(crate) celsius: i32,
+}
+
+/// nvmlGpmSupport_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpmSupport {
+    pub(crate) version: u32,
+    pub(crate) is_supported: u32,
+}
+
+/// The first fields of nvmlGpmMetricsGet_t. Its array of metrics follows, whose length grows with versions of nvml.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpmMetricsGet {
+    pub(crate) version: u32,
+    pub(crate) count: u32,
+    pub(crate) before: usize,
+    pub(crate) now: usize,
+}
+
+/// nvmlGpmMetric_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpmMetric {
+    pub(crate) id: u32,
+    pub(crate) code: i32,
+    pub(crate) value: f64,
+    /// Short name, long name and unit, which may be null.
+    pub(crate) texts: [*const c_char; 3],
 }

@@ -9,6 +9,7 @@ mod call;
 mod events;
 mod faults;
 mod files;
+mod gpm;
 mod handles;
 mod health;
 mod identity;

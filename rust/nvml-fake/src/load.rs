@@ -11,7 +11,7 @@ use crate::state::Condition;
 #[derive(Debug, Deserialize)]
 pub(crate) struct Load {
     pub(crate) device: String,
-    /// The MIG instance, whose memory is played only; NO_INSTANCE for the whole GPU.
+    /// The MIG instance, of which memory and activity are played; NO_INSTANCE for the whole GPU.
     pub(crate) gpu_instance: u32,
     /// When the schedule began, in milliseconds since the epoch.
     pub(crate) started_at_ms: u64,
@@ -26,6 +26,39 @@ pub(crate) struct Step {
     pub(crate) utilization: (u32, u32),
     pub(crate) memory_bytes: u64,
     pub(crate) power_milliwatts: u32,
+    /// Multiprocessors, tensor operations and bandwidth of memory in percent; None: those of the utilization.
+    #[serde(default)]
+    pub(crate) activity: Option<(u32, u32, u32)>,
+}
+
+/// What GPM counts: in percent, or in percent multiplied by milliseconds as a total.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Activity {
+    pub(crate) graphics: f64,
+    pub(crate) sm: f64,
+    pub(crate) tensor: f64,
+    pub(crate) dram: f64,
+}
+
+impl Activity {
+    /// Without more, multiprocessors work while the GPU does, without tensor operations.
+    pub(crate) fn of(utilization: (u32, u32), activity: Option<(u32, u32, u32)>) -> Self {
+        let (sm, tensor, dram) = activity.unwrap_or((utilization.0, 0, utilization.1));
+        Self {
+            graphics: utilization.0.into(),
+            sm: sm.into(),
+            tensor: tensor.into(),
+            dram: dram.into(),
+        }
+    }
+
+    fn add(&mut self, other: &Self, duration_ms: u64) {
+        let factor = duration_ms as f64;
+        self.graphics += other.graphics * factor;
+        self.sm += other.sm * factor;
+        self.tensor += other.tensor * factor;
+        self.dram += other.dram * factor;
+    }
 }
 
 impl Load {
@@ -48,7 +81,24 @@ impl Load {
             .map_or(0, |step| step.memory_bytes)
     }
 
-    fn elapsed_ms(&self) -> u64 {
+    /// Percent now.
+    pub(crate) fn activity(&self) -> Activity {
+        let step = self.step(self.elapsed_ms());
+        step.map_or_else(Activity::default, |step| {
+            Activity::of(step.utilization, step.activity)
+        })
+    }
+
+    /// The sum since the schedule began.
+    pub(crate) fn total_activity(&self, elapsed_ms: u64) -> Activity {
+        let mut total = Activity::default();
+        for (step, duration_ms) in self.durations(elapsed_ms) {
+            total.add(&Activity::of(step.utilization, step.activity), duration_ms);
+        }
+        total
+    }
+
+    pub(crate) fn elapsed_ms(&self) -> u64 {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -63,22 +113,21 @@ impl Load {
     }
 
     fn energy_millijoules(&self, elapsed_ms: u64) -> u64 {
-        let ends = self
-            .steps
-            .iter()
-            .skip(1)
-            .map(|step| step.at_ms)
-            .chain([u64::MAX]);
         let used: u64 = self
-            .steps
-            .iter()
-            .zip(ends)
-            .map(|(step, end_ms)| {
-                let duration_ms = end_ms.min(elapsed_ms).saturating_sub(step.at_ms);
-                u64::from(step.power_milliwatts) * duration_ms
-            })
+            .durations(elapsed_ms)
+            .map(|(step, duration_ms)| u64::from(step.power_milliwatts) * duration_ms)
             .sum();
         used / 1000
+    }
+
+    /// For how many milliseconds each step was played.
+    fn durations(&self, elapsed_ms: u64) -> impl Iterator<Item = (&Step, u64)> {
+        let later = self.steps.iter().skip(1).map(|step| step.at_ms);
+        let ends = later.chain([u64::MAX]);
+        self.steps
+            .iter()
+            .zip(ends)
+            .map(move |(step, end_ms)| (step, end_ms.min(elapsed_ms).saturating_sub(step.at_ms)))
     }
 }
 
@@ -91,9 +140,14 @@ pub(crate) fn memory_bytes(loads: &[Load], uuid: &str, instance: Option<u32>) ->
         .sum()
 }
 
+/// The load of a GPU instance, or of the whole GPU.
+pub(crate) fn of<'a>(loads: &'a [Load], uuid: &str, instance: u32) -> Option<&'a Load> {
+    loads.iter().find(|load| load.is_of(uuid, instance))
+}
+
 /// The load of the whole GPU.
 pub(crate) fn of_gpu<'a>(loads: &'a [Load], uuid: &str) -> Option<&'a Load> {
-    loads.iter().find(|load| load.is_of(uuid, NO_INSTANCE))
+    of(loads, uuid, NO_INSTANCE)
 }
 
 #[cfg(test)]
@@ -106,6 +160,7 @@ mod tests {
             utilization: (percent, percent / 2),
             memory_bytes: u64::from(percent) << 30,
             power_milliwatts,
+            activity: None,
         };
         Load {
             device: "GPU-1".into(),
@@ -138,6 +193,17 @@ mod tests {
         assert_eq!(
             load.energy_millijoules(7_000),
             200_000 + 1_200_000 + 100_000
+        );
+    }
+
+    #[test]
+    fn activity_is_the_integral_of_its_percent() {
+        let mut load = load();
+        load.steps[1].activity = Some((80, 70, 60));
+        let total = load.total_activity(4_000);
+        assert_eq!(
+            [total.graphics, total.sm, total.tensor, total.dram],
+            [200_000.0, 180_000.0, 140_000.0, 130_000.0]
         );
     }
 

@@ -242,6 +242,8 @@ pub(crate) struct Condition {
     pub(crate) fabric: Option<FabricCondition>,
     /// Numbers of NVLinks that are down.
     pub(crate) nvlinks_down: Vec<u32>,
+    /// Return codes and values of metrics of GPM by their number, in place of those that are played; None: not a number.
+    pub(crate) gpm: BTreeMap<u32, (i32, Option<f64>)>,
 }
 
 /// The registration of a GPU with its NVLink fabric; values as in nvmlGpuFabricInfo_v3_t.
@@ -273,6 +275,7 @@ impl Default for Condition {
             recovery_action: 0,
             fabric: None,
             nvlinks_down: Vec::new(),
+            gpm: BTreeMap::new(),
         }
     }
 }

@@ -2,18 +2,28 @@
 
 It never starts the library: while a claim binds a GPU to another driver, or a driver container is replaced, the library
 must stay closed. Its calls have separate lanes, so that a query of the inventory does not wait for them.
+Averages of GPM (`nvml.gpm`) have one more for each GPU: where they hang, the other values are still read.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.nvidia.nvml_client import NvmlClient, StaleHandleError, WorkerExitedError, acquire
-from dra_agent.telemetry.model import DeviceSample
+from dra_agent.inventory.nvidia.nvml_client import (
+    GpuLostError,
+    NotSupportedError,
+    NvmlClient,
+    StaleHandleError,
+    WorkerExitedError,
+    acquire,
+)
+from dra_agent.telemetry.model import DeviceSample, IncompleteError
 
 CALL_TIMEOUT_S = 2.0
 """Seconds for the values of one GPU; a healthy driver needs a few milliseconds."""
@@ -28,6 +38,13 @@ _REASONS = (
 )
 """Bits of nvmlClocksEventReasons (nvml.h; NVIDIA/go-nvml, gen/nvml/nvml.h). 0x1 is idle, 0x2 and 0x100 are settings:
 they do not slow work down."""
+_ACTIVITY = {
+    "sm_percent": "sm_activity_ratio",
+    "tensor_percent": "tensor_activity_ratio",
+    "memory_bandwidth_percent": "memory_bandwidth_ratio",
+}
+_INSTANCE_ACTIVITY = {"graphics_percent": "gpu_utilization_ratio"}
+"""What takes the place of nvmlDeviceGetUtilizationRates, which does not support MIG."""
 
 
 def make(host: Host) -> NvidiaSource:
@@ -44,6 +61,10 @@ class NvidiaSource:
         self._nvml: NvmlClient = acquire(host.nvml, CALL_TIMEOUT_S)
         self._handles: dict[str, Any] = {}
         self._generation = 0
+        self._without_gpm: set[str] = set()
+        """UUIDs of devices that GPM does not support."""
+        self._has_average: set[str] = set()
+        """UUIDs of devices whose reading of GPM before is the last one that was begun."""
 
     def can_read(self, device: Device) -> bool:
         """Return whether NVML has a name for the device, and values that are its own.
@@ -59,11 +80,12 @@ class NvidiaSource:
         return bool(uuid) and self._nvml.is_running
 
     def read(self, device: Device) -> DeviceSample | None:
-        """Read one GPU, or the memory of one MIG device."""
+        """Read one GPU, or the memory and the activity of one MIG device."""
         uuid, lane = device.identity["uuid"], f"telemetry of {device.name}"
         try:
             if self._generation != self._nvml.generation:
                 self._handles, self._generation = {}, self._nvml.generation
+                self._without_gpm, self._has_average = set(), set()
             handle = self._handles.get(uuid)
             if handle is None:
                 handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, about=lane, timeout=CALL_TIMEOUT_S)
@@ -72,10 +94,38 @@ class NvidiaSource:
         except (StaleHandleError, WorkerExitedError):
             self._handles.pop(uuid, None)
             return None
-        return _sample(values, is_instance=uuid.startswith(_MIG_PREFIX))
+        sample = _sample(values, is_instance=uuid.startswith(_MIG_PREFIX))
+        try:
+            return msgspec.structs.replace(sample, **self._averages(device, uuid, handle))
+        except (StaleHandleError, WorkerExitedError, NotSupportedError):
+            return sample
+        except GpuLostError:
+            raise
+        except RetryableError as error:
+            raise IncompleteError(sample, f"activity is not known: {error}") from None
+
+    def _averages(self, device: Device, uuid: str, handle: Any) -> dict[str, Any]:
+        """Return the averages since the reading before, by names of DeviceSample."""
+        if uuid in self._without_gpm:
+            return {}
+        is_instance = uuid.startswith(_MIG_PREFIX)
+        # A call that is not made, or returns too late, leaves an older reading, which may be of another claim's time.
+        follows = uuid in self._has_average
+        self._has_average.discard(uuid)
+        lane = f"activity of {device.identity.get('parent', device.name)}"
+        found = self._nvml.call("read_gpm", handle, uuid, is_instance, about=lane, timeout=CALL_TIMEOUT_S)
+        if found is None:
+            self._without_gpm.add(uuid)
+            return {}
+        self._has_average.add(uuid)
+        fields = {**_ACTIVITY, **(_INSTANCE_ACTIVITY if is_instance else {})}
+        return {fields[name]: percent * 0.01 for name, percent in found if name in fields} if follows else {}
 
     def close(self) -> None:
-        """Leave the library to the inventory."""
+        """Free samples, and leave the library to the inventory."""
+        if self._has_average and self._nvml.is_running:
+            with suppress(RetryableError):
+                self._nvml.call("release_gpm", about="activity", timeout=CALL_TIMEOUT_S)
         self._nvml.close()
 
 
