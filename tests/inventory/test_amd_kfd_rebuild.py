@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import NODES
+from dra_agent.inventory.amd.xgmi import Links, XgmiLinks
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.simulate import build_machine
@@ -103,6 +104,39 @@ def test_a_rebuild_is_waited_for(left: int, added: bool, bench: Bench) -> None:
     with bench.rebuild(left, added=added):
         assert bench.look() == before
     assert bench.look() == before
+
+
+@pytest.mark.usefixtures("slow_kernel")
+def test_a_rebuild_that_begins_when_the_nodes_were_read_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [device.to_api() for device in bench.look().devices]
+    bench.divide("CPX")
+    bench.divide("SPX")
+    read = XgmiLinks.listed
+    with ExitStack() as rebuilt:
+
+        def begin(links: XgmiLinks, addresses: Mapping[int, str], generation: str | None) -> Links:
+            monkeypatch.setattr(XgmiLinks, "listed", read)
+            rebuilt.enter_context(bench.rebuild(0, added=False))
+            return read(links, addresses, generation)
+
+        monkeypatch.setattr(XgmiLinks, "listed", begin)
+        assert [device.to_api() for device in bench.look().devices] == before
+
+
+def test_links_stay_while_the_topology_does_not_settle(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [device.to_api() for device in of(bench.look(), SECOND)]
+    monkeypatch.setattr("dra_agent.inventory.amd.kfd.REBUILD_TIMEOUT_S", REBUILD_S)
+    links = (bench.host.sysfs / NODES / "1/io_links").resolve()
+    links.rename(bench.host.sysfs.parent / "links")
+    generation = bench.host.sysfs / NODES / "../generation_id"
+    generation.chmod(0o644)
+    generation.write_text("not counted by the kernel")
+    (bench.host.sysfs / NODES / "0").rename(bench.host.sysfs.parent / "aside")
+    found = bench.look()
+    assert ["changes while it is read" in problem.message for problem in found.problems] == [True]
+    assert [device.to_api() for device in of(found, SECOND)] == before
 
 
 @pytest.mark.usefixtures("slow_kernel")

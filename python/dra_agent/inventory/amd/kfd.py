@@ -85,7 +85,11 @@ class KfdReader:
             found: list[Diagnostic] = []
             before = self._version(found)
             nodes, is_complete = _read(self._host, before.names, found)
-            if is_complete and self._is_settled(before):
+            addresses = {node.node_id: address for address, of_gpu in nodes.items() for node in of_gpu}
+            links = self._links.listed(addresses, before.generation)
+            # Last: a rebuild that begins before this is noticed.
+            is_settled = is_complete and self._is_settled(before)
+            if is_settled:
                 break
             if time.monotonic() > deadline:
                 found.append(
@@ -99,8 +103,7 @@ class KfdReader:
                 break
         self._accepted = before
         problems += found
-        by_id = {node.node_id: address for address, of_gpu in nodes.items() for node in of_gpu}
-        groups = self._links.groups(by_id, before.generation)
+        groups = self._links.groups(links, addresses, before.generation, is_settled=is_settled)
         return {
             address: [replace(node, interconnect=groups.get(address)) for node in of_gpu]
             for address, of_gpu in nodes.items()

@@ -17,6 +17,9 @@ _XGMI = 11
 _MAX_LINKS = 256
 """Of one node: a host of eight GPUs in 64 partitions lists 65."""
 
+Links = dict[tuple[str, str], int | None]
+"""The number of links between two GPUs, by their addresses; None if it is not known."""
+
 
 class XgmiLinks:
     """Reads the links once for each generation of KFD's topology."""
@@ -26,33 +29,41 @@ class XgmiLinks:
         self._nodes = nodes
         self._functions = functions
         self._read_at: tuple[str | None, dict[int, str]] | None = None
-        self._links: dict[tuple[str, str], int | None] = {}
+        self._links: Links = {}
         self._groups: dict[str, Interconnect] = {}
 
-    def groups(self, addresses: Mapping[int, str], generation: str | None) -> dict[str, Interconnect]:
-        """Return the groups of GPUs by address, given the addresses of nodes by their number.
+    def listed(self, addresses: Mapping[int, str], generation: str | None) -> Links:
+        """Return the links between GPUs now, given the addresses of nodes by their number; reads no generation twice.
 
-        A link that cannot be read, or that ends at a node without an address, counts as none. KFD has no nodes of a GPU
-        while its partition mode changes: its links stay, so that the groups of other GPUs stay.
+        A link that cannot be read, or that ends at a node without an address, counts as none.
         """
-        if generation is None or self._read_at != (generation, addresses):
-            present = set(addresses.values())
+        if generation is not None and self._read_at == (generation, addresses):
+            return self._links
+        return self._listed(addresses)
+
+    def groups(
+        self, listed: Links, addresses: Mapping[int, str], generation: str | None, *, is_settled: bool
+    ) -> dict[str, Interconnect]:
+        """Return the groups of GPUs by address; `is_settled` is false if the nodes changed while they were read.
+
+        KFD has no nodes of a GPU while its partition mode changes, and no node at all at some moments of it. Such links
+        stay, so that the groups of other GPUs stay.
+        """
+        if generation is None or not is_settled or self._read_at != (generation, addresses):
+            present = set(addresses.values()) if is_settled else set()
             kept = {
                 both: width
                 for both, width in self._links.items()
                 if not present.issuperset(both) and all((self._functions / one).exists() for one in both)
             }
-            listed = {
-                # KFD shows no number of links of a GPU that is divided; those of the other GPUs stay as they are.
-                both: self._links.get(both) if width is None else width
-                for both, width in self._listed(addresses).items()
-            }
-            self._links = {**kept, **listed}
+            # KFD shows no number of links of a GPU that is divided; those of the other GPUs stay as they are.
+            found = {both: self._links.get(both) if width is None else width for both, width in listed.items()}
+            self._links = {**kept, **found}
             self._groups = group_gpus(self._links)
-            self._read_at = (generation, dict(addresses))
+            self._read_at = (generation, dict(addresses)) if is_settled else None
         return self._groups
 
-    def _listed(self, addresses: Mapping[int, str]) -> dict[tuple[str, str], int | None]:
+    def _listed(self, addresses: Mapping[int, str]) -> Links:
         # Partitions list the links of their GPU: the first node of each is enough.
         first: dict[str, int] = {}
         for node, address in sorted(addresses.items()):
