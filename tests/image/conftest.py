@@ -9,16 +9,22 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cluster.kube import build as programs
+from cluster.kube import prerequisites
+from cluster.kube.cluster import Cluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "target/image"
@@ -91,17 +97,16 @@ def build(variant: str) -> Image:
             pytest.skip(f"{program} is not installed (Debian package {program}): no image is built")
     if os.geteuid() != 0:
         pytest.skip("not root: no image is built")
-    for module, *arguments in (["deploy.image.bases"], ["deploy.image.build", "--variant", variant]):
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=BUILD_TIMEOUT_S,
-        )
-        assert done.returncode == 0, done.stderr
-    return Image(Path(done.stdout.split()[1]))
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.image.build", "--variant", variant],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return Image(Path(re.findall(r"^wrote (\S+)", done.stdout, re.MULTILINE)[-1]))
 
 
 @pytest.fixture(scope="session")
@@ -115,3 +120,17 @@ def debug(plain: Image) -> Image:
     """The variant with a shell and simulated hardware; the stage with the compiler is that of the plain image."""
     del plain
     return build("debug")
+
+
+@pytest.fixture(scope="session")
+def cluster(plain: Image, debug: Image) -> Iterator[Cluster]:
+    """A cluster whose nodes have both images."""
+    try:
+        programs.programs()
+    except prerequisites.MissingError as missing:
+        pytest.skip(str(missing))
+    with running() as started:
+        for node in started.nodes:
+            for image in (plain, debug):
+                node.ctr("images", "import", str(image.archive))
+        yield started

@@ -5,40 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from cluster.kube import build as programs
-from cluster.kube import prerequisites, readme
+from cluster.kube import readme
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import NAMESPACES, SLICES
-from cluster.kube.cluster import Cluster, running
-from cluster.kube.identity import CHART
+from cluster.kube.api import SLICES
+from cluster.kube.cluster import Cluster
 from cluster.kube.node import Node
 from cluster.kube.workload import Namespace, request
 
 from .conftest import Image
-
-RELEASE = "dra-agent"
-HOME = "dra-agent"
-PROFILE = "dgx-h100"
-
-
-@pytest.fixture(scope="module")
-def cluster(plain: Image, debug: Image) -> Iterator[Cluster]:
-    """A cluster whose nodes have both images."""
-    try:
-        programs.programs()
-    except prerequisites.MissingError as missing:
-        pytest.skip(str(missing))
-    with running() as started:
-        for node in started.nodes:
-            for image in (plain, debug):
-                node.ctr("images", "import", str(image.archive))
-        yield started
+from .release import PROFILE, RELEASE, installed
 
 
 def execute(node: Node, image: Image, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,56 +52,12 @@ def test_the_debug_variant_simulates_hardware(cluster: Cluster, debug: Image) ->
     assert len([device for device in json.loads(done.stdout)["devices"] if "gpu" in device["name"]]) >= 8
 
 
-class Helm:
-    """Helm with the credentials of the administrator, and separate files."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self._program = cluster.programs / "helm"
-        self._environment = {
-            **os.environ,
-            "KUBECONFIG": str(cluster.kubeconfig),
-            "HELM_CACHE_HOME": str(folder / "cache"),
-            "HELM_CONFIG_HOME": str(folder / "config"),
-            "HELM_DATA_HOME": str(folder / "data"),
-        }
-
-    def run(self, *arguments: str, values: dict[str, Any] | None = None) -> str:
-        done = subprocess.run(
-            [self._program, *arguments, "--namespace", HOME, *([] if values is None else ["--values", "-"])],
-            input=json.dumps(values or {}),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=self._environment,
-            timeout=900,
-        )
-        assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
-
-
 def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
     cluster: Cluster, debug: Image, tmp_path: Path
 ) -> None:
-    node = cluster.node("node-a")
-    repository, _, tag = debug.name.rpartition(":")
-    values = {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-        "simulate": PROFILE,
-        "kubeletDir": str(node.kubelet_dir),
-        "cdiDir": str(node.cdi_dir),
-        "stateDir": str(node.directory / "image-state"),
-        "staticCdiDir": "",
-        "nodeSelector": {"kubernetes.io/hostname": node.name},
-    }
-    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
-    cluster.api.create(NAMESPACES, {"metadata": {"name": HOME, "labels": labels}})
-    helm = Helm(cluster, tmp_path)
-    helm.run("install", RELEASE, str(CHART), values=values)
-    try:
-        cluster.kubectl("rollout", "status", "-n", HOME, f"daemonset/{RELEASE}", "--timeout=600s")
-        slices = {"spec.driver": DRIVER}
-        cluster.api.wait(lambda: cluster.api.list(SLICES, fields=slices), "the agent publishes slices")
-        namespace = Namespace(cluster, "quickstart")
+    with installed(cluster, debug, tmp_path) as release:
+        node = release.node
+        namespace = Namespace(cluster, "claims")
         namespace.claim("one", request("gpu", "gpu"))
         namespace.pod("user", claim="one", node=node.name)
         namespace.running("user")
@@ -133,16 +66,10 @@ def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
         namespace.delete_pod("user")
         namespace.wait_until_deleted("user")
         namespace.remove()
-    except BaseException:
-        print(cluster.kubectl("describe", "pods", "-n", HOME, check=False))
-        print(cluster.kubectl("logs", "-n", HOME, "-l", f"app.kubernetes.io/instance={RELEASE}", check=False))
-        raise
-    finally:
-        helm.run("uninstall", RELEASE, "--wait", "--timeout", "300s")
     # helm waits for the DaemonSet, and the pod ends after it.
     cluster.api.wait(lambda: not objects_of_the_release(cluster), "no object of the release remains")
     # The kubelet removes slices of a driver that is gone after 30 s.
-    cluster.api.wait(lambda: not cluster.api.list(SLICES, fields=slices), "no slice remains")
+    cluster.api.wait(lambda: not cluster.api.list(SLICES, fields={"spec.driver": DRIVER}), "no slice remains")
     assert not node.cdi_files(), "specs of claims"
     # What remains on a node (docs/how-to/install/image.md).
     assert (node.directory / "image-state").is_dir()
