@@ -29,6 +29,8 @@ from cluster.kube.cluster import Cluster, running
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "target/image"
 BUILD_TIMEOUT_S = 3600
+TEST_TIMEOUT_S = 4 * BUILD_TIMEOUT_S
+"""Seconds of one test, with both images, the cluster and its programs, which the first one builds."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,13 @@ class Image:
     def _json(self, digest: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._blob(digest))
         return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test here the time of the builds."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 def build(variant: str) -> Image:

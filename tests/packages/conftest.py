@@ -13,6 +13,8 @@ from packages.machine import Machine, base_root, missing_requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 900.0
+TEST_TIMEOUT_S = 4 * BUILD_TIMEOUT_S
+"""Seconds of one test, with the packages and the root directory that the first one builds."""
 CONFIG = """\
 standalone = true
 node_name = "machine"
@@ -39,10 +41,12 @@ spec:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip everything here where no machine can run."""
-    reason = missing_requirement()
-    if reason is not None:
-        for item in items:
+    """Give each test here the time of the builds, and skip all of them where no machine can run."""
+    own = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    reason = missing_requirement() if own else None
+    for item in own:
+        item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+        if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
