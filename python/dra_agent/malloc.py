@@ -1,4 +1,4 @@
-"""The C library's memory: fewer arenas, and free pages returned to the kernel."""
+"""The C library's memory: fewer arenas, large blocks apart, and free pages returned to the kernel."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import ctypes
 MAX_ARENAS = 2
 """Maximum arenas. By default the C library makes up to 8 for each CPU, one for each new thread, and each keeps free
 memory. Few allocations compete: Python allocates small objects itself, one thread at a time."""
-_M_ARENA_MAX = -8
+LARGE_BLOCK_BYTES = 64 * 1024
+"""Blocks from this size on have their own mapping, which is returned to the kernel when they are freed. By default the
+C library raises this limit to the size of each such block that is freed: later blocks then lie between small ones, and
+what they occupied stays with the process in pieces."""
+KEPT_FREE_BYTES = 128 * 1024
+"""Free memory at the end of an arena that is kept: the default, which is raised together with the limit above."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """mallopt(3)"""
 
 
-def limit_arenas() -> bool:
-    """Limit the arenas; return False if the C library has no mallopt (musl). An existing arena remains."""
+def limit_free_memory() -> bool:
+    """Limit what the C library keeps; return False if it has no mallopt (musl). An existing arena remains."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return bool(mallopt(_M_ARENA_MAX, MAX_ARENAS))
+    limits = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
+    return all(mallopt(parameter, value) for parameter, value in limits)
 
 
 def trim() -> bool:

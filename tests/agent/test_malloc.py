@@ -31,9 +31,9 @@ print(given, before - resident())
 
 THREADS = """
 import ctypes, threading
-from dra_agent.malloc import limit_arenas
+from dra_agent.malloc import limit_free_memory
 
-print(limit_arenas())
+print(limit_free_memory())
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.fdopen.restype, libc.fdopen.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]
@@ -54,6 +54,23 @@ libc.malloc_info(0, output)
 libc.fflush(output)
 """
 
+LARGE_BLOCKS = """
+import ctypes
+from dra_agent.malloc import limit_free_memory
+
+print(limit_free_memory())
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+# struct mallinfo2 (mallinfo(3)); the fifth is the number of bytes in mappings of their own.
+fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
+libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+for _ in range(3):
+    libc.free(libc.malloc(1 << 20))
+before = libc.mallinfo2().n4
+libc.malloc(512 * 1024)
+print(libc.mallinfo2().n4 - before)
+"""
+
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
 
 
@@ -61,6 +78,13 @@ def test_threads_share_arenas() -> None:
     output = subprocess.run([sys.executable, "-uc", THREADS], check=True, capture_output=True, text=True).stdout
     assert output.startswith("True")
     assert output.count("<heap nr=") == 2
+
+
+def test_a_large_block_is_apart_from_small_ones_also_after_larger_blocks() -> None:
+    output = subprocess.run([sys.executable, "-c", LARGE_BLOCKS], check=True, capture_output=True, text=True).stdout
+    given, mapped_bytes = output.split()
+    assert given == "True"
+    assert int(mapped_bytes) >= 512 * 1024, "the block is between small ones"
 
 
 def test_free_pages_below_a_used_page_are_returned() -> None:

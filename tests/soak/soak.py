@@ -241,8 +241,8 @@ class Soak:
         return Usage(
             pss=sum(_memory(pid, "Pss:") for pid in pids),
             anonymous=sum(_memory(pid, "Pss_Anon:") for pid in pids),
-            descriptors=_count(Path(f"/proc/{self.agent.pid}/fd")),
-            threads=_count(Path(f"/proc/{self.agent.pid}/task")),
+            descriptors=sum(_count(Path(f"/proc/{pid}/fd")) for pid in pids),
+            threads=sum(_count(Path(f"/proc/{pid}/task")) for pid in pids),
             processes=len(pids),
         )
 
@@ -265,7 +265,10 @@ class Soak:
 
 
 def _count(folder: Path) -> int:
-    return sum(1 for _ in folder.iterdir())
+    try:
+        return sum(1 for _ in folder.iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def _children(pid: int) -> list[int]:

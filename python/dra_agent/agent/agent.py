@@ -47,7 +47,7 @@ from dra_agent.health.state_file import HealthStateFile
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
-from dra_agent.malloc import limit_arenas
+from dra_agent.malloc import limit_free_memory
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
@@ -115,7 +115,7 @@ class Agent:
 
         While a notice is active and claims are not released, it continues until they are; a second signal ends it.
         """
-        limit_arenas()
+        limit_free_memory()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()

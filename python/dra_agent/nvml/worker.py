@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
 
-from dra_agent.malloc import limit_arenas, trim
+from dra_agent.malloc import limit_free_memory, trim
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
 
 TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB
@@ -319,7 +319,7 @@ def serve_agent(server: Callable[[socket.socket], WorkerServer]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Each lane has a thread, whose arena would keep what it once used.
-    limit_arenas()
+    limit_free_memory()
     try:
         server(socket.socket(fileno=int(sys.argv[1]))).serve()
     finally:
