@@ -71,6 +71,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCENARIO_TIMEOUT_S = 3600
 """Seconds; shorter deadlines within a scenario fail first, with a message."""
 EXTENDED = {
+    "test_alpha_gates",
     "test_apiserver_down",
     "test_binding_conditions",
     "test_chart_api_versions",

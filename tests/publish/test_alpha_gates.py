@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -57,6 +58,18 @@ def without_lists(plural: str, document: dict[str, Any]) -> None:
         raise RefusedError(422, "Invalid", f'ResourceSlice.resource.k8s.io "n1" is invalid: {message}')
 
 
+def without_kubelet(plural: str, document: dict[str, Any]) -> None:
+    """Refuse an overhead, as an API server whose gate is on does if the gate of the node's kubelet is off.
+
+    k8s.io/kubernetes v1.37.1, plugin/pkg/admission/nodedeclaredfeatures.
+    """
+    if plural == "resourceslices" and any(
+        entry.get("nodeAllocatableResources") for entry in document["spec"].get("devices", ())
+    ):
+        message = 'resourceslices "n1" is forbidden: node "n1" does not support DRANodeAllocatableResources feature'
+        raise RefusedError(403, "Forbidden", message)
+
+
 def both_off(plural: str, document: dict[str, Any]) -> None:
     without_overhead(plural, document)
     without_lists(plural, document)
@@ -78,8 +91,11 @@ def test_the_overhead_of_a_device_is_published(node: Node) -> None:
     assert [entry.get("nodeAllocatableResources") for entry in published(node)] == [PUBLISHED, None]
 
 
-def test_without_the_gate_of_overhead_devices_are_published_without_it(node: Node) -> None:
-    node.api.drop_fields(without_overhead)
+@pytest.mark.parametrize("server", [without_overhead, without_kubelet])
+def test_without_the_gate_of_overhead_devices_are_published_without_it(
+    node: Node, server: Callable[[str, dict[str, Any]], None]
+) -> None:
+    node.api.drop_fields(server)
     node.set_devices(costly(1), device(2))
 
     async def scenario(publisher: Publisher) -> None:
@@ -87,13 +103,17 @@ def test_without_the_gate_of_overhead_devices_are_published_without_it(node: Nod
         await assert_no_more_writes(node, publisher)
         (problem,) = publisher.reading().problems
         assert "DRANodeAllocatableResources" in problem and "without the overhead" in problem
+        assert "kube-apiserver, kube-scheduler and the kubelets" in problem
 
     node.run(scenario)
     assert [entry.get("nodeAllocatableResources") for entry in published(node)] == [None, None]
 
 
-def test_the_gate_of_overhead_is_found_on_after_a_reconnection(node: Node) -> None:
-    node.api.drop_fields(without_overhead)
+@pytest.mark.parametrize("server", [without_overhead, without_kubelet])
+def test_the_gate_of_overhead_is_found_on_after_a_reconnection(
+    node: Node, server: Callable[[str, dict[str, Any]], None]
+) -> None:
+    node.api.drop_fields(server)
     node.set_devices(costly(1))
 
     async def scenario(publisher: Publisher) -> None:
@@ -107,6 +127,22 @@ def test_the_gate_of_overhead_is_found_on_after_a_reconnection(node: Node) -> No
         await eventually_async(lambda: publisher.reading().problems == ())
 
     node.run(scenario)
+
+
+def test_a_kubelet_without_the_gate_is_found_by_an_update(node: Node) -> None:
+    node.set_devices(costly(1))
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.names()) == 1)
+        await wait_until_published(publisher)
+        node.api.drop_fields(without_kubelet)
+        node.set_devices(costly(1), device(2))
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == 2)
+        await assert_no_more_writes(node, publisher)
+
+    node.run(scenario)
+    assert [entry.get("nodeAllocatableResources") for entry in published(node)] == [None, None]
 
 
 def test_lists_are_published(node: Node) -> None:

@@ -29,7 +29,7 @@ class DroppedFieldsError(PartiallyAcceptedError):
             pool,
             fields,
             f"the API server drops {{fields}}; {instead}",
-            f"enable {named} in kube-apiserver and kube-scheduler; the agent retries automatically",
+            f"enable {named} in kube-apiserver, kube-scheduler and the kubelets; the agent retries automatically",
         )
 
 

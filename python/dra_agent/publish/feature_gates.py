@@ -51,6 +51,9 @@ _GATES = {
 _LIST_TYPES = ("ints", "bools", "strings", "versions")
 _EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
 _ATTRIBUTE = re.compile(r"devices\[(\d+)\]\.attributes\[([^\]]+)\]:")
+_NODE_WITHOUT_OVERHEAD = f"does not support {OVERHEAD} feature"
+"""Of a 403: the gate is on in the API server and off in the kubelet of the node, which does not declare the feature
+(k8s.io/kubernetes v1.37.1, plugin/pkg/admission/nodedeclaredfeatures/admission.go)."""
 _UNSAFE = frozenset({TAINTS, COUNTERS})
 """Without them devices would be allocated that must not be: detected before the first write that needs them."""
 
@@ -113,6 +116,14 @@ def refused_lists(sent: Slice, message: str) -> list[str]:
             continue
         paths += [f"devices[{entry['name']}].attributes.{name}.{kind}" for kind in _LIST_TYPES if kind in found]
     return paths
+
+
+def refused_overhead(sent: Slice, message: str) -> list[str]:
+    """Return the paths of the overheads for which the server rejects a slice, from its message."""
+    if _NODE_WITHOUT_OVERHEAD not in message:
+        return []
+    field = "nodeAllocatableResources"
+    return [f"devices[{entry['name']}].{field}" for entry in sent["spec"].get("devices") or () if entry.get(field)]
 
 
 def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:

@@ -12,17 +12,19 @@ from typing import Any
 import msgspec
 
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
-from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, InvalidObjectError
+from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ForbiddenError, InvalidObjectError
 from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
 from dra_agent.publish.feature_gates import (
     EFFECT_NONE,
     LISTS,
+    OVERHEAD,
     Gates,
     dropped_fields,
     gate_of,
     refused_effects,
     refused_lists,
+    refused_overhead,
     remedy,
     used,
 )
@@ -142,7 +144,7 @@ class Planner:
                 response = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
             else:
                 response = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
-        except InvalidObjectError as error:
+        except (InvalidObjectError, ForbiddenError) as error:
             if self.refused(write.slice, error):
                 return
             raise
@@ -167,16 +169,18 @@ class Planner:
             self._adopted[response["metadata"]["name"]] = (sent["spec"], response["spec"])
         return bool(gates)
 
-    def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
+    def refused(self, sent: Slice, error: InvalidObjectError | ForbiddenError) -> bool:
         """Record a rejection; return whether another plan can avoid it."""
         message = str(error)
-        effects, lists = refused_effects(sent, message), refused_lists(sent, message)
+        effects = refused_effects(sent, message)
         if effects:
             self._omit_unsupported_taints(effects)
-        if lists:
-            self._context.gates.record_dropped({LISTS})
-            self._report_dropped(lists, {LISTS})
-        return bool(effects or lists)
+        of_gates = {LISTS: refused_lists(sent, message), OVERHEAD: refused_overhead(sent, message)}
+        for gate, paths in of_gates.items():
+            if paths:
+                self._context.gates.record_dropped({gate})
+                self._report_dropped(paths, {gate})
+        return bool(effects) or any(of_gates.values())
 
     def _report_dropped(self, paths: list[str], gates: set[str]) -> None:
         before = self._context.tally.gates_off.get(self._pool)

@@ -15,6 +15,7 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import (
     RESOURCE_SLICES,
     ConflictError,
+    ForbiddenError,
     InvalidObjectError,
     NotFoundError,
     UnavailableError,
@@ -182,7 +183,7 @@ class PoolReconciler:
             context.published.deleted(write.slice)
             context.ownership.invalidate()
             return False
-        except InvalidObjectError as error:
+        except (InvalidObjectError, ForbiddenError) as error:
             if self._planner.refused(write.slice, error):
                 return False
             raise
