@@ -122,7 +122,7 @@ def test_a_rejected_token_is_renewed_on_the_event_loop(node: FakeApi, tmp_path: 
     asyncio.run(main())
 
 
-def test_credential_files_are_checked_as_often_as_on_the_event_loop(node: FakeApi, tmp_path: Path) -> None:
+def test_the_first_read_after_a_quiet_time_checks_the_files_on_its_thread(node: FakeApi, tmp_path: Path) -> None:
     token, now = tmp_path / "token", [0.0]
     token.write_text("old")
     path = node.kubeconfig(tmp_path / "kubeconfig", tokenFile="token")
@@ -131,10 +131,32 @@ def test_credential_files_are_checked_as_often_as_on_the_event_loop(node: FakeAp
         credentials = Credentials(lambda: read_kubeconfig(path), clock=lambda: now[0])
         async with ApiClient(HttpTransport(credentials)) as api:
             assert read(api)
-            now[0] = CHECK_INTERVAL_S + 1
-            assert read(api) is None
+            now[0] += CHECK_INTERVAL_S + 1
+            assert read(api), "unchanged files need no event loop"
+            replace(token, "new")
+            node.tokens = {"new"}
+            now[0] += CHECK_INTERVAL_S + 1
+            assert read(api) is None, "changed files are read on the event loop"
+            assert len(node.requests) == 2, "the old token is not sent again"
             await api.get(NODES, "n1")
             assert read(api)
+
+    asyncio.run(main())
+
+
+def test_files_that_are_lost_keep_the_credentials(node: FakeApi, tmp_path: Path) -> None:
+    token, now = tmp_path / "token", [0.0]
+    token.write_text("abc")
+    path = node.kubeconfig(tmp_path / "kubeconfig", tokenFile="token")
+
+    async def main() -> None:
+        credentials = Credentials(lambda: read_kubeconfig(path), clock=lambda: now[0])
+        async with ApiClient(HttpTransport(credentials)) as api:
+            token.unlink()
+            now[0] += CHECK_INTERVAL_S + 1
+            assert read(api) is None
+            await api.get(NODES, "n1")
+            assert read(api), "until the next check"
 
     asyncio.run(main())
 

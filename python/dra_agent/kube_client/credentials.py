@@ -129,6 +129,7 @@ def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!-~]+")
+_Stamps = tuple[tuple[int, int, int] | None, ...]
 CHECK_INTERVAL_S = 30.0
 """Seconds after which the files are checked again. Kubelets replace a token at 80 % of its lifetime of an hour."""
 
@@ -143,6 +144,8 @@ class Identity(NamedTuple):
     context: ssl.SSLContext | None
     printed: ExecCredentials | None
     """What the command printed, if the access has one."""
+    files: _Stamps
+    """The files that it was read from."""
 
 
 class Credentials:
@@ -166,7 +169,7 @@ class Credentials:
     def _load(self) -> None:
         self._checked_at = self._clock()
         access = self._read()
-        state = _state(access)
+        files = _stamps(access)
         token = access.token
         if access.token_file is not None:
             try:
@@ -175,7 +178,7 @@ class Credentials:
                 raise UnavailableError(f"the token cannot be read: {error}", where=str(access.token_file)) from error
         _check(token, str(access.token_file or access.source))
         context = tls_context(access)
-        self.access, self._state, self._token, self._context = access, state, token, context
+        self.access, self._files, self._token, self._context = access, files, token, context
         self._printed = None
         self._changed()
 
@@ -192,8 +195,14 @@ class Credentials:
     def ready(self) -> Identity | None:
         """Return the identity on any thread, without a wait; None if `current` has something to read first."""
         identity = self._identity
-        if identity is None or self._clock() - self._checked_at >= CHECK_INTERVAL_S:
+        if identity is None:
             return None
+        now = self._clock()
+        if now - self._checked_at >= CHECK_INTERVAL_S:
+            # The first claim after a quiet time: files that are unchanged need no event loop.
+            if _stamps(identity.access) != identity.files:
+                return None
+            self._checked_at = now
         if identity.access.command is not None and (identity.printed is None or not identity.printed.is_valid()):
             return None
         return identity
@@ -211,7 +220,7 @@ class Credentials:
 
     def _check_files(self) -> None:
         self._checked_at = self._clock()
-        if _state(self.access) == self._state:
+        if _stamps(self.access) == self._files:
             return
         try:
             self._load()
@@ -232,7 +241,9 @@ class Credentials:
 
     def _changed(self) -> None:
         self.version += 1
-        self._identity = Identity(self.version, self.access, self._authorization(), self._context, self._printed)
+        self._identity = Identity(
+            self.version, self.access, self._authorization(), self._context, self._printed, self._files
+        )
         for changed in self._watchers:
             changed()
 
@@ -251,7 +262,7 @@ def _check(token: str | None, where: str) -> None:
         raise UnavailableError("the token has characters that no token has", where=where)
 
 
-def _state(access: ClientConfig) -> tuple[object, ...]:
+def _stamps(access: ClientConfig) -> _Stamps:
     """A value that changes when one of the files is replaced."""
     files = [Path(access.source), access.token_file]
     files += [pem.path for pem in (access.authority, access.certificate, access.key) if pem is not None]
