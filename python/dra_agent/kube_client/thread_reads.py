@@ -7,6 +7,7 @@ event loop, which renews credentials, repeats requests, and has the messages.
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import ssl
@@ -22,27 +23,18 @@ from dra_agent import __version__
 from dra_agent.kube_client.connection import CONNECT_TIMEOUT_S, MAX_HEADERS_BYTES, set_keepalive
 from dra_agent.kube_client.credentials import Credentials, Identity
 from dra_agent.kube_client.name_lookup import NameLookup, connect
+from dra_agent.kube_client.ok_response import OkResponse, OtherFormError, Response
 from dra_agent.kube_client.proxy import Tunnel
 
 MAX_IDLE = 4
 """Connections that are kept for the next read."""
 MAX_BODY_BYTES = 8 << 20
 """Maximum bytes of a response that is read here: etcd stores at most 1.5 MiB (--max-request-bytes)."""
-_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 14
+"""TLS returns at most that many at once (RFC 8446, 5.1)."""
+_TARGET = re.compile(r"[\x21-\x7e]+")
 _MIN_TIMEOUT_S = 0.001
 """Seconds; a socket with a timeout of 0 does not wait at all."""
-
-
-class Response:
-    """A complete response."""
-
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        """Names in lower case."""
-        self.body = body
 
 
 class ThreadReads:
@@ -146,12 +138,11 @@ class _Connection:
         access = identity.access
         parts = urlsplit(access.server)
         host = parts.hostname or ""
-        self._host = parts.netloc
         self._prefix = parts.path
         self.version = identity.version
         self.reusable = False
         """Whether another request may be sent: the last response was read completely."""
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
+        self._head = _Head(parts.netloc)
         port = parts.port or (443 if identity.context else 80)
         proxy = access.proxy
         nearest = (host, port) if proxy is None else (proxy.host, proxy.port)
@@ -168,12 +159,12 @@ class _Connection:
             sock.close()
             raise
         self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def is_quiet(self) -> bool:
         """Return whether the server has neither closed the kept connection nor sent anything without a request."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0) and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending())
+        return not self._poll.poll(0) and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending())
 
     def get(self, path: str, authorization: str | None, deadline_s: float) -> Response | None:
         """Send a request and read its response; None for one that is too large.
@@ -181,21 +172,34 @@ class _Connection:
         Raises OSError (TimeoutError at the deadline) or h11.ProtocolError.
         """
         self.reusable = False
-        http = self._http
-        headers = [("Host", self._host), ("User-Agent", f"dra-agent/{__version__}"), ("Accept", "application/json")]
-        if authorization is not None:
-            headers.append(("Authorization", authorization))
-        head = http.send(h11.Request(method="GET", target=self._prefix + path, headers=headers))
         self._bound(deadline_s)
-        self._socket.sendall((head or b"") + (http.send(h11.EndOfMessage()) or b""))
+        self._socket.sendall(self._head.request(self._prefix + path, authorization))
+        expected = OkResponse(MAX_HEADERS_BYTES, MAX_BODY_BYTES)
+        data: bytes | bytearray = self._receive(deadline_s)
+        try:
+            while (response := expected.read(data)) is None:
+                if not (more := self._receive(deadline_s)):
+                    raise ConnectionResetError
+                data = bytearray(data)
+                data += more
+        except OtherFormError:
+            return self._read_with_h11(bytes(data), deadline_s)
+        self.reusable = True
+        return response
+
+    def _read_with_h11(self, data: bytes, deadline_s: float) -> Response | None:
+        """Read a response that starts with `data`."""
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADERS_BYTES)
+        http.send(h11.Request(method="GET", target="/", headers=[("Host", "")]))
+        http.send(h11.EndOfMessage())
+        http.receive_data(data)
         response: h11.Response | None = None
         parts: list[bytes] = []
         size = 0
         while True:
             event = http.next_event()
             if event is h11.NEED_DATA:
-                self._bound(deadline_s)
-                http.receive_data(self._socket.recv(_CHUNK_BYTES))
+                http.receive_data(self._receive(deadline_s))
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > MAX_BODY_BYTES:
@@ -207,12 +211,14 @@ class _Connection:
                 break
             elif not isinstance(event, h11.InformationalResponse):
                 raise ConnectionResetError
-        if http.our_state is h11.DONE and http.their_state is h11.DONE:
-            http.start_next_cycle()
-            self.reusable = not http.trailing_data[0]
+        self.reusable = http.our_state is h11.DONE and http.their_state is h11.DONE and not http.trailing_data[0]
         assert response is not None
         names = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
         return Response(response.status_code, names, b"".join(parts))
+
+    def _receive(self, deadline_s: float) -> bytes:
+        self._bound(deadline_s)
+        return self._socket.recv(_CHUNK_BYTES)
 
     def _bound(self, deadline_s: float) -> None:
         remaining_s = deadline_s - time.monotonic()
@@ -229,6 +235,28 @@ class _Connection:
         """Close it at once."""
         with suppress(OSError):
             self._socket.close()
+
+
+class _Head:
+    """The head of the requests of a connection, which differ in their path only. h11 has checked the rest."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._authorization: str | None = None
+        self._fields = b""
+
+    def request(self, target: str, authorization: str | None) -> bytes:
+        """Return a GET request. Raises ValueError for an invalid path, h11.ProtocolError for an invalid header."""
+        if not self._fields or authorization != self._authorization:
+            headers = [("Host", self._host), ("User-Agent", f"dra-agent/{__version__}"), ("Accept", "application/json")]
+            if authorization is not None:
+                headers.append(("Authorization", authorization))
+            http = h11.Connection(h11.CLIENT)
+            head = http.send(h11.Request(method="GET", target="/", headers=headers)) or b""
+            self._fields, self._authorization = head.partition(b"\r\n")[2], authorization
+        if _TARGET.fullmatch(target) is None:
+            raise ValueError("not a path")
+        return b"GET %b HTTP/1.1\r\n%b" % (target.encode("ascii"), self._fields)
 
 
 def _open_tunnel(sock: socket.socket, tunnel: Tunnel, deadline_s: float) -> None:
