@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dra_agent.api_object import Object
@@ -35,14 +36,16 @@ class UnreadError(Exception):
         self.tried = tried
 
 
-def fetch_on_thread(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
+def fetch_on_thread(source: ClaimSource, claim: ClaimRef, deadline_s: float, meanwhile: Callable[[], None]) -> Object:
     """Get an allocated claim on the calling thread, with one attempt until `deadline_s`, in the time of time.monotonic.
+
+    `meanwhile` is called while the API server is waited for.
 
     Raises the errors of `fetch`, and UnreadError where `fetch` has to be used.
     """
     _check_names(claim)
     try:
-        found = source.claim_on_thread(claim.namespace, claim.name, _timeout(deadline_s - time.monotonic()))
+        found = source.claim_on_thread(claim.namespace, claim.name, _timeout(deadline_s - time.monotonic()), meanwhile)
     except (RetryableError, PermanentError) as error:
         if not _may_help(error):
             raise
