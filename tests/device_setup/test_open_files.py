@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from dra_agent.device_setup.open_files import nodes_of, processes_holding, require_unused
+from dra_agent.device_setup.open_files import DeviceNode, nodes_of, processes_holding, require_unused
+from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.process_visibility import hidden_processes_reason
+from dra_agent.processes.stat import read_stat
+from dra_agent.processes.visibility import hidden_processes_reason
+from eventually import eventually
 
-NODE = "/dev/accelerator0"
+NODE = DeviceNode("/dev/accelerator0")
 HOSTS, PODS = "pid:[4026531836]", "pid:[4026532201]"
 
 
@@ -66,7 +73,7 @@ def test_a_visible_process_is_named_also_with_hidden_ones(host: Host) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_of_a_container_is_recognized_by_its_proc() -> None:
     code = (
-        "from dra_agent.inventory.process_visibility import hidden_processes_reason as reason;"
+        "from dra_agent.processes.visibility import hidden_processes_reason as reason;"
         " from dra_agent.host import Host; print(reason(Host()))"
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
@@ -80,16 +87,107 @@ def test_a_real_process_is_found(host: Host) -> None:
     real = Host(dev=host.dev)
     with (host.dev / "accelerator0").open("rb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as process:
         try:
-            assert [opener.pid for opener in processes_holding(real, [NODE])] == [process.pid]
+            assert [holder.pid for holder in processes_holding(real, [NODE]).found] == [process.pid]
         finally:
             process.kill()
 
 
+@contextmanager
+def a_process(body: str, *arguments: object) -> Iterator[int]:
+    """Run Python code that prints a line when it is ready and then waits; its process ends with the block."""
+    code = "import ctypes, os, sys, threading\nlibc = ctypes.CDLL(None)\n" + textwrap.dedent(body)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline(), "it has ended"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+FIRST_THREAD_ENDS = """
+    file = open(sys.argv[1])
+    started = threading.Event()
+    threading.Thread(target=lambda: started.set() or sys.stdin.read()).start()
+    started.wait()
+    print(flush=True)
+    libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit(2) of this thread only
+"""
+THREAD_WITH_OTHER_FILES = """
+    CLONE_FILES = 0x400
+    def work():
+        assert libc.unshare(CLONE_FILES) == 0
+        file = open(sys.argv[1])
+        print(flush=True)
+        sys.stdin.read()
+    threading.Thread(target=work).start()
+"""
+OPENS_A_FILE = """
+    file = open(sys.argv[1])
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_found(host: Host) -> None:
+    with a_process(FIRST_THREAD_ENDS, host.dev / "accelerator0") as pid:
+        eventually(lambda: (read_stat(pid) or pytest.fail("it has ended")).state == "Z")
+        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE]).found] == [pid]
+        stat = read_stat(pid)
+        assert stat is not None and not stat.has_ended
+
+
+def test_a_thread_with_another_table_of_files_is_found(host: Host) -> None:
+    with a_process(THREAD_WITH_OTHER_FILES, host.dev / "accelerator0") as pid:
+        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE]).found] == [pid]
+
+
+def test_a_device_is_found_by_its_number(host: Host) -> None:
+    """The host has no node of it in /dev, or a container has another one."""
+    node = DeviceNode("/dev/accelerator1", (1, 7))
+    with a_process(OPENS_A_FILE, "/dev/full") as pid:
+        holders = processes_holding(Host(dev=host.dev), [node]).found
+        assert [(holder.pid, holder.node) for holder in holders if holder.pid == pid] == [(pid, node.path)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_node_that_was_made_elsewhere_is_found(host: Host, tmp_path: Path) -> None:
+    here, elsewhere = host.dev / "accelerator1", tmp_path / "elsewhere"
+    try:
+        for path in (here, elsewhere):
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+        elsewhere.open().close()
+    except OSError as error:
+        pytest.skip(f"no device nodes here: {error}")
+    with a_process(OPENS_A_FILE, elsewhere) as pid:
+        holders = processes_holding(Host(dev=host.dev), [DeviceNode("/dev/accelerator1")]).found
+        assert pid in [holder.pid for holder in holders]
+
+
+def test_a_node_of_the_driver_is_found(host: Host, tmp_path: Path) -> None:
+    """The driver's container has its own /dev, and the host's has no node of the GPU."""
+    (tmp_path / "driver/dev").mkdir(parents=True)
+    (tmp_path / "driver/dev/nvidia0").touch()
+    (tmp_path / "driver/dev/nvidiactl").touch()
+    (host.proc / "4711/fd").mkdir(parents=True)
+    (host.proc / "4711/fd/3").symlink_to(tmp_path / "driver/dev/nvidia0")
+    root = DriverRoot(tmp_path / "driver", tmp_path / "driver")
+    with_driver = dataclasses.replace(host, driver_root=root)
+    assert [one.pid for one in processes_holding(with_driver, [DeviceNode("/dev/nvidia0")]).found] == [4711]
+
+
+def test_a_process_whose_files_cannot_be_read_may_have_a_node_open(host: Host) -> None:
+    (host.proc / "4711").mkdir()
+    (host.proc / "4711/fd").touch()
+    with pytest.raises(RetryableError, match=rf"a process has {NODE} open: .*open files of process 4711 \(Not a dir"):
+        require_unused(host, [NODE], "device a")
+
+
 def test_device_nodes_are_those_of_uevent_files(tmp_path: Path) -> None:
     host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
-    assert nodes_of(host, address) == [] and nodes_of(host, address, "3") == ["/dev/nvidia3"]
+    assert nodes_of(host, address) == [] and nodes_of(host, address, "3") == [DeviceNode("/dev/nvidia3", (195, 3))]
     card = host.sysfs / "bus/pci/devices" / address / "drm/card0"
     card.mkdir(parents=True)
     (card / "dev").write_text("226:0\n")
     (card / "uevent").write_text("MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\nDEVTYPE=drm_minor\n")
-    assert nodes_of(host, address) == ["/dev/dri/card0"]
+    assert nodes_of(host, address) == [DeviceNode("/dev/dri/card0", (226, 0))]

@@ -268,18 +268,25 @@ def test_a_file_whose_path_is_too_long_for_readlink_is_read(tmp_path: Path) -> N
         assert drm_clients.DrmReader(Path("/proc")).clients(os.getpid(), "pod") == []
 
 
-def test_a_process_whose_first_thread_has_ended_gives_its_claim_no_value(site: Site) -> None:
-    """/proc shows no open files then, and the other threads can use the GPU."""
-    for pid, pod in ((11, "a"), (12, "b")):
-        site.run(pid, pod)
-    site.i915(12, 12, 1.0)
-    ended = f"11 (train) Z {'0 ' * 16}2 0 {processes.CLOCK_TICKS_AT_START} 0\n"
-    (site.root / "proc/11/stat").write_text(ended)
-    site.read(A, B)
-    site.i915(12, 12, 3.0)
-    assert site.of(A, B) == [None, pytest.approx(0.2)]
-    (site.root / "proc/11/stat").write_text(ended.replace("2 0 ", "1 0 "))
-    assert site.of(A, B) == [0, 0], "all threads have ended"
+def test_the_files_of_all_threads_of_a_process_count(site: Site) -> None:
+    """Those of the first thread are none after it has ended, and another thread may have its own."""
+    site.run(11, "a")
+    process = site.root / "proc/11"
+    for thread in ("11", "12", "13"):
+        for folder in ("fd", "fdinfo"):
+            (process / "task" / thread / folder).mkdir(parents=True)
+
+    def use(thread: str, client: int, seconds: float) -> None:
+        site.i915(11, client, seconds)
+        for folder in ("fd", "fdinfo"):
+            (process / folder / "3").replace(process / "task" / thread / folder / "3")
+
+    for thread, client in (("12", 1), ("13", 2)):
+        use(thread, client, 1.0)
+    site.read(A)
+    for thread, client in (("12", 1), ("13", 2)):
+        use(thread, client, 3.0)
+    assert site.of(A) == pytest.approx([0.4])
 
 
 def test_hidden_processes_give_no_value(site: Site) -> None:

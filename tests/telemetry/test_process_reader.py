@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.device_setup.containers import Place
 from dra_agent.device_setup.shares.owners import ProcessOwners, UnknownOwnerError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
+from dra_agent.processes.containers import Place
 from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.process_reader import ProcessReader, Uses
 from dra_agent.telemetry.process_use import ProcessUse

@@ -1,20 +1,43 @@
 """Processes that have device nodes open, from /proc: unbinding a driver would break them, or hang until they exit.
 
-Only processes that are visible to the agent are found. If it does not see all processes of the host, a device is never
-reported as unused, and is not changed.
+A device is compared by its number: a container has its own nodes, and any process can make another one. Only processes
+that are visible to the agent are found. If it does not see all processes of the host, or cannot read the files of one,
+a device is never reported as unused, and is not changed.
+
+A process that has mapped memory of a device and closed its file is not found: /proc/PID/maps waits for a lock that the
+process itself can hold.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
+from dra_agent.processes.file_tables import file_tables
+from dra_agent.processes.open_file import FileIdentity, device_identity, identity_of
+from dra_agent.processes.stat import process_ids
+from dra_agent.processes.visibility import TODO, hidden_processes_reason
+
+_NVIDIA_MAJOR = 195
+"""Of the GPUs of NVIDIA (Linux, Documentation/admin-guide/devices.txt)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node of a function's driver."""
+
+    path: str
+    """As containers see it: "/dev/nvidia0"."""
+    number: tuple[int, int] | None = None
+    """Major and minor number, where the kernel shows it elsewhere than in /dev."""
+
+    def __str__(self) -> str:
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +52,60 @@ class FileHolder:
         return f"{self.name} (process {self.pid}) has {self.node} open"
 
 
-def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class FileHolders:
+    """Who has nodes open, of all processes that are visible, except for the agent."""
+
+    found: Sequence[FileHolder]
+    """By process and node."""
+    unread: Mapping[int, str]
+    """Processes whose open files cannot be read, with the reason."""
+
+
+def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, why: str = "") -> None:
     """Reject a driver change while a process uses the device; RetryableError names the process, or why it is unknown.
 
     `why` starts the message: "it is in mode SPX and in use".
     """
     prefix = f"{why}: " if why else ""
-    if users := processes_holding(host, nodes):
-        named = "; ".join(map(str, users[:5]))
+    holders = processes_holding(host, nodes)
+    if holders.found:
+        named = "; ".join(map(str, holders.found[:5]))
         raise RetryableError(prefix + named, where=where, hint="stop them; the agent retries")
-    if nodes and (hidden := hidden_processes_reason(host)):
+    hidden = hidden_processes_reason(host) if nodes else ""
+    if not hidden and holders.unread:
+        pid, reason = min(holders.unread.items())
+        hidden = f"the agent cannot read the open files of process {pid} ({reason})"
+    if hidden:
         message = f"cannot determine if a process has {nodes[0]} open: {hidden}"
         raise RetryableError(prefix + message, where=where, hint=TODO)
 
 
-def processes_holding(host: Host, nodes: Iterable[str]) -> list[FileHolder]:
-    """Return the processes that have one of the nodes ("/dev/nvidia0") open, except for the agent's own."""
-    node_by_identity = {identity: node for node in nodes if (identity := _identity(host.dev_path(node))) is not None}
-    if not node_by_identity:
-        return []
-    found = []
-    prefixes = ("/dev/", f"{host.dev}/")
-    for process in host.proc.iterdir():
-        if not process.name.isdecimal() or int(process.name) == os.getpid():
+def processes_holding(host: Host, nodes: Iterable[DeviceNode]) -> FileHolders:
+    """Return the processes that have one of the nodes open, by any path, except for the agent."""
+    node_by_identity = {identity: node.path for node in nodes for identity in _identities(host, node)}
+    found: list[FileHolder] = []
+    unread: dict[int, str] = {}
+    for pid in sorted(process_ids(host.proc)) if node_by_identity else ():
+        if pid == os.getpid():
             continue
-        opened = {node_by_identity[one] for one in _open_files(process, prefixes) if one in node_by_identity}
-        found += [FileHolder(int(process.name), _name(process), node) for node in sorted(opened)]
-    return sorted(found, key=lambda holder: holder.pid)
+        try:
+            opened = {node_by_identity[one] for one in _open_files(host.proc, pid) if one in node_by_identity}
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has exited
+        except OSError as error:
+            unread[pid] = error.strerror or str(error)
+            continue
+        found += [FileHolder(pid, _name(host.proc / str(pid)), node) for node in sorted(opened)]
+    return FileHolders(found, unread)
 
 
-def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
+def nodes_of(host: Host, address: str, minor: str | None = None) -> list[DeviceNode]:
     """Return the device nodes of a function's driver; those of NVIDIA are not in /sys and are found by minor number."""
     folder = host.sysfs / "bus/pci/devices" / address
-    nodes = [f"/dev/nvidia{minor}"] if minor is not None and minor.isdecimal() else []
+    nodes = []
+    if minor is not None and minor.isdecimal():
+        nodes.append(DeviceNode(f"/dev/nvidia{minor}", (_NVIDIA_MAJOR, int(minor))))
     try:
         below = os.walk(folder.resolve(strict=True))
     except OSError:
@@ -71,39 +115,49 @@ def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
         folders[:] = [name for name in folders if ":" not in name and name not in {"power", "msi_irqs"}]
         if "dev" in files and "uevent" in files:
             nodes += _uevent_nodes(Path(where) / "uevent")
-    return sorted(set(nodes))
+    return sorted(set(nodes), key=str)
 
 
-def _uevent_nodes(uevent: Path) -> list[str]:
+def class_node(host: Host, class_: str, name: str, path: str) -> DeviceNode:
+    """Return the device node at a path, of a device by its class and name: "drm", "renderD128"."""
+    number = None
+    with suppress(OSError):
+        number = _number(*(host.sysfs / "class" / class_ / name / "dev").read_text().strip().partition(":")[::2])
+    return DeviceNode(path, number)
+
+
+def _number(major: str, minor: str) -> tuple[int, int] | None:
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def _uevent_nodes(uevent: Path) -> list[DeviceNode]:
     try:
         lines = uevent.read_text().splitlines()
     except OSError:
         return []
-    return [f"/dev/{line.removeprefix('DEVNAME=')}" for line in lines if line.startswith("DEVNAME=")]
+    values = dict(line.partition("=")[::2] for line in lines)
+    number = _number(values.get("MAJOR", ""), values.get("MINOR", ""))
+    return [DeviceNode(f"/dev/{values['DEVNAME']}", number)] if "DEVNAME" in values else []
 
 
-def _open_files(process: Path, prefixes: tuple[str, str]) -> Iterable[tuple[str, int, int]]:
-    try:
-        files = list((process / "fd").iterdir())
-    except OSError:
-        return  # it has exited, or the agent may not read it
-    for file in files:
+def _identities(host: Host, node: DeviceNode) -> set[FileIdentity]:
+    """Return what an open file of the node can be; NVIDIA's driver may have its nodes in another directory."""
+    found = {device_identity(*node.number)} if node.number is not None else set()
+    for path in (host.dev_path(node.path), host.driver_node(node.path)):
+        with suppress(OSError):
+            found.add(identity_of(path))
+    return found
+
+
+def _open_files(proc: Path, pid: int) -> Iterable[FileIdentity]:
+    for table in file_tables(proc, pid):
         try:
-            # Compared by name first: stat of a file on a failed server could block indefinitely.
-            if file.readlink().as_posix().startswith(prefixes) and (identity := _identity(file)) is not None:
-                yield identity
-        except OSError:
-            continue
-
-
-def _identity(path: Path) -> tuple[str, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    if stat.S_ISCHR(status.st_mode):
-        return ("device", status.st_rdev, 0)
-    return ("file", status.st_dev, status.st_ino)  # represents a device node on a simulated host
+            files = list((table / "fd").iterdir())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # this thread has ended
+        for file in files:
+            with suppress(FileNotFoundError):  # closed meanwhile
+                yield identity_of(file)
 
 
 def _name(process: Path) -> str:

@@ -21,9 +21,9 @@ from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.moved import MovedInterfaces
-from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.json_decode import decode_json
+from dra_agent.processes.visibility import TODO, hidden_processes_reason
 from dra_agent.topology.model import PciFunction as Function
 from dra_agent.topology.model import Topology
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dra_agent.device_setup.mps.launch import stat_of
+from dra_agent.processes.file_tables import file_tables
 
 MAX_FDINFO_BYTES = 16 << 10
 """Bytes of one file; xe writes about 1 KiB."""
@@ -37,8 +37,6 @@ _OLD_AMDGPU = re.compile(r"^pdev:\s", re.MULTILINE)
 _DMA_BUF = re.compile(r"^exp_name:\t", re.MULTILINE)
 """A buffer, and no client. The line after this one has a name that a process chooses, with line breaks
 (drivers/dma-buf/dma-buf.c, dma_buf_show_fdinfo)."""
-_STATE_FIELD, _THREADS_FIELD = 2, 19
-"""Of /proc/PID/stat, from 0 (proc(5))."""
 
 
 class UncountedError(Exception):
@@ -126,19 +124,26 @@ class DrmReader:
         self._processes[pod] += 1
         if self._processes[pod] > MAX_PROCESSES:
             raise UncountedError(f"its pod has more than {MAX_PROCESSES} processes")
-        process = self._proc / str(pid)
         found = []
-        has_files = False
-        for descriptor in _numbers(process / "fd"):
-            has_files = True
+        for table in file_tables(self._proc, pid):
+            try:
+                found += self._clients_in(table, pod)
+            except (FileNotFoundError, ProcessLookupError):
+                if table.name == str(pid):
+                    raise
+        return found
+
+    def _clients_in(self, table: Path, pod: str) -> list[Client]:
+        found = []
+        for descriptor in _numbers(table / "fd"):
             self._files[pod] += 1
             if self._files[pod] > MAX_FILES:
                 raise UncountedError(f"the processes of its pod have more than {MAX_FILES} files open")
             try:
-                target = _target(process / "fd" / descriptor)
+                target = _target(table / "fd" / descriptor)
                 if not target.startswith("/"):
                     continue  # a socket, a pipe or another file without a name
-                with (process / "fdinfo" / descriptor).open("rb") as file:
+                with (table / "fdinfo" / descriptor).open("rb") as file:
                     content = file.read(MAX_FDINFO_BYTES + 1)
             except FileNotFoundError:
                 continue  # closed meanwhile
@@ -152,15 +157,7 @@ class DrmReader:
                 found.append(client)
             elif target.startswith(_NODES) and "drm-driver" not in text:
                 raise UncountedError(f"the driver of {target} does not count by client")
-        if not has_files and self._has_hidden_files(pid):
-            raise UncountedError("its first thread has ended, and the kernel shows no open files of the others")
         return found
-
-    def _has_hidden_files(self, pid: int) -> bool:
-        fields = stat_of(pid, self._proc) or []
-        if len(fields) <= _THREADS_FIELD:
-            return False
-        return fields[_STATE_FIELD] == "Z" and fields[_THREADS_FIELD] not in ("0", "1")
 
 
 def _target(link: Path) -> str:

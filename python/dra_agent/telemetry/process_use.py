@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from dra_agent.device_setup.containers import Place
-from dra_agent.device_setup.mps.launch import stat_of
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError
 from dra_agent.inventory.model import Device
+from dra_agent.processes.containers import Place
 from dra_agent.telemetry.model import DeviceSample
 
 MAX_OVER = 0.05
 """By how much the sum of a claim may exceed all of the time: drivers round the part of each process to a percent."""
 BUSY = 0.05
 """From this utilization of a device on, a driver that names no process contradicts itself."""
-_START_TIME_FIELD = 21
-"""Of /proc/PID/stat, from 0 (proc(5))."""
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
@@ -66,15 +62,6 @@ class ProcessSource(Protocol):
     def close(self) -> None:
         """Close libraries."""
         ...
-
-
-def start_time(proc: Path, pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it does not exist, or cannot be read."""
-    try:
-        fields = stat_of(pid, proc)
-        return None if fields is None else int(fields[_START_TIME_FIELD])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def exited(pid: int) -> Place:

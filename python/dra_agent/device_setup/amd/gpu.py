@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import time
 
-from dra_agent.device_setup.open_files import require_unused
+from dra_agent.device_setup.open_files import DeviceNode, class_node, require_unused
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -78,8 +78,9 @@ class Gpu:
         cards = [name for name in SysfsDir(drm, []).names() if name.startswith("card")]
         return [f"/dev/dri/{name}" for name in (*cards[:1], render)]
 
-    def _nodes(self) -> list[str]:
-        return [node for index in range(len(self._partitions())) for node in self.nodes(index)]
+    def _nodes(self) -> list[DeviceNode]:
+        paths = [node for index in range(len(self._partitions())) for node in self.nodes(index)]
+        return [class_node(self._host, "drm", path.rpartition("/")[2], path) for path in paths]
 
     def _partitions(self) -> list[KfdNode]:
         return self._topology.nodes([]).get(self._address, [])

@@ -18,10 +18,10 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.child import Child
 from dra_agent.command import CompletedCommand, HostCommand
-from dra_agent.device_setup.mps.launch import stat_of
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
+from dra_agent.processes.stat import read_stat
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ _HINT = "check the MPS logs, in the folder next to its pipes"
 _MAX_SERVERS = 64
 """Maximum servers of one daemon that receive a limit. It has one for each user, and a container can forge the list."""
 _MAX_RECORD_BYTES = 4096
-_START_TIME_FIELD = 21
-"""Position in /proc/PID/stat, from 0."""
 
 
 class Daemon(msgspec.Struct, frozen=True):
@@ -168,7 +166,7 @@ class MpsDaemon:
     def _is_running(self, daemon: Daemon) -> bool:
         """Return whether it is still running: another process may have its PID."""
         try:
-            fields = stat_of(daemon.pid, self._proc)
-            return fields is not None and fields[2] != "Z" and int(fields[_START_TIME_FIELD]) == daemon.started
-        except (OSError, IndexError, ValueError):
+            stat = read_stat(daemon.pid, self._proc)
+        except (OSError, ValueError):
             return False
+        return stat is not None and not stat.has_ended and stat.started == daemon.started

@@ -5,8 +5,8 @@ The output of the program is written to LOG: a daemon keeps its outputs open, so
 exits.
 
 The response is one line of JSON, `{"pid": 4711, "started": 12345}`: the process that the program left running, and its
-start time in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)). The daemon's own pidfile is in the directory
-of the pipes, where containers can write.
+start time in clock ticks since boot. The daemon's own pidfile is in the directory of the pipes, where containers can
+write.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import os
 import sys
 from pathlib import Path
 
+from dra_agent.processes.stat import process_ids, read_stat
+
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PR_SET_CHILD_SUBREAPER = 36
-_PPID_FIELD, _START_TIME_FIELD = 3, 21
-"""Positions in /proc/PID/stat, from 0."""
 
 
 def main(shm: str, log: str, program: str, *arguments: str) -> int:
@@ -57,28 +57,14 @@ def main(shm: str, log: str, program: str, *arguments: str) -> int:
 def _children() -> list[tuple[int, int]]:
     """Return the child processes of this process, the oldest first."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
+    for pid in process_ids():
         try:
-            fields = stat_of(int(entry.name))
-        except (OSError, IndexError):
+            stat = read_stat(pid)
+        except (OSError, ValueError):
             continue
-        if fields is not None and int(fields[_PPID_FIELD]) == os.getpid() and fields[2] != "Z":
-            found.append((int(entry.name), int(fields[_START_TIME_FIELD])))
+        if stat is not None and stat.parent == os.getpid() and not stat.has_ended:
+            found.append((pid, stat.started))
     return sorted(found, key=lambda one: one[1])
-
-
-def stat_of(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from 0, without the name in the second; None if the process does not exist.
-
-    Never reads `environ` or `cmdline`: they wait for a lock that the process itself can hold.
-    """
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return [str(pid), "", *text.rpartition(")")[2].split()]
 
 
 def _last_line(log: str) -> str:

@@ -6,16 +6,17 @@ A container can choose neither, unlike its environment. Where they are ambiguous
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 
 import msgspec
 
-from dra_agent.device_setup.containers import Place, place_of
 from dra_agent.host import Host
-from dra_agent.inventory.process_visibility import hidden_processes_reason
 from dra_agent.inventory.shares import MEMORY
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.prepare.record import read
+from dra_agent.processes.containers import Place, place_of
+from dra_agent.processes.stat import process_ids
+from dra_agent.processes.visibility import hidden_processes_reason
 
 
 class HeldShare(msgspec.Struct, frozen=True):
@@ -63,7 +64,9 @@ class ProcessOwners:
     def places(self) -> Mapping[int, Place]:
         """Return the location of every process, as they were at the first call."""
         if self._places is None:
-            pids = _pids(self._host.proc)
+            pids: list[int] = []
+            with suppress(OSError):
+                pids = process_ids(self._host.proc)
             self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
         return self._places
 
@@ -117,10 +120,3 @@ def held_shares(
 
 def _device(held: HeldShare) -> tuple[str, str]:
     return (held.pool, held.key.partition("/")[0])
-
-
-def _pids(proc: Path) -> Iterable[int]:
-    try:
-        return [int(path.name) for path in proc.iterdir() if path.name.isdecimal()]
-    except OSError:
-        return []

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import _native
-from dra_agent.device_setup.containers import place_of
 from dra_agent.device_setup.open_files import nodes_of, processes_holding
 from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, cgroup_root
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError
@@ -16,6 +15,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.shares import offered_enforcement
+from dra_agent.processes.containers import place_of
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -102,7 +102,8 @@ class UsageReader:
             else:
                 if user_pids is None:
                     nodes = nodes_of(self._host, device.pci_address)
-                    user_pids = {holder.pid for holder in processes_holding(self._host, nodes)}
+                    holders = processes_holding(self._host, nodes)
+                    user_pids = {*(holder.pid for holder in holders.found), *holders.unread}
                 if pid in user_pids:
                     raise UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")
         for name, problem in sorted(problems.items()):

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from dra_agent.device_setup.containers import Place, place_of
 from dra_agent.device_setup.shares.owners import ProcessOwners
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
+from dra_agent.processes.containers import Place, place_of
+from dra_agent.processes.stat import start_time
 from dra_agent.telemetry.drm_clients import Client, DrmReader, UncountedError
-from dra_agent.telemetry.process_use import MAX_OVER, ProcessUse, exited, start_time
+from dra_agent.telemetry.process_use import MAX_OVER, ProcessUse, exited
 
 _NS = 1e-9
 
@@ -75,7 +76,7 @@ class DrmProcesses:
         reader, proc = DrmReader(self._host.proc), self._host.proc
         kfd = self._host.sysfs / "class/kfd/kfd/proc"
         for pid in sorted(pids):
-            started = start_time(proc, pid)
+            started = start_time(pid, proc)
             place = place_of(proc, pid)
             if started is None or place is None:
                 continue  # it has exited: its clients are gone
@@ -94,7 +95,7 @@ class DrmProcesses:
                 continue
             clients = [client for client in clients if client.address == device.pci_address]
             # A process without a client that ends meanwhile, as shells start many, leaves nothing to attribute.
-            if clients and start_time(proc, pid) != started:
+            if clients and start_time(pid, proc) != started:
                 now.uncounted.append(ProcessUse((exited(pid),), None, reason=f"process {pid} has exited"))
                 continue
             for client in clients:

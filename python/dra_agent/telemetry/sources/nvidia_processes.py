@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection
 
 from dra_agent.clock import boottime
-from dra_agent.device_setup.containers import Place, place_of
 from dra_agent.device_setup.shares.owners import ProcessOwners
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -23,7 +22,9 @@ from dra_agent.inventory.nvidia.nvml_client import (
     WorkerExitedError,
     acquire,
 )
-from dra_agent.telemetry.process_use import ProcessUse, exited, start_time
+from dra_agent.processes.containers import Place, place_of
+from dra_agent.processes.stat import start_time
+from dra_agent.telemetry.process_use import ProcessUse, exited
 
 CALL_TIMEOUT_S = 2.0
 TOLERANCE_S = 1.0
@@ -109,9 +110,9 @@ class NvidiaProcesses:
     def _place(self, pid: int, at_s: float) -> Place:
         """Return the place of the process that had this PID at a time, in seconds since boot."""
         proc = self._host.proc
-        started = start_time(proc, pid)
+        started = start_time(pid, proc)
         place = place_of(proc, pid)
-        if started is None or place is None or start_time(proc, pid) != started:
+        if started is None or place is None or start_time(pid, proc) != started:
             return exited(pid)
         if started / os.sysconf("SC_CLK_TCK") > at_s + TOLERANCE_S:
             return Place("unknown", reason=f"another process had the PID {pid} before")

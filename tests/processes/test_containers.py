@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.device_setup.containers import Place, parse, place_of
+from dra_agent.processes.containers import Place, parse, place_of
 
 UID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 ID = "0123456789abcdef" * 4
