@@ -257,7 +257,7 @@ def test_a_refusal_is_logged_once_with_the_missing_permission(
 
     run(scenario)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert "nodeLabels of the chart" in str(vars(record)["todo"])
+    assert vars(record)["grant"] == "nodeLabels of the chart"
 
 
 def test_a_permission_that_takes_effect_late_needs_no_change(
@@ -274,6 +274,19 @@ def test_a_permission_that_takes_effect_late_needs_no_change(
     run(scenario)
     assert len(fake_api.writes()) == 3
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
+
+
+def test_labels_that_may_not_be_removed_can_be_removed_by_hand(
+    run: Callable[..., Labeling], fake_api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(labeling: Labeling, labels: NodeLabels) -> None:
+        fake_api.fail(403, methods="PATCH", times=None)
+        fake_api.put("nodes", node(**{f"{PREFIX}rack": "r1"}))
+        await eventually_async(lambda: bool(fake_api.writes()))
+
+    run(scenario, is_wanted=False)
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert f"kubectl label node n {PREFIX}rack-" in str(vars(record)["todo"])
 
 
 @pytest.fixture

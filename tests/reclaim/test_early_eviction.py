@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -92,31 +93,49 @@ def test_a_missing_claim_does_not_affect_other_claims() -> None:
 
 
 def test_another_claim_or_pod_with_that_name_is_ignored() -> None:
-    pods = FakePods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
-    claims = ClaimsApi({"c": allocated(), "d": allocated("another")})
+    last = allocated("e")
+    last["status"]["reservedFor"] = [{"resource": "pods", "name": "q", "uid": "q"}]
+    pods = FakePods(
+        {
+            "p": pod() | {"metadata": {"name": "p", "uid": "another"}},
+            "q": pod() | {"metadata": {"name": "q", "uid": "q"}},
+        }
+    )
+    claims = ClaimsApi({"c": allocated(), "d": allocated("another"), "e": last})
 
     async def scenario(index: ClaimPodIndex, entries: MemoryLedger) -> None:
-        await eventually_async(lambda: claims.reads == 2)
-        await asyncio.sleep(0.05)
-        assert list(index) == []
+        await eventually_async(lambda: [pod_.name for pod_ in index] == ["q"])
+        assert claims.reads == 3, "they are read in this order"
 
-    run_index(claims, pods, scenario, entry("c"), entry("d", "d"))
+    run_index(claims, pods, scenario, entry("c"), entry("d", "d"), entry("e", "e"))
 
 
-def test_a_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    class ForbiddenPods(FakePods):
-        async def get(self, namespace: str, name: str) -> dict[str, Any]:
+class ForbiddenPods(FakePods):
+    """The permission to read pods takes effect after some requests."""
+
+    def __init__(self, pods: dict[str, Any], *, refusals: int) -> None:
+        super().__init__(pods)
+        self.refusals = refusals
+
+    async def get(self, namespace: str, name: str) -> dict[str, Any]:
+        if self.refusals > 0:
+            self.refusals -= 1
             raise ForbiddenError("no")
+        return await super().get(namespace, name)
 
-    claims = ClaimsApi({"c": allocated()})
+
+def test_a_permission_that_takes_effect_late_needs_no_other_claim(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    pods = ForbiddenPods({"p": pod(600)}, refusals=3)
 
     async def scenario(index: ClaimPodIndex, entries: MemoryLedger) -> None:
-        for _ in range(3):
-            index.refresh()
-        await asyncio.sleep(0.1)
+        await eventually_async(lambda: [pod_.name for pod_ in index] == ["p"])
 
-    run_index(claims, ForbiddenPods(), scenario, entry("c"))
-    assert [pod_.message for pod_ in logged_by(caplog, "dra_agent.reclaim")] == ["grace periods of pods are not known"]
+    run_index(ClaimsApi({"c": allocated()}), pods, scenario, entry("c"))
+    warnings = logged_by(caplog, "dra_agent", least=logging.WARNING)
+    assert [record.message for record in warnings] == ["grace periods of pods are not known"]
 
 
 def notice(seconds: float | None) -> ReclaimState:

@@ -167,6 +167,27 @@ def test_after_a_reboot_condition_and_cordon_are_removed(node: ClusterNode) -> N
     node.run(cleaned, boot="next", cordon=True)
 
 
+def test_a_node_that_may_not_be_read_at_first_is_cleaned_up_later(
+    node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server learns of a new role or policy after the agent has started."""
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+
+    async def interrupted() -> None:
+        await node.notice()
+        await eventually_async(node.is_cordoned)
+
+    async def started() -> None:
+        await eventually_async(lambda: node.api.objects("resourceslices"))
+        node.api.fail(403, methods="GET", path=f"/nodes/{NODE}", times=2)
+
+    async def cleaned() -> None:
+        await eventually_async(lambda: not node.is_cordoned())
+
+    node.run(interrupted, cordon=True)
+    node.run(cleaned, before=started, boot="next", cordon=True)
+
+
 def test_a_stop_does_not_wait_for_the_api_server(node: ClusterNode) -> None:
     async def before() -> None:
         await eventually_async(lambda: node.api.objects("resourceslices"))

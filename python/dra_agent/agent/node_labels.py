@@ -20,7 +20,7 @@ from dra_agent.kube_client.kinds import NODES
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
-from dra_agent.status.permission import FIRST_AGAIN_S, RETRY_AFTER_S
+from dra_agent.status.permission import PermissionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class NodeLabels:
         """When the same is written again after a refusal; None: not before something changes."""
         self._version = 0
         """The resource version of that state. The watch and the response of a write come in any order."""
-        self._refusals = Backoff(first=FIRST_AGAIN_S, longest=RETRY_AFTER_S)
+        self._permission = PermissionMonitor(
+            "the labels of the node are not written", "nodeLabels of the chart", level=logging.ERROR
+        )
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -84,17 +86,18 @@ class NodeLabels:
 
     async def _follow(self) -> None:
         async for state in self._watch.states():
-            if state.node is not None and state.error is None and self._store(state.node):
-                self._changed.set()
+            if state.node is not None and state.error is None:
+                before = self._present
+                self._store(state.node)
+                if self._present != before:
+                    self._changed.set()
 
-    def _store(self, node: Mapping[str, Any]) -> bool:
-        """Keep the owned labels of a state unless a newer one is known; return whether they changed."""
-        version, before = _version(node), self._present
-        if version < self._version:
-            return False
-        self._version = version
-        self._present = owned_labels(node, self._manager, label_prefix(self._driver))
-        return self._present != before
+    def _store(self, node: Mapping[str, Any]) -> dict[str, str]:
+        """Return the owned labels of a state, and keep them unless a newer one is known."""
+        version, owned = _version(node), owned_labels(node, self._manager, label_prefix(self._driver))
+        if version >= self._version:
+            self._version, self._present = version, owned
+        return owned
 
     async def _write_if_different(self, backoff: Backoff) -> float | None:
         """Write the labels if they differ; return the seconds to the next attempt, None if none is needed."""
@@ -115,24 +118,21 @@ class NodeLabels:
         try:
             written = await self._api.apply(NODES, self._node, body, field_manager=self._manager)
         except ForbiddenError as error:
-            if not self._refusals.failures:
-                todo = "grant it: nodeLabels of the chart"
-                if not self._is_wanted:
-                    todo = f"remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
-                log.error("the labels of the node are not written", extra={"reason": str(error), "todo": todo})
-            wait_s = self._refusals.delay()
+            todo = ""
+            if not self._is_wanted:
+                todo = f"or remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
+            wait_s = self._permission.refused(error, todo=todo)
             self._attempted, self._retry_at_s = (present, desired), time.monotonic() + wait_s
             return wait_s
         except AgentError as error:
             log.warning("the labels of the node are not written yet", extra={"reason": str(error)})
             return backoff.delay(error)
         else:
-            self._refusals.reset()
+            self._permission.granted()
             # The watch may omit this state of the Node, or has reported a newer one.
-            self._store(written)
+            result = self._store(written)
             if self._version > _version(written):
                 self._changed.set()
-            result = owned_labels(written, self._manager, label_prefix(self._driver))
             self._attempted, self._retry_at_s = None if result == desired else (result, desired), None
             log.info("the labels of the node are written", extra={"labels": desired})
         return None

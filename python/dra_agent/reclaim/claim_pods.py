@@ -20,7 +20,9 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError, NotFoundError
 from dra_agent.kube_client.kinds import PODS, RESOURCE_CLAIMS
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
+from dra_agent.status.permission import PermissionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +83,16 @@ class ClaimPodIndex:
         self._api = api
         self._pods = pods
         self._known: dict[str, list[ClaimPod]] = {}
-        self._queue: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
+        self._unread: dict[str, tuple[str, str]] = {}
+        """Namespace and name of claims whose pods are to be read, by UID."""
+        self._changed = asyncio.Event()
+        self._permission = PermissionMonitor("grace periods of pods are not known", "podEviction of the chart")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Read the pods of every prepared claim."""
-        self._task = asyncio.create_task(self._run(), name="reclaim consumers")
+        reading = reconcile(self._changed, self._read_unread, Backoff())
+        self._task = asyncio.create_task(reading, name="reclaim consumers")
         self.refresh()
 
     async def stop(self) -> None:
@@ -103,7 +109,8 @@ class ClaimPodIndex:
 
     def prepared(self, uid: str, namespace: str, name: str) -> None:
         """Read the pods of a claim that was prepared; returns at once."""
-        self._queue.put_nowait((uid, namespace, name))
+        self._unread[uid] = (namespace, name)
+        self._changed.set()
 
     def __iter__(self) -> Iterator[ClaimPod]:
         """Yield the known pods of the claims that are in the ledger now."""
@@ -112,28 +119,36 @@ class ClaimPodIndex:
         for found in self._known.values():
             yield from found
 
-    async def _run(self) -> None:
-        while True:
-            uid, namespace, name = await self._queue.get()
+    async def _read_unread(self, _: Backoff) -> float | None:
+        """Read the pods of the claims that are unread; return the seconds to the next attempt if that is forbidden."""
+        while self._unread:
+            uid, (namespace, name) = next(iter(self._unread.items()))
+            del self._unread[uid]  # it may be prepared again meanwhile
             try:
-                await self._read_with_retries(uid, namespace, name)
+                if await self._read_with_retries(uid, namespace, name):
+                    self._permission.granted()
             except ForbiddenError as error:
-                hint = "grant it: podEviction of the chart"
-                log.warning("grace periods of pods are not known", extra={"reason": str(error), "todo": hint})
-                return
+                prepared = {claim.uid for claim in self._ledger.entries()}
+                unread = {uid: (namespace, name)} | self._unread
+                self._unread = {uid: place for uid, place in unread.items() if uid in prepared}
+                return self._permission.refused(error)
+        return None
 
-    async def _read_with_retries(self, uid: str, namespace: str, name: str) -> None:
+    async def _read_with_retries(self, uid: str, namespace: str, name: str) -> bool:
+        """Return whether the claim and its pods were read. Raises ForbiddenError."""
         backoff = Backoff(first=0.5, longest=10.0)
         for _ in range(MAX_ATTEMPTS):
             try:
                 self._known[uid] = [found async for found in self._read(uid, namespace, name)]
-            except (ForbiddenError, NotFoundError) as error:
-                if isinstance(error, ForbiddenError):
-                    raise
+            except ForbiddenError:
+                raise
+            except NotFoundError:
+                return False
             except AgentError as error:
                 await asyncio.sleep(backoff.delay(error))
-                continue
-            return
+            else:
+                return True
+        return False
 
     async def _read(self, uid: str, namespace: str, name: str) -> AsyncIterator[ClaimPod]:
         claim = await self._api.get(RESOURCE_CLAIMS, name, namespace, timeout=CLAIM_TIMEOUT_S)

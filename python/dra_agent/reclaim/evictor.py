@@ -20,6 +20,7 @@ from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, d
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.status import ClaimReleaseStatus
+from dra_agent.status.permission import PermissionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +112,18 @@ class Evictor:
         self._ignored: dict[str, str] = {}
         """Pods that are not evicted, by UID, and the reason that was logged."""
         self._forbidden: set[str] = set()
-        self._no_permission = False
+        self._permission = PermissionMonitor(
+            "pods that the taint does not evict are not evicted",
+            "podEviction of the chart",
+            level=logging.ERROR,
+            retry_after_s=RETRY_AFTER_S,
+        )
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
 
     async def run(self) -> None:
-        """Check every claim each second; ends if the permission to read pods is missing."""
+        """Check every claim each second, until the notice ends."""
         async with asyncio.TaskGroup() as attempts:
-            while not self._no_permission and (context := self._context()) is not None:
+            while (context := self._context()) is not None:
                 for uid, uses in self._due_pods().items() if self._is_leader() else ():
                     self._due[uid] = float("inf")  # until this attempt is over
                     attempts.create_task(self._attempt(uid, uses, context), name="reclaim pod")
@@ -172,13 +178,8 @@ class Evictor:
         try:
             pod = await self._actions.pods.get(namespace, name)
         except ForbiddenError as error:
-            if not self._no_permission:
-                hint = "grant it: podEviction of the chart"
-                log.error(
-                    "pods that the taint does not evict are not evicted", extra={"reason": str(error), "todo": hint}
-                )
-            self._no_permission = True
-            return RETRY_AFTER_S
+            return self._permission.refused(error)
+        self._permission.granted()
         if pod.get("metadata", {}).get("uid") != uid:
             return POLL_INTERVAL_S
         for use in uses:

@@ -20,6 +20,7 @@ from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
+from dra_agent.status.permission import PermissionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,13 @@ class NodeFieldWriter(Generic[_Value]):
     ) -> None:
         """`apply` writes a value and leaves fields of others; it may raise the errors of dra_agent.kube_client.
 
-        `operation` is the name of the field in the log, `grant` the hint for a missing permission. `is_leader`: whether
-        this agent writes, of several in a rolling update.
+        `operation` is the name of the field in the log, `grant` what gives the permission. `is_leader`: whether this
+        agent writes, of several in a rolling update.
         """
         self._apply = apply
         self._operation = operation
-        self._grant = grant
         self._is_leader = is_leader
-        self._forbidden = False
+        self._permission = PermissionMonitor(f"{operation} is not written", grant, level=logging.ERROR)
         self.desired: _Value | None = None
         """The latest value; None before the first."""
         self._changed = asyncio.Event()
@@ -79,18 +79,16 @@ class NodeFieldWriter(Generic[_Value]):
         return None if self.desired is None else await self._write(self.desired, backoff)
 
     async def _write(self, value: _Value, backoff: Backoff) -> float | None:
-        """Write a value; return the seconds to the next attempt, None if it is written or forbidden."""
+        """Write a value; return the seconds to the next attempt, None if it is written."""
         try:
             await self._apply(value)
         except ForbiddenError as error:
-            if not self._forbidden:
-                log.error(f"{self._operation} is not written", extra={"reason": str(error), "todo": self._grant})
-            self._forbidden = True
+            return self._permission.refused(error)
         except AgentError as error:
             log.warning(f"{self._operation} is not written yet", extra={"reason": str(error)})
             return backoff.delay(error)
         else:
-            self._forbidden = False
+            self._permission.granted()
             log.info(f"{self._operation} is written")
         return None
 
@@ -123,13 +121,13 @@ class NodeStatusWriter:
         self._cordon = NodeFieldWriter(
             self._apply_cordon,
             operation="the cordon of the node",
-            grant="grant it: cordon of the chart",
+            grant="cordon of the chart",
             is_leader=is_leader,
         )
         self._condition = NodeFieldWriter(
             self._apply_condition,
             operation="the condition of the node",
-            grant="grant it: nodeCondition of the chart",
+            grant="nodeCondition of the chart",
             is_leader=is_leader,
         )
 
@@ -178,18 +176,19 @@ class NodeStatusWriter:
     async def _clean_up(self) -> None:
         """Read the Node once, and write only if fields of this agent are left: an ordinary start writes nothing."""
         backoff = Backoff(first=0.5, longest=30.0)
+        permission = PermissionMonitor(
+            "a condition or cordon of an earlier notice is not removed from the node", "get on nodes"
+        )
         while True:
             try:
                 node = await self._api.get(NODES, self._node)
                 break
             except ForbiddenError as error:
-                log.warning(
-                    "a condition or cordon of an earlier notice is not removed from the node",
-                    extra={"reason": str(error)},
-                )
-                return
+                wait_s = permission.refused(error)
             except AgentError as error:
-                await asyncio.sleep(backoff.delay(error))
+                wait_s = backoff.delay(error)
+            await asyncio.sleep(wait_s)
+        permission.granted()
         state = self._state
         if state is None or state.phase == "notice":
             return

@@ -28,21 +28,30 @@ def lacks_permission(error: PermanentError) -> bool:
 class PermissionMonitor:
     """One permission of the agent's identity."""
 
-    def __init__(self, message: str, grant: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
-        """`message` is not done without it ("claim status is not written"); `grant` names the RBAC rule.
+    def __init__(
+        self, message: str, grant: str, *, level: int = logging.WARNING, retry_after_s: float | None = None
+    ) -> None:
+        """`message` is not done without it ("claim status is not written"); `grant` names the RBAC rule or chart value.
 
-        `retry_after_s` is the longest pause between two tries, in seconds.
+        `level` is that of the message in the log: ERROR for what a user has enabled. `retry_after_s` is the longest
+        pause between two tries, in seconds; None: RETRY_AFTER_S.
         """
         self._message = message
         self._grant = grant
+        self._level = level
+        retry_after_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
         self._backoff = Backoff(first=FIRST_AGAIN_S, longest=retry_after_s)
         self.missing = ""
         """Why it is refused at present; empty where it is not known to be."""
 
-    def refused(self, error: PermanentError) -> float:
-        """Record the refusal and return the seconds until the next try; logs the first time."""
+    def refused(self, error: PermanentError, *, todo: str = "") -> float:
+        """Record the refusal and return the seconds until the next try; logs the first time.
+
+        `todo` is another way to resolve it.
+        """
         if not self.missing:
-            log.warning(self._message, extra={"reason": str(error.message), "grant": self._grant})
+            extra = {"reason": str(error.message), "grant": self._grant}
+            log.log(self._level, self._message, extra=extra | ({"todo": todo} if todo else {}))
         self.missing = str(error)
         return self._backoff.delay()
 
