@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,19 @@ _TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}|[0-9]+-[0-9]+)\.tmp", re.DOTALL)
 """Version 0.1 put the process id and a number where there are random digits now."""
 
 
-def write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+def write(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o600,
+    durable: bool = False,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
     """Put a file in place of the one that is there, if any; its folder must exist.
 
     `mode` is independent of the umask. `durable`: it survives a power cut once this returns. Without, a power cut may
-    take it: for what is found or written again.
+    take it: for what is found or written again. `is_wanted` is called last, when all data is written: if it returns
+    False, the file stays as it is.
 
     The temporary file is in the same directory, hidden, under a name of this call alone, and ends with neither
     `.json` nor `.yaml`: container runtimes read every such file of a CDI directory, dot files too. It is locked while
@@ -37,6 +46,9 @@ def write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) 
             write_all(handle, data)
             if durable:
                 os.fsync(handle)
+            if not is_wanted():
+                os.unlink(temporary)  # noqa: PTH108
+                return
             os.rename(temporary, path)  # noqa: PTH104 - no Path for each claim
         finally:
             os.close(handle)

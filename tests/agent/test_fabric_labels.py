@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+from dra_agent import atomic_file, simulate
 from dra_agent.agent.fabric_labels import fabric_labels
 from dra_agent.agent.feature_file import FeatureFile
 from dra_agent.agent.node_labels import NodeLabels, owned_labels
@@ -347,6 +349,46 @@ def test_a_feature_file_that_cannot_be_written_is_tried_again(tmp_path: Path, ca
     asyncio.run(main())
     (record,) = caplog.records
     assert record.levelname == "ERROR" and "mount the directory" in str(vars(record)["todo"])
+
+
+@pytest.mark.parametrize("limit_s", [DEADLINE_S, 0.0], ids=["a slow disk", "a disk that hangs"])
+def test_a_feature_file_does_not_change_after_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float
+) -> None:
+    """The write is on a thread, which waits for the disk."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write_all(handle: int, data: bytes) -> None:
+        begun.set()
+        may_end.wait(DEADLINE_S)
+        os.write(handle, data)
+
+    def write(*args: Any, **options: Any) -> None:
+        atomic_write(*args, **options)
+        ended.set()
+
+    atomic_write = atomic_file.write
+    monkeypatch.setattr("dra_agent.atomic_file.write_all", write_all)
+    monkeypatch.setattr("dra_agent.atomic_file.write", write)
+    monkeypatch.setattr("dra_agent.agent.feature_file.END_TIMEOUT_S", limit_s)
+
+    async def main() -> list[Path]:
+        inventory = Inventory(devices=(gpu(0, rack="r1"),))
+        file = FeatureFile(tmp_path, driver=DRIVER, is_wanted=True, inventory=lambda: inventory, is_leader=lambda: True)
+        file.start()
+        await eventually_async(begun.is_set)
+        stop = asyncio.create_task(file.stop())
+        if limit_s:
+            asyncio.get_running_loop().call_soon(may_end.set)
+        await stop
+        assert ended.is_set() == bool(limit_s)
+        at_stop = list(tmp_path.glob("dra-agent-*"))
+        may_end.set()
+        await eventually_async(ended.is_set)
+        assert list(tmp_path.glob("dra-agent-*")) == at_stop
+        return list(tmp_path.iterdir())
+
+    assert asyncio.run(main()) == [], "a write that was not wanted any more leaves nothing"
 
 
 def test_a_feature_file_that_was_not_completed_is_removed(feature_file: Callable[..., Path], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dra_agent.conflicts.detector import ConflictDetector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status.events import SECOND_MANAGER, EventRecorder, ObjectReference
+from dra_agent.thread_write import END_TIMEOUT_S
 
 MAX_NAMES = 16
 """Devices that an Event names; it has room for about a thousand characters."""
@@ -40,6 +41,8 @@ class ConflictFilter:
         self._events = events
         self._changed = changed
         self._save_lock = threading.Lock()
+        self._saves: set[asyncio.Future[None]] = set()
+        """Those that have not ended."""
         self._detector = ConflictDetector(
             node_watch,
             self,
@@ -68,8 +71,10 @@ class ConflictFilter:
         self._save()
 
     async def stop(self) -> None:
-        """Stop checking."""
+        """Stop checking; what was found is saved, unless the disk takes too long."""
         await self._detector.stop()
+        if self._saves:
+            await asyncio.wait(self._saves, timeout=END_TIMEOUT_S)
 
     def devices_changed(self) -> None:
         """Check new devices for conflicts."""
@@ -94,7 +99,9 @@ class ConflictFilter:
 
     def _save(self) -> None:
         # A slow disk must not delay a response to the kubelet.
-        asyncio.get_running_loop().run_in_executor(None, self._write)
+        save = asyncio.get_running_loop().run_in_executor(None, self._write)
+        self._saves.add(save)
+        save.add_done_callback(self._saves.discard)
 
     def _write(self) -> None:
         with self._save_lock:  # so that the last write has the last result

@@ -15,6 +15,7 @@ from dra_agent.agent.fabric_labels import fabric_labels, label_prefix
 from dra_agent.inventory.model import Inventory
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
+from dra_agent.thread_write import END_TIMEOUT_S, write_on_thread
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class FeatureFile:
         self._inventory = inventory
         self._is_leader = is_leader
         self._failure = ""
+        self._is_stopped = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,7 +59,8 @@ class FeatureFile:
         self._changed.set()
 
     async def stop(self) -> None:
-        """Stop writing."""
+        """Stop writing. Afterwards the file does not change: a write that takes too long to end has no effect."""
+        self._is_stopped = True
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -65,7 +68,7 @@ class FeatureFile:
 
     async def _write_if_leader(self, backoff: Backoff) -> float | None:
         # A slow disk must not delay a response to the kubelet.
-        if self._is_leader() and not await asyncio.to_thread(self._write):
+        if self._is_leader() and not await write_on_thread(self._write, timeout_s=END_TIMEOUT_S):
             return backoff.delay()
         return None
 
@@ -78,8 +81,8 @@ class FeatureFile:
                 labels = fabric_labels(self._inventory(), self._driver, present or {})
                 if labels != present:
                     lines = "".join(f"{key}={value}\n" for key, value in sorted(labels.items()))
-                    atomic_file.write(self._path, lines.encode(), mode=_MODE)
-            elif present is not None:
+                    atomic_file.write(self._path, lines.encode(), mode=_MODE, is_wanted=lambda: not self._is_stopped)
+            elif present is not None and not self._is_stopped:
                 atomic_file.remove(self._path)
         except OSError as error:
             reason = error.strerror or str(error)

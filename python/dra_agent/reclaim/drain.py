@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -35,6 +36,7 @@ from dra_agent.status.events import (
     RECLAIM_NOTICE,
     Reason,
 )
+from dra_agent.thread_write import write_on_thread
 
 if TYPE_CHECKING:
     from dra_agent.reclaim.pod_eviction import PodEviction
@@ -50,6 +52,8 @@ NOTIFY_INTERVAL_S = 0.25
 to wait for it later, as an orderly shutdown after a spot notice does."""
 SAVE_INTERVAL_S = 0.25
 """Minimum seconds between two writes of the progress file."""
+SAVE_END_TIMEOUT_S = 1.0
+"""Seconds for which the end of a notice waits for a write of the progress file that has begun."""
 OVERDUE_DELAY_S = 0.1
 """Seconds after the deadline before unreleased claims are reported. An agent that starts after the deadline reads the
 claims in that time: they may have been released meanwhile."""
@@ -251,7 +255,7 @@ class DrainController:
 
     async def _save(self, file: ProgressFile, progress: SavedProgress) -> None:
         """Write the progress file soon after each change, and never before the taints."""
-        loop, saved = asyncio.get_running_loop(), None
+        saved = None
         await self._taints.wait(READ_DELAY_S)
         while True:
             self._claims.changed.clear()
@@ -263,7 +267,8 @@ class DrainController:
                 claims=saved_claims(self._claims.records.values()),
             )
             if current != saved:
-                await loop.run_in_executor(None, file.save, current)
+                # Progress of this notice must not replace that of the next one.
+                await write_on_thread(partial(file.save, current), timeout_s=SAVE_END_TIMEOUT_S)
                 saved = current
             await self._claims.changed.wait()
             await asyncio.sleep(SAVE_INTERVAL_S)
