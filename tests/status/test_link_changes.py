@@ -74,6 +74,41 @@ def test_a_gpu_that_cannot_be_read_yet_has_no_more_links_once_it_can() -> None:
     assert reasons(hung, group(0, 1)) == {} == reasons(group(0, 1), hung)
 
 
+def test_links_that_fail_while_a_gpu_cannot_be_read_are_reported_once_it_can() -> None:
+    def split(*numbers: int) -> list[Device]:
+        return [gpu(number, None) for number in numbers]
+
+    hung = msgspec.structs.replace(gpu(0, None), health="unmonitored")
+    for between in ([hung, *group(1, 2)], [gpu(0, None, kind="vfio"), *group(1, 2)], [hung, *split(1, 2)]):
+        changes = LinkChanges()
+        assert changes.changed(group(0, 1, 2)) == []
+        changes.changed(between)
+        found = {reason.name: note for reason, note in changes.changed([*split(0), *group(1, 2)])}
+        assert "gpu-0 (2 linked, 18 links each before, no linked GPU now)" in found.pop("LinksDegraded")
+        assert found.keys() <= {"LinksRestored"}
+        assert changes.changed([*split(0), *group(1, 2)]) == [], "it is reported once"
+
+
+def test_links_that_return_with_a_gpu_that_could_not_be_read_are_not_reported() -> None:
+    changes = LinkChanges()
+    changes.changed(group(0, 1))
+    assert changes.changed([msgspec.structs.replace(gpu(0, None), observed=False), gpu(1, None)]) == []
+    assert changes.changed(group(0, 1)) == []
+
+
+def test_a_width_is_compared_with_the_last_that_was_known() -> None:
+    changes = LinkChanges()
+    assert [changes.changed(group(0, 1, width=width)) for width in (18, None)] == [[], []]
+    assert [reason.name for reason, _ in changes.changed(group(0, 1, width=17))] == ["LinksDegraded"]
+
+
+def test_a_gpu_that_replaces_another_is_not_compared_with_it() -> None:
+    changes = LinkChanges()
+    changes.changed(group(0, 1))
+    assert changes.changed([gpu(1, None)]) == []
+    assert changes.changed([gpu(0, None), gpu(1, None)]) == []
+
+
 def test_a_note_about_many_gpus_is_short() -> None:
     found = reasons(group(*range(16)), group(*range(16), width=5))
     assert found["LinksDegraded"].endswith("; ...") and len(found["LinksDegraded"]) < 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from dra_agent.inventory.model import Device
@@ -26,20 +26,21 @@ class _Links(NamedTuple):
 
 
 class LinkChanges:
-    """Compares each inventory with the one before; nothing is reported for the first."""
+    """Compares the links of each GPU with those that were last known; nothing is reported for the first."""
 
     def __init__(self) -> None:
-        self._before: dict[str, _Links] | None = None
+        self._known: dict[str, _Links] = {}
 
-    def changed(self, devices: Iterable[Device]) -> list[tuple[Reason, str]]:
-        """Return a reason and a note for GPUs that have lost links since the last call, and for those that have more.
+    def changed(self, devices: Sequence[Device]) -> list[tuple[Reason, str]]:
+        """Return a reason and a note for GPUs that have lost links since they were last known, and for those with more.
 
-        A GPU that appears or disappears, that a claim binds to vfio-pci, or that cannot be read now, is not compared.
+        A GPU that appears or disappears is not compared. Nor is one that a claim binds to vfio-pci, or that cannot be
+        read now: it is compared as soon as its links are known again.
         """
-        before, now = self._before, _links_of(devices)
-        self._before = now
-        if before is None:
-            return []
+        before, now = self._known, _links_of(devices)
+        pending = {device.name for device in devices} - now.keys()
+        self._known = {name: links for name, links in before.items() if name in pending}
+        self._known |= {name: _merged(before.get(name), links, pending) for name, links in now.items()}
         both = before.keys() & now.keys()
         lost, more = [], []
         for name in sorted(both):
@@ -55,6 +56,14 @@ class LinkChanges:
         if more:
             found.append((LINKS_RESTORED, f"GPUs have more links to each other: {_listed(more)}"))
         return found
+
+
+def _merged(old: _Links | None, new: _Links, pending: Collection[str]) -> _Links:
+    """Return what is known after a scan: links to `pending` GPUs stay, and a width that is not known now."""
+    if old is None:
+        return new
+    peers = new.peers | old.peers.intersection(pending)
+    return _Links(peers, new.width or (old.width if peers else 0))
 
 
 def _links_of(devices: Iterable[Device]) -> dict[str, _Links]:
