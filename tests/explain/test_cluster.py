@@ -13,6 +13,7 @@ from allocator.cases import DRIVER, allocated_claim, claim, device, make_request
 from dra_agent.cli.main import main
 from dra_agent.explain.pod_claims import pod_claims
 from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.taint_rules import tainted
 from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]
@@ -142,6 +143,65 @@ def test_taint_of_a_device_taint_rule_is_named(
     _, answer = explain("claim", "claim")
     assert {name for name, entry in by_node(answer).items() if "tainted with drain" in entry["devices"]} == tainted
     assert answer["fits"] == (tainted != {"n1", "n2"})
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ({"deviceClassName": "of-model-a"}, {"n1"}),
+        ({"deviceClassName": "missing"}, set()),
+        ({"selectors": [{"cel": {"expression": model("A")}}]}, {"n1"}),
+        ({"deviceClassName": "of-model-a", "selectors": [{"cel": {"expression": model("B")}}]}, set()),
+        ({"device": "gpu-b", "selectors": [{"cel": {"expression": "true"}}]}, {"n2"}),
+        ({"selectors": [{"cel": {"expression": "device.attributes['other.example.com'].x"}}]}, set()),
+    ],
+)
+def test_a_rule_of_an_older_version_selects_by_class_and_expression(
+    selector: dict[str, Any], expected: set[str]
+) -> None:
+    """Only v1alpha3 until Kubernetes 1.34 has them."""
+    slices = [
+        slice_of(device("gpu-a", {"model": "A"}), name="n1", pool="n1", nodeName="n1"),
+        slice_of(device("gpu-b", {"model": "B"}), name="n2", pool="n2", nodeName="n2"),
+    ]
+    classes = [
+        {"metadata": {"name": "of-model-a"}, "spec": {"selectors": [{"cel": {"expression": model("A")}}]}},
+        {"metadata": {"name": "of-others"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}},
+    ]
+    notes: list[str] = []
+    found = tainted(slices, [rule(selector)], classes, notes)
+    assert {one["spec"]["nodeName"] for one in found if "taints" in one["spec"]["devices"][0]} == expected
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("selector", "note"),
+    [
+        (None, "no deviceSelector"),
+        ({"deviceClassName": "c"}, "DeviceClass c cannot be read"),
+        ({"selectors": [{"cel": {"expression": "1 +"}}]}, "is not understood"),
+        ({"vendor": "x"}, "unknown field `vendor`"),
+        ({"driver": 1}, "is not understood"),
+    ],
+)
+def test_a_rule_that_is_not_evaluated_is_named(selector: dict[str, Any] | None, note: str) -> None:
+    notes: list[str] = []
+    slices = [slice_of(device("gpu-a", {"model": "A"}), name="n1", pool="n1", nodeName="n1")]
+    assert tainted(slices, [rule(selector)], None, notes) == slices
+    (found,) = notes
+    assert "DeviceTaintRule drain" in found and note in found
+
+
+def rule(selector: dict[str, Any] | None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"taint": {"key": "drain", "effect": "NoSchedule"}}
+    return {"metadata": {"name": "drain"}, "spec": spec if selector is None else {**spec, "deviceSelector": selector}}
+
+
+def test_a_rule_that_is_not_evaluated_is_a_note_of_the_answer(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("devicetaintrules", rule({"vendor": "x"}))
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    _, answer = explain("claim", "claim")
+    assert any("DeviceTaintRule drain is not evaluated" in note for note in answer["notes"])
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1alpha3"])

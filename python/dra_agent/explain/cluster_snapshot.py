@@ -14,9 +14,8 @@ from dra_agent.explain.snapshot import (
     RESOURCE_QUOTAS,
     Snapshot,
     allowed,
-    taint_rules,
-    tainted,
 )
+from dra_agent.explain.taint_rules import taint_rules, tainted
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     NAMESPACES,
@@ -44,7 +43,7 @@ async def read_cluster(api: ApiClient) -> Snapshot:
         listed(RESOURCE_CLAIMS, "claims are not known"),
         taint_rules(api),
     )
-    found.slices = None if slices is None else tainted(slices, rules)
+    found.slices = None if slices is None else tainted(slices, rules, found.classes, found.notes)
     found.claims = claims or []
     return found
 

@@ -15,7 +15,8 @@ from dra_agent.explain.kueue_objects import (
     objects_of_dump,
 )
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
-from dra_agent.explain.snapshot import WORKLOADS, Snapshot, tainted
+from dra_agent.explain.snapshot import WORKLOADS, Snapshot
+from dra_agent.explain.taint_rules import tainted
 from dra_agent.explain.workloads import GROUPS
 from dra_agent.manifests import LoadedObject, load_manifests
 
@@ -43,9 +44,10 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
     def local(kind: str) -> list[Object]:
         return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
 
+    notes: list[str] = []
     return Snapshot(
         namespace,
-        slices=tainted(found["ResourceSlice"], found["DeviceTaintRule"]),
+        slices=tainted(found["ResourceSlice"], found["DeviceTaintRule"], found["DeviceClass"], notes),
         classes=found["DeviceClass"],
         claims=found["ResourceClaim"],
         templates=local("ResourceClaimTemplate"),
@@ -55,6 +57,7 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
         kueue=objects_of_dump(namespace, found, counting),
         nodes=found["Node"] or None,
         quotas=local("ResourceQuota"),
+        notes=notes,
     )
 
 

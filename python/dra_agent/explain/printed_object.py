@@ -67,7 +67,12 @@ _SHAPES: dict[str, Object] = {
     "DeviceClass": {"spec": {}},
     "ResourceClaim": {"spec": _REQUESTS, "status": {"allocation": {"devices": {}}, "reservedFor": [{}]}},
     "ResourceClaimTemplate": {"spec": {"spec": _REQUESTS}},
-    "DeviceTaintRule": {"spec": {"deviceSelector": {}, "taint": {}}},
+    "DeviceTaintRule": {
+        "spec": {
+            "deviceSelector": {"deviceClassName": str, "selectors": [{"cel": {"expression": str}}]},
+            "taint": {},
+        }
+    },
     "Pod": _POD,
     "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
     "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]}},

@@ -13,6 +13,7 @@ from typing import Any
 from dra_agent.api_object import Object
 from dra_agent.explain.kueue_objects import KueueObjects, read_kueue
 from dra_agent.explain.printed_object import first_misfit
+from dra_agent.explain.taint_rules import taint_rules, tainted
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
@@ -31,11 +32,6 @@ from dra_agent.kube_client import (
 )
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
-DEVICE_TAINT_RULES = tuple(
-    Kind("resource.k8s.io", version, "devicetaintrules", "DeviceTaintRule", namespaced=False)
-    # v1 exists since Kubernetes 1.37, v1beta2 since 1.36; the older ones are off by default.
-    for version in ("v1", "v1beta2", "v1alpha3")
-)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
 WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "Deployment": (Kind("apps", "v1", "deployments", "Deployment", namespaced=True),),
@@ -180,48 +176,8 @@ async def read(
         found.pods = await one(PODS) or None
     found.quotas = quotas or []
     if found.slices is not None:
-        found.slices = tainted(found.slices, rules)
+        found.slices = tainted(found.slices, rules, found.classes, found.notes)
     return found
-
-
-async def taint_rules(api: ApiClient) -> list[Object]:
-    """Return the DeviceTaintRules in the newest version that the server has.
-
-    Returns [] where a user may not read them, which is normal; raises RetryableError if the server does not respond.
-    """
-    for kind in DEVICE_TAINT_RULES:
-        try:
-            return (await api.list(kind)).items
-        except NotFoundError:
-            continue
-        except (ForbiddenError, InvalidObjectError):
-            break
-    return []
-
-
-def tainted(slices: list[Object], rules: list[Object]) -> list[Object]:
-    """Return the slices with the taints that DeviceTaintRules add to their devices (KEP-5055)."""
-    if not rules:
-        return slices
-    return [_with_rules(entry, rules) for entry in slices]
-
-
-def _with_rules(entry: Object, rules: list[Object]) -> Object:
-    spec = entry.get("spec") or {}
-    pool = (spec.get("pool") or {}).get("name")
-    devices = []
-    for device in spec.get("devices") or ():
-        names = {"driver": spec.get("driver"), "pool": pool, "device": device.get("name")}
-        taints = [
-            rule["spec"]["taint"]
-            for rule in rules
-            # A rule without a selector is for no device; an empty one is for all.
-            if isinstance(selector := (rule.get("spec") or {}).get("deviceSelector"), dict)
-            and all(names.get(key) == value for key, value in selector.items())
-            and (rule.get("spec") or {}).get("taint")
-        ]
-        devices.append({**device, "taints": [*(device.get("taints") or ()), *taints]} if taints else device)
-    return {**entry, "spec": {**spec, "devices": devices}} if devices else entry
 
 
 async def allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:
