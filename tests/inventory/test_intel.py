@@ -7,8 +7,9 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.collector import collect
-from dra_agent.inventory.intel.backend import IntelBackend
+from dra_agent.inventory.intel.backend import IntelBackend, VirtualFunctions
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
@@ -106,6 +107,22 @@ def test_a_divided_gpu_is_published_as_its_virtual_functions(
         assert device.identity["parent"] == "gpu-0000-03-00-0"
     assert "memory" not in first.capacity, "the board's memory is not the virtual function's"
     assert second.capacity["memory"].value == "4Gi"
+
+
+def test_a_quota_that_the_driver_provisions_during_a_scan_is_in_no_part_of_it(
+    host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    """A device that consumes a counter which its counter set does not have cannot be allocated."""
+    virtual = ("0000:03:00.1", "0000:03:00.2")
+    physical = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", sriov=Sriov(31, 2), virtfns=virtual)
+    quota = f"{PCI}/0000:03:00.0/sriov_admin/vf2/profile/vram_quota"
+    write(quota, 0)
+    functions = VirtualFunctions(physical, pci_files(host, physical, []), 16 << 30)
+    counters = functions.counters("gpu").counters
+    write(quota, 4 << 30)
+    for consumption in (functions.part("gpu", virtual[1]), functions.whole("gpu")):
+        assert consumption.counters.keys() <= counters.keys()
+    assert functions.remaining == 16 << 30
 
 
 def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function: Callable[..., Function]) -> None:

@@ -42,24 +42,21 @@ class VirtualFunctions:
     """Virtual functions of one physical function."""
 
     def __init__(self, physical: Function, files: SysfsDir, memory: int | None) -> None:
-        """Take the physical function's folder, and the bytes of memory that the GPU has."""
+        """Take the physical function's folder, and the bytes of memory that the GPU has.
+
+        The resources are read once: counters and all that consume them have the same, although the driver provisions a
+        quota meanwhile.
+        """
         self._physical = physical
-        self._files = files
         self._memory = memory
+        self._assigned = {
+            address: _read_resources(files.subdir(f"sriov_admin/vf{number}/profile"))
+            for number, address in enumerate(physical.virtfns, 1)
+        }
 
     def assigned(self, address: str) -> VfResources:
         """Return the resources of the function at this address; unknown if the physical function does not list it."""
-        if address not in self._physical.virtfns:
-            return VfResources(None, None, None, None)
-        number = self._physical.virtfns.index(address) + 1
-        profile = self._files.subdir(f"sriov_admin/vf{number}/profile")
-        return VfResources(
-            # 0: the function has no quota yet; the driver provisions it on the first use.
-            profile.number("vram_quota") or None,
-            profile.number("exec_quantum_ms"),
-            profile.number("preempt_timeout_us"),
-            _chosen(profile.text("sched_priority")),
-        )
+        return self._assigned.get(address, VfResources(None, None, None, None))
 
     def counters(self, name: str) -> CounterSet:
         """Return the counter sets that a physical function and its virtual functions share."""
@@ -84,7 +81,7 @@ class VirtualFunctions:
 
     @property
     def _given(self) -> int:
-        return sum(self.assigned(address).memory or 0 for address in self._physical.virtfns)
+        return sum(one.memory or 0 for one in self._assigned.values())
 
     def _all(self) -> dict[str, Counter]:
         counters = {FUNCTIONS: Counter(str(len(self._physical.virtfns)))}
@@ -92,6 +89,16 @@ class VirtualFunctions:
         if self._memory is not None and self._given > 0:
             counters[MEMORY] = Counter(str(max(self._memory, self._given)))
         return counters
+
+
+def _read_resources(profile: SysfsDir) -> VfResources:
+    return VfResources(
+        # 0: the function has no quota yet; the driver provisions it on the first use.
+        profile.number("vram_quota") or None,
+        profile.number("exec_quantum_ms"),
+        profile.number("preempt_timeout_us"),
+        _chosen(profile.text("sched_priority")),
+    )
 
 
 def _chosen(text: str | None) -> str | None:

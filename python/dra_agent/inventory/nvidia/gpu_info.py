@@ -13,6 +13,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
+    BusyError,
     GpuLostError,
     NoPermissionError,
     NotSupportedError,
@@ -76,6 +77,7 @@ cores. 10.1 is the number of Thor before CUDA 13, and 11.0 the one since."""
 # nvmlMemoryErrorType_t and nvmlEccCounterType_t: since the driver was loaded.
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _MEMORY = "nvmlDeviceGetMemoryInfo"
+_MAX_READS = 3
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 
@@ -135,8 +137,22 @@ def read_driver(nvml: NvmlClient) -> DriverInfo:
 def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic], *, driver: str | None) -> GpuInfo:
     """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each.
 
-    `driver` is the driver's version, which determines some queries.
+    `driver` is the driver's version, which determines some queries. Memory and multiprocessors depend on the MIG mode:
+    if it changes meanwhile, the GPU is read again, and BusyError ends reads between which it changes every time.
     """
+    for _ in range(_MAX_READS):
+        found: list[Diagnostic] = []
+        facts, is_settled = _read_gpu_once(nvml, handle, address, found, driver=driver)
+        if is_settled:
+            problems += found
+            return facts
+    raise BusyError("its MIG mode changes while it is read", where=address)
+
+
+def _read_gpu_once(
+    nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic], *, driver: str | None
+) -> tuple[GpuInfo, bool]:
+    """Return what the GPU reports, and whether its MIG mode stayed the same."""
     denied: list[str] = []
 
     def call(name: str, *arguments: Any) -> Any:
@@ -158,12 +174,12 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
             problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
             return None
 
+    mig = ask("nvmlDeviceGetMigMode")
     memory = ask(_MEMORY)
     capability = ask("nvmlDeviceGetCudaComputeCapability")
     cores = ask("nvmlDeviceGetNumGpuCores")
     per_multiprocessor = _CORES.get(tuple(capability)) if capability else None
     persistence = ask("nvmlDeviceGetPersistenceMode")
-    mig = ask("nvmlDeviceGetMigMode")
     rows = ask("nvmlDeviceGetRemappedRows")
 
     def named(names: dict[int, str], value: int | None, kind: str) -> str | None:
@@ -177,7 +193,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
     if capability and per_multiprocessor is None:
         major, minor = capability
         problems.append(_unknown(address, f"compute capability {major}.{minor}"))
-    return GpuInfo(
+    facts = GpuInfo(
         uuid=ask("nvmlDeviceGetUUID"),
         name=ask("nvmlDeviceGetName"),
         minor=ask("nvmlDeviceGetMinorNumber"),
@@ -198,6 +214,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
         recovery=_recovery(ask),
         memory_denied=_MEMORY in denied,
     )
+    return facts, mig is None or list(mig) == list(ask("nvmlDeviceGetMigMode") or ())
 
 
 def read_procfs(host: Host, address: str, problems: list[Diagnostic]) -> GpuInfo:

@@ -49,21 +49,27 @@ class NvLinks:
         """
         self._forget_removed()
         addresses = sorted(handles)
+        ends: dict[str, Counter[str]] = {}
+        reachable: dict[tuple[str, str], bool] = {}
         hangs = 0
         for number, address in enumerate(addresses if len(addresses) > 1 else ()):
             try:
-                self._read_gpu(address, handles, addresses[number + 1 :])
+                ends[address] = self._read_gpu(address, handles, addresses[number + 1 :], reachable)
             except BusyError:
                 continue  # the agent changes its MIG mode or instances: the last links stay
             except NotSupportedError:
-                self._ends.pop(address, None)
+                ends[address] = Counter()
             except RetryableError as error:
                 message = f"its NVLinks cannot be read: {error.message}"
                 problems.append(Diagnostic(address, message, error.hint, severity="warning"))
                 if not isinstance(error, CallTimeoutError):
-                    self._ends.pop(address, None)
+                    ends[address] = Counter()
                 elif (hangs := hangs + 1) == MAX_HANGS:
                     break
+        # Last: in MIG mode, a GPU reaches no other one. A change of the mode since the GPU was read must not count.
+        whole = {address for address in ends if self._is_whole(address, handles[address])}
+        self._ends |= {address: found for address, found in ends.items() if address in whole}
+        self._reachable |= {both: known for both, known in reachable.items() if whole.issuperset(both)}
         self._groups = group_gpus(self._links())
 
     def _forget_removed(self) -> None:
@@ -72,14 +78,27 @@ class NvLinks:
         self._ends = {address: ends for address, ends in self._ends.items() if address in present}
         self._reachable = {both: known for both, known in self._reachable.items() if present.issuperset(both)}
 
-    def _read_gpu(self, address: str, handles: Mapping[str, Any], others: list[str]) -> None:
+    def _read_gpu(
+        self, address: str, handles: Mapping[str, Any], others: list[str], reachable: dict[tuple[str, str], bool]
+    ) -> Counter[str]:
+        """Return the ends of a GPU's links, and add to `reachable` which of the others it reaches."""
         ends = self._nvml.call("read_nvlinks", handles[address], about=address)
         if ends and others:
             among = [handles[other] for other in others]
             statuses = self._nvml.call("read_nvlink_peers", handles[address], *among, about=address)
             for other, status in zip(others, statuses, strict=True):
-                self._reachable[pair(address, other)] = status == _REACHABLE
-        self._ends[address] = Counter(_end(int(kind), str(bus_id)) for kind, bus_id in ends)
+                reachable[pair(address, other)] = status == _REACHABLE
+        return Counter(_end(int(kind), str(bus_id)) for kind, bus_id in ends)
+
+    def _is_whole(self, address: str, handle: Any) -> bool:
+        """Return whether a GPU is not in MIG mode now; False if it does not respond any more."""
+        try:
+            mode, _ = self._nvml.call("nvmlDeviceGetMigMode", handle, about=address)
+        except CallTimeoutError:
+            return False
+        except RetryableError:
+            return True  # it has no MIG
+        return not mode
 
     def interconnect(self, address: str) -> Interconnect | None:
         """Return the group of a GPU; None if it has none, or nothing is known."""
