@@ -1,4 +1,4 @@
-"""The pods of claims in the agent's metrics are those that the kubelet reports in its PodResources API."""
+"""Pods and containers of claims in the agent's metrics are those that the kubelet reports in its PodResources API."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 
 HARDWARE = {"node-a": "dgx-h100"}
-AGENT_CONFIG = '[telemetry]\ninterval = 1\nclaim_labels = "on"\nclaim_pods = true\n'
+AGENT_CONFIG = '[telemetry]\ninterval = 1\nclaim_labels = "on"\nclaim_pods = true\nclaim_containers = true\n'
 CALL_TIMEOUT_S = 60.0
 
-PodOfClaim = tuple[str, str, str]
-"""Namespace, claim and pod."""
+ContainerOfClaim = tuple[str, str, str, str]
+"""Namespace, claim, pod and container."""
 
 
 def parts(message: bytes, number: int) -> Iterator[bytes]:
@@ -45,8 +45,8 @@ def parts(message: bytes, number: int) -> Iterator[bytes]:
             assert key & 7 == 0, "the API has no other types of fields"
 
 
-def reported_by_the_kubelet(kubelet_dir: Path) -> set[PodOfClaim]:
-    """Return the pods with claims (k8s.io/kubelet/pkg/apis/podresources/v1: List)."""
+def reported_by_the_kubelet(kubelet_dir: Path) -> set[ContainerOfClaim]:
+    """Return the containers with claims (k8s.io/kubelet/pkg/apis/podresources/v1: List)."""
     with grpc.insecure_channel(f"unix://{kubelet_dir}/pod-resources/kubelet.sock") as channel:
         call = channel.unary_unary("/v1.PodResourcesLister/List", lambda request: request, lambda response: response)
         response: bytes = call(b"", timeout=CALL_TIMEOUT_S)
@@ -54,19 +54,21 @@ def reported_by_the_kubelet(kubelet_dir: Path) -> set[PodOfClaim]:
     for pod in parts(response, 1):
         (name,) = parts(pod, 1)
         for container in parts(pod, 3):
+            (container_name,) = parts(container, 1)
             for resource in parts(container, 5):
                 (claim,), (namespace,) = parts(resource, 2), parts(resource, 3)
-                found.add((namespace.decode(), claim.decode(), name.decode()))
+                found.add((namespace.decode(), claim.decode(), name.decode(), container_name.decode()))
     return found
 
 
-def in_metrics(agent: Agent, namespace: Namespace) -> set[PodOfClaim]:
+def in_metrics(agent: Agent, namespace: Namespace, kind: str, *labels: str) -> set[tuple[str, ...]]:
+    """Return the labels of the series of a kind, in the namespace."""
     found = set()
     for name in agent.metrics():
-        kind, _, labels = name.partition("{")
-        if kind == "dra_agent_claim_pod_info":
-            values = dict(label.split("=") for label in labels.rstrip("}").replace('"', "").split(","))
-            found.add((values["namespace"], values["claim"], values["pod"]))
+        series, _, text = name.partition("{")
+        if series == f"dra_agent_claim_{kind}_info":
+            values = dict(label.split("=") for label in text.rstrip("}").replace('"', "").split(","))
+            found.add(tuple(values[label] for label in ("namespace", "claim", *labels)))
     return {one for one in found if one[0] == namespace.name}
 
 
@@ -79,12 +81,20 @@ def test_pods_of_claims_are_those_of_the_kubelet(agents: dict[str, Agent], names
     for name in names:
         namespace.running(name)
 
-    def of_kubelet() -> set[PodOfClaim]:
+    def of_kubelet() -> set[ContainerOfClaim]:
         return {one for one in reported_by_the_kubelet(agent.node.kubelet_dir) if one[0] == namespace.name}
 
-    assert {pod for _, _, pod in of_kubelet()} == set(names)
-    assert in_metrics(agent, namespace) == of_kubelet()
+    def is_equal() -> bool:
+        containers = of_kubelet()
+        pods: set[tuple[str, ...]] = {one[:3] for one in containers}
+        return (
+            in_metrics(agent, namespace, "pod", "pod") == pods
+            and in_metrics(agent, namespace, "container", "pod", "container") == containers
+        )
+
+    assert {one[2] for one in of_kubelet()} == set(names)
+    until(is_equal, "the agent has listed the containers")
     namespace.delete_pod(names[0])
     namespace.wait_until_deleted(names[0])
-    until(lambda: in_metrics(agent, namespace) == of_kubelet(), "a released claim has no pod")
+    until(is_equal, "a released claim has neither pod nor container")
     assert len(of_kubelet()) == 2
