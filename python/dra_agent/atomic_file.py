@@ -40,9 +40,10 @@ def write(
     folder, _, name = os.fspath(path).rpartition("/")
     temporary = f"{folder or '.'}/.{name}.{os.urandom(8).hex()}.tmp"
     try:
-        handle = _open_locked(temporary, mode)
+        handle, created_mode = _open_locked(temporary, mode)
         try:
-            os.fchmod(handle, mode)
+            if created_mode != mode:  # by the umask; a change writes to the disk
+                os.fchmod(handle, mode)
             write_all(handle, data)
             if durable:
                 os.fsync(handle)
@@ -60,12 +61,14 @@ def write(
         sync_directory(path.parent)
 
 
-def _open_locked(temporary: str, mode: int) -> int:
+def _open_locked(temporary: str, mode: int) -> tuple[int, int]:
+    """Return a new file, and its mode."""
     while True:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            return handle
+        status = os.fstat(handle)
+        if status.st_nlink:
+            return handle, stat.S_IMODE(status.st_mode)
         os.close(handle)  # removed as a leftover between the two calls
 
 

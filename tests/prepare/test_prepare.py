@@ -42,6 +42,16 @@ def test_prepare_and_unprepare_sync_once(node: SimulatedNode) -> None:
     assert node.memory.syncs == 2
 
 
+def test_a_new_claim_replaces_a_leftover_spec_without_reading_it(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.specs.write("a", b"of an earlier attempt")
+    with monkeypatch.context() as patch:
+        patch.setattr(node.specs, "read", lambda uid: pytest.fail("read"))
+        node.preparer.prepare(claim("a", "gpu-0"))
+    assert node.usable("a")
+
+
 def test_unprepare_releases_everything_and_is_idempotent(node: SimulatedNode) -> None:
     node.preparer.prepare(claim("a", "gpu-0", "gpu-1"))
     assert node.preparer.unprepare("a") is True

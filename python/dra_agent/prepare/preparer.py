@@ -361,7 +361,7 @@ class Preparer:
                 record = _with_ids(record, spec)
                 with self._timed("ledger"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
                     self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
-            self._write(allocation, record, spec)
+            self._write(allocation, record, spec, is_new=True)
         except Exception:
             self._undo_after_failure(entry)
             raise
@@ -503,14 +503,20 @@ class Preparer:
                     hint="delete the claim and let it be allocated again",
                 )
 
-    def _write(self, claim: ClaimRef, record: ClaimRecord, spec: ClaimSpec) -> bool:
-        """Write metadata files, then the spec that mounts them, if missing or different; True if one was written."""
+    def _write(self, claim: ClaimRef, record: ClaimRecord, spec: ClaimSpec, *, is_new: bool = False) -> bool:
+        """Write metadata files, then the spec that mounts them, if missing or different; True if one was written.
+
+        `is_new`: the claim has no spec, unless an agent was killed while it undid another attempt.
+        """
         with self._timed("cdi"):
             written = (
                 self._metadata is not None
                 and self._metadata.enabled
                 and self._metadata.ensure(self._describe(claim, record))
             )
+            if is_new:
+                self._specs.write(claim.uid, spec.data)
+                return True
             return self._specs.ensure(claim.uid, spec.data) or written
 
     def _timed(self, phase: str) -> AbstractContextManager[None]:
