@@ -80,6 +80,7 @@ EXTENDED = {
     "test_credentials",
     "test_device_metadata",
     "test_every_profile",
+    "test_gangs",
     "test_lost_claims",
     "test_mig_health",
     "test_health_unmonitored",

@@ -61,12 +61,9 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], *
         members = len(gang.kinds[need.kind].members)
         most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, deadline)
         if most is not None and most < members:
-            each = (
-                f"{need.devices} devices of request {need.request} each"
-                if need.devices > 1
-                else f"request {need.request}"
-            )
-            return f"there are devices for {each} of {most} pods, and {gang.kinds[need.kind].name} has {members}"
+            each = f" ({need.devices} devices)" if need.devices > 1 else ""
+            name = gang.kinds[need.kind].name
+            return f"there are devices for request {need.request}{each} of {most} pods, and {name} has {members}"
     return _too_few_in_total(gang, cluster, needs, nodes, deadline)
 
 

@@ -1,0 +1,186 @@
+"""`dra-agent explain podgroup/NAME` and the real scheduler: the same pods are placed, and the same pod fails.
+
+Two H100 of each node are published, as whole GPUs and as every partition.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.conftest import ROOT
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.api import Kind, Object
+from cluster.kube.cluster import Cluster, running
+from cluster.kube.workload import Namespace, first_available, is_scheduled, request
+
+GATES = {"GenericWorkload": True}
+POD_GROUPS = Kind("scheduling.k8s.io/v1beta1", "podgroups")
+HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
+AGENT_CONFIG = """\
+[inventory]
+include = ['device.attributes["resource.kubernetes.io"].pciBusID in ["0000:1b:00.0", "0000:43:00.0"]']
+
+[[inventory.partition]]
+mode = "mig"
+when = 'device.attributes["dra-agent.internal"].type == "gpu"'
+"""
+HALF = f'device.attributes["{DRIVER}"].profile == "3g.40gb"'
+UPSTREAM = "kubernetes/kubernetes#138765"
+
+Agents = dict[str, Agent]
+Explain = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def session_cluster() -> Iterator[Cluster]:
+    """A separate cluster: gates are set when the API server starts."""
+    with running(gates=GATES, runtime_config={POD_GROUPS.version: True}) as cluster:
+        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
+            cluster.kubectl("apply", "-f", str(file))
+        yield cluster
+
+
+@pytest.fixture
+def explain(
+    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> Explain:
+    """Explain a pod group of the namespace; the exit code is 0 exactly if it fits."""
+
+    def run(name: str) -> dict[str, Any]:
+        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
+        result = agent_command("explain", f"podgroup/{name}", *where, "-o", "json", check=False)
+        assert result.returncode in (0, 1) and result.stdout, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        assert (result.returncode == 0) == answer["fits"], answer["summary"]
+        return answer
+
+    return run
+
+
+class Gang:
+    """A native pod group, and its pods in the order in which they are scheduled."""
+
+    def __init__(self, namespace: Namespace, name: str, pods: int, template: str, *, minimum: int, **spec: Any) -> None:
+        self.namespace, self.name, self._template, self._spec = namespace, name, template, spec
+        self.pods: list[str] = []
+        policy = {"gang": {"minCount": minimum}}
+        body = {"metadata": {"name": name}, "spec": {"schedulingPolicy": policy}}
+        namespace.api.create(POD_GROUPS, body, namespace.name)
+        for _ in range(pods):
+            self.add_pod()
+
+    def add_pod(self) -> None:
+        pod = f"{self.name}-{len(self.pods)}"
+        group = {"podGroupName": self.name}
+        self.namespace.pod(pod, template=self._template, schedulingGroup=group, **self._spec)
+        self.pods.append(pod)
+
+    def condition(self) -> Object:
+        """Return what the scheduler reports about the group; empty before its first attempt."""
+        group = self.namespace.api.get(POD_GROUPS, self.name, self.namespace.name)
+        listed = group.get("status", {}).get("conditions", [])
+        return next((one for one in listed if one["type"] == "PodGroupInitiallyScheduled"), {})
+
+    def wait_for(self, status: str) -> None:
+        self.namespace.api.wait(
+            lambda: self.condition()["status"] == status, f"the scheduler decides {status} about {self.name}"
+        )
+
+    def nodes(self) -> dict[str, str]:
+        """Return the pods that have a node, and which."""
+        found = {pod: self.namespace.get_pod(pod)["spec"].get("nodeName") for pod in self.pods}
+        return {pod: str(node) for pod, node in found.items() if node}
+
+    def failed(self) -> list[str]:
+        """Return the pods for which the scheduler itself found no node; others fail with the group."""
+        messages = {pod: _message(self.namespace.get_pod(pod)) for pod in self.pods}
+        return [pod for pod, message in messages.items() if "nodes are available" in message]
+
+    def wait_for_failure(self, *pods: str) -> None:
+        self.namespace.api.wait(lambda: self.failed() == list(pods), f"the scheduler finds no node for {pods}")
+
+    def delete(self) -> None:
+        for pod in self.pods:
+            self.namespace.delete_pod(pod, grace=1)
+        self.namespace.wait_until_deleted(*self.pods)
+
+
+def _message(pod: Object) -> str:
+    conditions = pod["status"].get("conditions", [])
+    return next((str(one.get("message")) for one in conditions if one["type"] == "PodScheduled"), "")
+
+
+def test_a_gang_that_fits_is_placed_as_explained(
+    agents: Agents, namespace: Namespace, cluster: Cluster, explain: Explain
+) -> None:
+    namespace.template("one", request("gpu", "gpu"))
+    cluster.control_plane.scheduler.kill()
+    gang = Gang(namespace, "ring", 4, "one", minimum=4)
+    answer = explain("ring")
+    assert (answer["fits"], answer["placed"], answer["running"]) == (True, 4, 0), answer["summary"]
+    assert answer["failure"] is None and answer["kinds"][0]["nodes"] == {"node-a": 2, "node-b": 2}
+    cluster.control_plane.scheduler.start()
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"]
+    after = explain("ring")
+    assert (after["fits"], after["running"]) == (True, 4) and "no pod waits for a node" in after["summary"]
+
+
+def test_the_member_that_fails_is_that_of_the_scheduler(agents: Agents, namespace: Namespace, explain: Explain) -> None:
+    namespace.template("two", request("gpus", "gpu", count=2))
+    gang = Gang(namespace, "ring", 3, "two", minimum=3)
+    gang.wait_for("False")
+    gang.wait_for_failure("ring-2")
+    assert gang.condition()["reason"] == "Unschedulable" and not gang.nodes()
+    answer = explain("ring")
+    assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 2, 3)
+    assert answer["failure"]["member"] == "ring-2" and answer["failure"]["failed"] == 1
+    assert "ring-2 fits on none of 2 nodes" in answer["summary"]
+    reason = "there are devices for request gpus (2 devices) of 2 pods, and ring-0 has 3"
+    assert answer["search"]["impossible"] == reason
+
+
+def test_a_gang_starts_with_its_minimum(agents: Agents, namespace: Namespace, explain: Explain) -> None:
+    namespace.template("two", request("gpus", "gpu", count=2))
+    gang = Gang(namespace, "ring", 2, "two", minimum=3)
+    answer = explain("ring")
+    assert not answer["fits"] and "waits for 3 pods, and there are 2" in answer["summary"]
+    # The scheduler has processed pods that were created later, and none of the gang.
+    namespace.pod("later")
+    assert is_scheduled(namespace.api, "later", namespace.name)
+    assert not gang.nodes() and not gang.condition()
+    namespace.api.patch(POD_GROUPS, "ring", {"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}, namespace.name)
+    gang.wait_for("True")
+    gang.add_pod()
+    gang.wait_for_failure("ring-2")
+    answer = explain("ring")
+    assert (answer["fits"], answer["running"], answer["placed"]) == (True, 2, 0), answer["summary"]
+    assert answer["failure"]["member"] == "ring-2"
+    assert sorted(gang.nodes()) == ["ring-0", "ring-1"]
+
+
+def test_alternatives_that_the_scheduler_does_not_try(agents: Agents, namespace: Namespace, explain: Explain) -> None:
+    half = request("half", "mig", HALF)
+    namespace.template("whole-or-half", first_available("gpu", request("whole", "gpu"), half))
+    namespace.template("half", half)
+    waiting = Gang(namespace, "ring", 4, "whole-or-half", minimum=4, node="node-a")
+    waiting.wait_for("False")
+    waiting.wait_for_failure("ring-2")
+    answer = explain("ring")
+    assert not answer["fits"] and answer["failure"]["member"] == "ring-2"
+    search = answer["search"]
+    assert search["found"] and search["differs"] == ["choice of alternatives"] and search["upstream"] == UPSTREAM
+    assert {kind["name"]: kind["alternatives"] for kind in search["kinds"]} == {"ring-0": {"gpu/half": 4}}
+    waiting.delete()
+    # The remedy: the same gang without the alternative that the placement does not use.
+    gang = Gang(namespace, "halves", 4, "half", minimum=4, node="node-a")
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    assert set(gang.nodes().values()) == {"node-a"} and explain("halves")["fits"]
