@@ -16,7 +16,6 @@ from fake_apiserver.fixture import fake_api
 from leftovers import (
     nothing_left_behind,
     pytest_configure,
-    pytest_fixture_setup,
     pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
@@ -27,7 +26,6 @@ __all__ = [
     "fake_api",
     "nothing_left_behind",
     "pytest_configure",
-    "pytest_fixture_setup",
     "pytest_runtest_protocol",
     "pytest_sessionfinish",
     "pytest_terminal_summary",

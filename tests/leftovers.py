@@ -45,23 +45,29 @@ def record_process(process: subprocess.Popen[Any] | Command) -> None:
         _processes.add(process)
 
 
+class WideFixtures:
+    """Processes that a fixture of a module or session starts outlive a test.
+
+    A plugin of its own: pytest does not call hooks of a conftest.py below its root for fixtures of a session.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        global _wide_fixtures
+        wide = fixturedef.scope != "function"
+        _wide_fixtures += wide
+        try:
+            return (yield)
+        finally:
+            _wide_fixtures -= wide
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Mark this run: processes inherit the mark, and are found by it at the end."""
     subprocess.Popen.__init__ = _record_start  # type: ignore[method-assign,assignment]  # the only place with every process
+    config.pluginmanager.register(WideFixtures())
     if not hasattr(config, "workerinput"):
         os.environ[SESSION] = uuid.uuid4().hex
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-    """Processes that a fixture of a module or session starts outlive a test."""
-    global _wide_fixtures
-    wide = fixturedef.scope != "function"
-    _wide_fixtures += wide
-    try:
-        return (yield)
-    finally:
-        _wide_fixtures -= wide
 
 
 @pytest.fixture(autouse=True)
