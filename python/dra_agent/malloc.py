@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
+
+TUNABLES = "GLIBC_TUNABLES"
+"""The variable that the C library reads when a process starts; musl has none."""
+NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
+"""By default each thread keeps up to seven free blocks of each size up to 1 KiB: about 200 KiB, which it returns only
+when it ends. The service and the image set this for the agent, since no function can."""
 
 MAX_ARENAS = 2
 """Maximum arenas. By default the C library makes up to 8 for each CPU, one for each new thread, and each keeps free
@@ -26,6 +33,11 @@ def limit_free_memory() -> bool:
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     limits = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
     return all(mallopt(parameter, value) for parameter, value in limits)
+
+
+def without_thread_caches(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable for a new process whose threads keep no free memory; what `environ` sets has precedence."""
+    return {TUNABLES: ":".join(filter(None, (NO_THREAD_CACHE, environ.get(TUNABLES))))}
 
 
 def trim() -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from dra_agent.malloc import NO_THREAD_CACHE, TUNABLES, without_thread_caches
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FRAGMENTED = """
 import ctypes
@@ -71,6 +77,21 @@ libc.malloc(512 * 1024)
 print(libc.mallinfo2().n4 - before)
 """
 
+SMALL_BLOCKS = """
+import ctypes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+# struct mallinfo2 (mallinfo(3)); the eighth is the number of bytes in use, to which free blocks of a thread belong.
+fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
+libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+sizes = range(24, 1024, 16)
+before = libc.mallinfo2().n7
+for block in [libc.malloc(size) for size in sizes for _ in range(7)]:
+    libc.free(block)
+print(libc.mallinfo2().n7 - before)
+"""
+
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
 
 
@@ -85,6 +106,24 @@ def test_a_large_block_is_apart_from_small_ones_also_after_larger_blocks() -> No
     given, mapped_bytes = output.split()
     assert given == "True"
     assert int(mapped_bytes) >= 512 * 1024, "the block is between small ones"
+
+
+def test_a_thread_keeps_no_free_blocks() -> None:
+    environment = {**os.environ, **without_thread_caches({TUNABLES: "glibc.malloc.perturb=0"})}
+    command = [sys.executable, "-c", SMALL_BLOCKS]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert int(output) < 16 * 1024, f"{output} bytes of free blocks are kept"
+
+
+def test_tunables_of_the_caller_have_precedence() -> None:
+    # The C library reads them in order.
+    given = without_thread_caches({TUNABLES: "glibc.malloc.tcache_count=3"})
+    assert given == {TUNABLES: "glibc.malloc.tcache_count=0:glibc.malloc.tcache_count=3"}
+
+
+@pytest.mark.parametrize("file", ["systemd/dra-agent.service", "deploy/Containerfile"])
+def test_the_agent_is_started_without_caches_of_threads(file: str) -> None:
+    assert f"{TUNABLES}={NO_THREAD_CACHE}" in (ROOT / file).read_text()
 
 
 def test_free_pages_below_a_used_page_are_returned() -> None:

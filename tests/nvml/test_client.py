@@ -16,6 +16,7 @@ import pynvml
 import pytest
 
 import dra_agent
+from dra_agent.malloc import NO_THREAD_CACHE, TUNABLES
 from dra_agent.nvml.client import (
     CallTimeoutError,
     LibraryNotFoundError,
@@ -65,6 +66,12 @@ def test_answers_and_refusals_come_back(process: NvmlWorker) -> None:
     with pytest.raises(TypeError, match="nvmlNoSuchThing"):
         process.call(ONE, DEADLINE_S, "nvmlNoSuchThing")
     assert process.pid != os.getpid() and not process.ended and not process.busy
+
+
+def test_its_threads_keep_no_free_memory(process: NvmlWorker) -> None:
+    variables = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+    (tunables,) = [value for value in variables if value.startswith(f"{TUNABLES}=")]
+    assert NO_THREAD_CACHE in tunables
 
 
 def test_a_call_that_hangs_keeps_its_lane_and_no_other(process: NvmlWorker, root: Path) -> None:

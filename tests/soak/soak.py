@@ -30,6 +30,7 @@ from typing import Any
 import grpc.aio
 
 from dra_agent import simulate
+from dra_agent.malloc import without_thread_caches
 from dra_agent.simulate import inject
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
@@ -115,6 +116,8 @@ class Soak:
         command += ["--simulate", PROFILE, "--state-dir", self.state, "--cdi-dir", self.cdi, "--log-level", "warning"]
         command += ["--kubelet-dir", self.kubelet.directory, "--kubeconfig", self._credentials]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        # As the service and the image start it.
+        variables |= without_thread_caches({})
         with (self.folder / f"log-{self.starts}").open("wb") as log:
             self.agent = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
         return await self.kubelet.driver()

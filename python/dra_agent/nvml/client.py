@@ -6,6 +6,7 @@ takes long delays only its own lane.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import msgspec
 from dra_agent import child
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
+from dra_agent.malloc import without_thread_caches
 from dra_agent.nvml.values import Codec, targets
 
 _MAX_LINE_BYTES = 16 << 20
@@ -116,7 +118,7 @@ class NvmlWorker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child_end.fileno()],
-                env=child.environment(),
+                env=child.environment(without_thread_caches(os.environ)),
                 cwd=child.WORKING_DIRECTORY,
             )
         self._reader = threading.Thread(target=self._read, name="NVML responds", daemon=True)
