@@ -150,7 +150,7 @@ def test_an_idle_client_is_disconnected(short_path: Path, monkeypatch: pytest.Mo
 
 def test_a_missing_response_is_a_retryable_error(short_path: Path) -> None:
     async def never_responds(line: bytes) -> Any:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     path = short_path / "s"
 

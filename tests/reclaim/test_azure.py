@@ -327,7 +327,6 @@ def acknowledged(azure: FakeAzure, *, acknowledge: bool = True) -> list[str]:
         await sink.wait_until(lambda: "azure" in sink.signals)
         await source_.released()
         await source_.released()
-        await asyncio.sleep(0.05)
 
     run_source(source_, scenario)
     return azure.acknowledged

@@ -84,9 +84,12 @@ def test_without_time_no_hook_is_started(tmp_path: Path) -> None:
 
 
 def test_a_canceled_release_ends_its_hooks(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
     async def scenario() -> None:
-        task = asyncio.create_task(run_hooks(python("import time; time.sleep(3600)"), claims("a", "b"), 3600.0))
-        await asyncio.sleep(0.3)
+        code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(3600)"
+        task = asyncio.create_task(run_hooks(python(code), claims("a", "b"), 3600.0))
+        await eventually_async(begun.exists)
         task.cancel()
         await asyncio.wait([task], timeout=60)
         assert task.cancelled()
