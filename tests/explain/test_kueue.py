@@ -350,14 +350,15 @@ def test_classes_that_kueue_does_not_count(explain: Explain) -> None:
     assert any("deviceClassMappings are not known" in one for one in answer["admission"]["not_evaluated"])
 
 
-def test_requests_that_kueue_does_not_admit(explain: Explain) -> None:
+@pytest.mark.parametrize(
+    ("field", "feature"), [({"allocationMode": "All"}, "allocationMode All"), ({"adminAccess": True}, "adminAccess")]
+)
+def test_requests_that_kueue_does_not_admit(explain: Explain, field: dict[str, Any], feature: str) -> None:
     every = make_request()
-    every["exactly"]["allocationMode"] = "All"
+    every["exactly"] |= field
     cluster = (*NODES, *QUEUES, queue(8, 0), template("all", every), workload(1, claim_template="all"))
     code, answer = explain(*cluster)
-    assert (
-        code == 1 and "Kueue 0.19 admits no pods with allocationMode All, which request main has" in answer["summary"]
-    )
+    assert code == 1 and f"Kueue 0.19 admits no pods with {feature}, which request main has" in answer["summary"]
 
 
 def test_fields_that_are_not_evaluated_are_named(explain: Explain) -> None:

@@ -75,15 +75,12 @@ def _of_templates(
         template = templates.get(template_name)
         for request in requests_of(claim_of_template(template)) if template is not None else ():
             name = str(request.get("name"))
-            exactly = request.get("exactly")
-            if not exactly or exactly.get("allocationMode") == "All":
-                feature = "allocationMode All" if exactly else "firstAvailable"
+            exactly = request.get("exactly") or {}
+            if feature := _unsupported(exactly):
                 found.refusals.append(f"Kueue 0.19 admits no pods with {feature}, which request {name} has")
                 continue
             class_name = str(exactly.get("deviceClassName"))
-            if exactly.get("adminAccess"):
-                found.not_evaluated.append(f"quota of request {name}, which has admin access")
-            elif counting is None:
+            if counting is None:
                 found.not_evaluated.append(f"quota of class {class_name}")
             elif (counted := counting.classes.get(class_name)) is None:
                 found.refusals.append(f"DeviceClass {class_name} is in no deviceClassMappings of Kueue")
@@ -93,3 +90,12 @@ def _of_templates(
                 count = amount(exactly.get("count")) or Fraction(1)
                 needs[counted.resource] = needs.get(counted.resource, Fraction(0)) + count
     return needs
+
+
+def _unsupported(exactly: Object) -> str | None:
+    """Return the feature of a request that Kueue does not support: countDevicesPerClass of pkg/dra/claims.go."""
+    if not exactly:
+        return "firstAvailable"
+    if exactly.get("adminAccess"):
+        return "adminAccess"
+    return "allocationMode All" if exactly.get("allocationMode") == "All" else None

@@ -59,10 +59,13 @@ def modules() -> list[Module]:
     ]
 
 
-def directory() -> Path:
-    """Return the directory of the binaries of these versions: `~/.cache/dra-agent-cluster/etcd-v3.6.1_...`."""
+def directory(*only: Module) -> Path:
+    """Return the directory of the binaries of these versions: `~/.cache/dra-agent-cluster/etcd-v3.6.1_...`.
+
+    By default they are those of `modules()`.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "dra-agent-cluster" / "_".join(f"{module.name}-{module.version()}" for module in modules())
+    return cache / "dra-agent-cluster" / "_".join(f"{module.name}-{module.version()}" for module in only or modules())
 
 
 def programs() -> Path:
@@ -74,13 +77,15 @@ def programs() -> Path:
     check(go=any(not (where / name).exists() for module in modules() for name in module.programs))
     for module in modules():
         for name in module.programs:
-            build(module, name)
+            build(module, name, where)
     return where
 
 
-def build(module: Module, name: str) -> None:
-    """Build one binary of a module unless it exists. Waits for another process that builds the same binary."""
-    where = directory()
+def build(module: Module, name: str, where: Path) -> None:
+    """Build one binary of a module in a directory, unless it exists there.
+
+    Waits for another process that builds the same binary.
+    """
     if (where / name).exists():
         return
     where.mkdir(parents=True, exist_ok=True)
@@ -98,7 +103,7 @@ def main(names: list[str]) -> str:
         return f"{', '.join(names)}: not built, because no Go {'.'.join(map(str, OLDEST_GO))} or newer is on PATH"
     for module in modules():
         for name in module.programs.keys() & set(names):
-            build(module, name)
+            build(module, name, directory())
     return str(directory())
 
 

@@ -84,6 +84,11 @@ class ClusterDir:
         return str(ipaddress.ip_address(self._base + 10))
 
     @property
+    def webhook_address(self) -> str:
+        """The cluster IP for the Service of a webhook, where the process of the webhook itself listens."""
+        return str(ipaddress.ip_address(self._base + 11))
+
+    @property
     def etcd_address(self) -> str:
         """A loopback address, so that no pod reaches etcd."""
         return f"127.0.18.{self.number + 1}"
@@ -98,7 +103,7 @@ class ClusterDir:
 
     def addresses(self) -> list[str]:
         """Return the addresses that an interface of this host needs."""
-        return [self.api_address, *(self.node_address(index) for index in range(6))]
+        return [self.api_address, self.webhook_address, *(self.node_address(index) for index in range(6))]
 
     def add_addresses(self) -> None:
         """Add the addresses to the loopback interface."""

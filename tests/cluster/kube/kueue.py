@@ -1,0 +1,144 @@
+"""Kueue as a process on the host, installed with the objects of its chart.
+
+The API server reaches its webhooks at the cluster IP of their Service, where the process itself listens: no kube-proxy
+is needed. Its permissions, configuration, webhooks and certificates are those of the chart.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from . import build, prerequisites
+from .api import NAMESPACES, SERVICE_ACCOUNTS, Kind, Object
+from .cluster import Cluster
+from .process import LONG_TIMEOUT_S, Process, until
+
+MODULE = build.Module("kueue", "sigs.k8s.io/kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"})
+NAMESPACE = "kueue-system"
+ACCOUNT = "kueue-controller-manager"
+SECRETS = Kind("v1", "secrets")
+HEALTH_PORT = 8081
+HOURS = 6 * 3600
+NOT_INSTALLED = ("Deployment", "APIService")
+"""The process replaces the Deployment. The API of pending workloads is not served, and an unserved one blocks the
+deletion of namespaces."""
+CERTIFICATE_FILES = ("tls.crt", "tls.key", "ca.crt")
+
+
+def program() -> Path:
+    """Return the directory of `kueue` and of its `chart`; builds what is missing.
+
+    MissingError without Go. The first build takes about 10 minutes on two cores.
+    """
+    where = build.directory(MODULE)
+    prerequisites.check(go=not (where / "kueue").exists())
+    chart = where / "chart"
+    if not chart.exists():
+        where.mkdir(parents=True, exist_ok=True)
+        command = ["go", "mod", "download", "-json", f"{MODULE.versioned}@{MODULE.version()}"]
+        found = subprocess.run(
+            command, cwd=build.MODULES / MODULE.name, check=True, capture_output=True, text=True
+        ).stdout
+        unfinished = where / f".chart-{os.getpid()}"
+        shutil.copytree(Path(json.loads(found)["Dir"]) / "charts" / "kueue", unfinished)
+        unfinished.rename(chart)
+    build.build(MODULE, "kueue", where)
+    return where
+
+
+class Kueue:
+    """Kueue's manager with one integration, batch/v1 Jobs."""
+
+    def __init__(self, cluster: Cluster, mappings: Mapping[str, Sequence[str]]) -> None:
+        """Install its objects; `mappings` are the DeviceClasses of each resource that it counts."""
+        self.cluster = cluster
+        self._programs = program()
+        self._directory = cluster.directory / "kueue"
+        self._directory.mkdir()
+        self._certificates = self._directory / "certificates"
+        self._certificates.mkdir(mode=0o700)
+        self.address = cluster.cluster_dir.webhook_address
+        self._install(mappings)
+        kubeconfig = cluster.control_plane.kubeconfig("kueue", self._directory / "kubeconfig", token=self._token())
+        self.process = Process(
+            "kueue",
+            [str(self._programs / "kueue"), f"--config={self._directory / 'config.yaml'}", "--zap-log-level=2"],
+            self._directory / "kueue.log",
+            cluster.directory,
+            environment={"KUBECONFIG": str(kubeconfig)},
+        )
+
+    def start(self) -> None:
+        """Start it; return when it admits workloads and its webhooks respond."""
+        self.process.start()
+        until(self._store_certificates, "Kueue has created the certificates of its webhooks")
+        until(self._is_ready, "Kueue is ready")
+
+    def _install(self, mappings: Mapping[str, Sequence[str]]) -> None:
+        api = self.cluster.api
+        api.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        configuration = yaml.safe_dump(self._configuration(mappings))
+        values = yaml.safe_dump({"managerConfig": {"controllerManagerConfigYaml": configuration}})
+        helm = self.cluster.programs / "helm"
+        command = [str(helm), "template", "kueue", str(self._programs / "chart")]
+        command += ["--namespace", NAMESPACE, "--values", "-"]
+        rendered = subprocess.run(command, input=values, check=True, capture_output=True, text=True).stdout
+        objects = [found for found in yaml.safe_load_all(rendered) if found and found["kind"] not in NOT_INSTALLED]
+        for found in objects:
+            if found["kind"] == "ConfigMap":
+                (self._directory / "config.yaml").write_text(found["data"]["controller_manager_config.yaml"])
+            elif found["kind"] == "Service" and found["metadata"]["name"] == "kueue-webhook-service":
+                found["spec"]["clusterIP"] = self.address
+        # The schema of Workloads is too large for the annotation of a client-side apply.
+        self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(objects))
+
+    def _configuration(self, mappings: Mapping[str, Sequence[str]]) -> Object:
+        listed = [{"name": resource, "deviceClassNames": list(classes)} for resource, classes in mappings.items()]
+        return {
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+            "kind": "Configuration",
+            "health": {"healthProbeBindAddress": f"{self.address}:{HEALTH_PORT}"},
+            "metrics": {"bindAddress": "0"},
+            "webhook": {"host": self.address, "port": 443, "certDir": str(self._certificates)},
+            "leaderElection": {"leaderElect": False},
+            "integrations": {"frameworks": ["batch/job"]},
+            "resources": {"deviceClassMappings": listed},
+            "featureGates": {"VisibilityOnDemand": False},
+        }
+
+    def _token(self) -> str:
+        path = SERVICE_ACCOUNTS.path(NAMESPACE, ACCOUNT, "token")
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": HOURS},
+        }
+        return str(self.cluster.api.call("POST", path, body)["status"]["token"])
+
+    def _store_certificates(self) -> bool:
+        """Write the files that the kubelet would mount from the Secret; return whether it has them."""
+        self.process.check_running()
+        data = self.cluster.api.get(SECRETS, "kueue-webhook-server-cert", NAMESPACE).get("data") or {}
+        if not all(data.get(name) for name in CERTIFICATE_FILES):
+            return False
+        for name in CERTIFICATE_FILES:
+            (self._certificates / name).write_bytes(base64.b64decode(data[name]))
+        return True
+
+    def _is_ready(self) -> bool:
+        self.process.check_running()
+        connection = http.client.HTTPConnection(self.address, HEALTH_PORT, timeout=LONG_TIMEOUT_S)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()

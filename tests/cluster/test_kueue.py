@@ -1,0 +1,302 @@
+"""`dra-agent explain workload/NAME` and a real Kueue: who waits for quota and why, and what is admitted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.conftest import ROOT
+from cluster.kube import prerequisites
+from cluster.kube.agent import Agent
+from cluster.kube.api import JOBS, NAMESPACES, NODES, PODS, Kind, Object
+from cluster.kube.cluster import Cluster, running
+from cluster.kube.kueue import Kueue
+from cluster.kube.workload import Namespace, container, first_available, pod_spec, request
+
+API = "kueue.x-k8s.io/v1beta2"
+FLAVORS = Kind(API, "resourceflavors", namespaced=False)
+CLUSTER_QUEUES = Kind(API, "clusterqueues", namespaced=False)
+LOCAL_QUEUES = Kind(API, "localqueues")
+WORKLOADS = Kind(API, "workloads")
+HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
+RESOURCE, FLAVOR = "whole-gpus", "h100"
+LABEL = "dra-agent.example/pool"
+QUEUE_OF_JOBS = "kueue.x-k8s.io/queue-name"
+
+Explain = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def session_cluster() -> Iterator[Cluster]:
+    """A separate cluster, because Kueue's webhooks would be called for the objects of every scenario."""
+    with running() as cluster:
+        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
+            cluster.kubectl("apply", "-f", str(file))
+        cluster.api.patch(NODES, "node-a", {"metadata": {"labels": {LABEL: FLAVOR}}})
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kueue(session_cluster: Cluster) -> Iterator[Kueue]:
+    try:
+        created = Kueue(session_cluster, {RESOURCE: ["gpu"]})
+    except prerequisites.MissingError as missing:
+        pytest.fail(str(missing), pytrace=False)
+    created.start()
+    session_cluster.api.create(
+        FLAVORS, {"kind": "ResourceFlavor", "metadata": {"name": FLAVOR}, "spec": {"nodeLabels": {LABEL: FLAVOR}}}
+    )
+    yield created
+    created.process.kill()
+
+
+@pytest.fixture(autouse=True)
+def kueue_log(kueue: Kueue, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Print Kueue's log of a failed scenario."""
+    yield
+    print(kueue.process.tail(40))
+
+
+@pytest.fixture
+def explain(
+    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> Explain:
+    """Explain the Workload of a Job of the namespace; the exit code is 0 exactly if it fits."""
+
+    def run(job: str) -> dict[str, Any]:
+        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
+        name = workload_of(namespace, job)["metadata"]["name"]
+        result = agent_command("explain", f"workload/{name}", *where, "-o", "json", check=False)
+        assert result.returncode in (0, 1) and result.stdout, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        assert (result.returncode == 0) == answer["fits"], answer["summary"]
+        return answer
+
+    return run
+
+
+class Queues:
+    """Queues of one namespace: of each ClusterQueue and its LocalQueue of the same name."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._created: list[str] = []
+
+    def add(self, name: str, nominal: int, *, cohort: str = "", **limits: int) -> str:
+        """Create them; return the name of the ClusterQueue."""
+        api, cluster_queue = self._namespace.api, f"{self._namespace.name}-{name}"
+        quota = {"name": RESOURCE, "nominalQuota": nominal, **limits}
+        group = {"coveredResources": [RESOURCE], "flavors": [{"name": FLAVOR, "resources": [quota]}]}
+        spec = {"namespaceSelector": {}, "resourceGroups": [group], **({"cohortName": cohort} if cohort else {})}
+        api.create(CLUSTER_QUEUES, {"kind": "ClusterQueue", "metadata": {"name": cluster_queue}, "spec": spec})
+        self._created.append(cluster_queue)
+        local = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": cluster_queue}}
+        api.create(LOCAL_QUEUES, local, self._namespace.name)
+
+        def is_active() -> bool:
+            found = api.get(LOCAL_QUEUES, name, self._namespace.name)
+            return _condition(found, "Active").get("status") == "True"
+
+        api.wait(is_active, f"queue {name} is active")
+        return cluster_queue
+
+    def delete(self) -> None:
+        """Delete them with the Jobs, without which a ClusterQueue is not deleted."""
+        api = self._namespace.api
+        for job in api.list(JOBS, self._namespace.name):
+            api.call("DELETE", JOBS.path(self._namespace.name, job["metadata"]["name"], None), BACKGROUND)
+        for name in self._created:
+            api.delete(CLUSTER_QUEUES, name)
+        api.wait(
+            lambda: not {one["metadata"]["name"] for one in api.list(CLUSTER_QUEUES)} & set(self._created),
+            "the ClusterQueues are gone",
+        )
+
+
+BACKGROUND = {"propagationPolicy": "Background"}
+
+
+@pytest.fixture
+def queues(kueue: Kueue, namespace: Namespace) -> Iterator[Queues]:
+    created = Queues(namespace)
+    yield created
+    created.delete()
+
+
+def _condition(value: Object, kind: str) -> Object:
+    listed = value.get("status", {}).get("conditions", [])
+    return next((one for one in listed if one["type"] == kind), {})
+
+
+def submit(namespace: Namespace, name: str, pods: int, *, queue: str = "gpus", template: str = "gpu") -> None:
+    """Create a Job with a claim for each of its pods."""
+    claims = [{"name": "devices", "resourceClaimTemplateName": template}]
+    body = {
+        "metadata": {"name": name, "labels": {QUEUE_OF_JOBS: queue}},
+        "spec": {
+            "parallelism": pods,
+            "completions": pods,
+            "suspend": True,
+            "template": {"spec": pod_spec(claims=claims, containers=[container("main", "devices")])},
+        },
+    }
+    namespace.api.create(JOBS, body, namespace.name)
+
+
+def workload_of(namespace: Namespace, job: str) -> Object:
+    """Wait for the Workload that Kueue creates for a Job; return it."""
+    found: list[Object] = []
+
+    def exists() -> bool:
+        found[:] = [
+            one
+            for one in namespace.api.list(WORKLOADS, namespace.name)
+            if any(owner["name"] == job for owner in one["metadata"].get("ownerReferences", []))
+        ]
+        return bool(found)
+
+    namespace.api.wait(exists, f"Kueue creates the Workload of {job}")
+    return found[0]
+
+
+def wait_until_admitted(namespace: Namespace, job: str) -> None:
+    namespace.api.wait(
+        lambda: _condition(workload_of(namespace, job), "Admitted").get("status") == "True", f"Kueue admits {job}"
+    )
+
+
+def wait_for_refusal(namespace: Namespace, job: str, text: str) -> str:
+    """Wait until Kueue records why a Job has no quota, with this text; return the message."""
+
+    def message() -> str:
+        condition = _condition(workload_of(namespace, job), "QuotaReserved")
+        assert condition.get("status") == "False", condition
+        return str(condition["message"])
+
+    namespace.api.wait(lambda: text in message(), f"Kueue records {text!r} for {job}")
+    return message()
+
+
+def running_pods(namespace: Namespace, job: str, count: int) -> list[Object]:
+    """Wait until that many pods of a Job run; return them."""
+    found: list[Object] = []
+
+    def run() -> bool:
+        listed = namespace.api.list(PODS, namespace.name, labels=f"batch.kubernetes.io/job-name={job}")
+        found[:] = [pod for pod in listed if pod["status"]["phase"] == "Running"]
+        return len(found) == count
+
+    namespace.api.wait(run, f"{count} pods of {job} run")
+    return found
+
+
+def test_a_workload_waits_for_quota_and_is_then_admitted(
+    agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
+) -> None:
+    queue = queues.add("gpus", 3)
+    namespace.template("gpu", request("gpu", "gpu"))
+    submit(namespace, "first", 2)
+    wait_until_admitted(namespace, "first")
+    assert {pod["spec"]["nodeName"] for pod in running_pods(namespace, "first", 2)} == {"node-a"}
+    answer = explain("first")
+    assert (answer["fits"], answer["running"], answer["admission"]["state"]) == (True, 2, "admitted")
+    assert answer["admission"]["flavors"] == [{"name": FLAVOR, "node_labels": {LABEL: FLAVOR}}]
+
+    submit(namespace, "second", 2)
+    refusal = wait_for_refusal(namespace, "second", f"insufficient unused quota for {RESOURCE} in flavor {FLAVOR}")
+    answer = explain("second")
+    assert not answer["fits"] and answer["admission"]["state"] == "waits"
+    reason = f"ClusterQueue {queue}: {RESOURCE} in flavor {FLAVOR}: 2 needed, 2 of 3 used, 0 borrowable"
+    assert answer["summary"].startswith(f"waits for quota, not for devices: {reason}; devices: all 2 pods can be")
+    (row,) = answer["admission"]["quotas"]
+    assert row["result"] == "1 more needed" and row["result"] in refusal
+    assert {placement["node"] for placement in answer["placements"]} == {"node-a"}
+    assert any(refusal in note for note in answer["notes"])
+
+    submit(namespace, "third", 4)
+    refusal = wait_for_refusal(namespace, "third", "maximum capacity (3)")
+    answer = explain("third")
+    assert not answer["fits"] and answer["admission"]["quotas"][0]["result"] == "never: at most 3"
+
+    namespace.api.call("DELETE", JOBS.path(namespace.name, "first", None), BACKGROUND)
+    wait_until_admitted(namespace, "second")
+    running_pods(namespace, "second", 2)
+    answer = explain("second")
+    assert (answer["fits"], answer["running"], answer["admission"]["state"]) == (True, 2, "admitted")
+
+
+def test_quota_of_a_cohort_is_borrowed(
+    agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
+) -> None:
+    cohort = f"cohort-{namespace.name}"
+    queues.add("lends", 4, cohort=cohort, lendingLimit=3)
+    queue = queues.add("borrows", 1, cohort=cohort, borrowingLimit=2)
+    namespace.template("gpu", request("gpu", "gpu"))
+    submit(namespace, "inside", 2, queue="borrows")
+    wait_until_admitted(namespace, "inside")
+    answer = explain("inside")
+    assert answer["fits"] and answer["admission"]["cohort"] == cohort
+
+    submit(namespace, "more", 2, queue="borrows")
+    refusal = wait_for_refusal(namespace, "more", "insufficient unused quota")
+    answer = explain("more")
+    assert (
+        f"ClusterQueue {queue}: {RESOURCE} in flavor {FLAVOR}: 2 needed, 2 of 1 used, 1 borrowable" in answer["summary"]
+    )
+    (row,) = answer["admission"]["quotas"]
+    assert row["result"] == "1 more needed" and row["result"] in refusal
+
+    # The owner takes its quota back as far as it is not borrowed: 4 and 1 are there, 2 are used.
+    submit(namespace, "owner", 4, queue="lends")
+    refusal = wait_for_refusal(namespace, "owner", "insufficient unused quota")
+    answer = explain("owner")
+    (row,) = answer["admission"]["quotas"]
+    assert row["result"] == "1 more needed" and row["result"] in refusal
+    submit(namespace, "most", 3, queue="lends")
+    wait_until_admitted(namespace, "most")
+    assert explain("most")["admission"]["state"] == "admitted"
+
+
+@pytest.mark.parametrize(
+    ("requested", "by_kueue", "by_explain"),
+    [
+        (request("nic", "nic"), "DeviceClass nic is not mapped", "DeviceClass nic is in no deviceClassMappings"),
+        (
+            first_available("gpu", request("one", "gpu"), request("other", "gpu")),
+            "FirstAvailable device selection is not supported",
+            "Kueue 0.19 admits no pods with firstAvailable, which request gpu has",
+        ),
+        (
+            request("gpu", "gpu", allocationMode="All"),
+            "AllocationMode 'All' is not supported",
+            "Kueue 0.19 admits no pods with allocationMode All, which request gpu has",
+        ),
+        (
+            request("gpu", "gpu", adminAccess=True),
+            "AdminAccess is not supported",
+            "Kueue 0.19 admits no pods with adminAccess, which request gpu has",
+        ),
+    ],
+)
+def test_requests_that_kueue_does_not_admit(
+    agents: dict[str, Agent],
+    namespace: Namespace,
+    queues: Queues,
+    explain: Explain,
+    requested: Object,
+    by_kueue: str,
+    by_explain: str,
+) -> None:
+    queues.add("gpus", 8)
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    namespace.api.patch(NAMESPACES, namespace.name, {"metadata": {"labels": labels}})
+    namespace.template("gpu", requested)
+    submit(namespace, "job", 1)
+    wait_for_refusal(namespace, "job", by_kueue)
+    answer = explain("job")
+    assert not answer["fits"] and answer["admission"]["state"] == "blocked"
+    assert by_explain in answer["summary"]
