@@ -67,7 +67,7 @@ from dra_agent.malloc import limit_free_memory
 print(limit_free_memory())
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-# struct mallinfo2 (mallinfo(3)); the fifth is the number of bytes in mappings of their own.
+# struct mallinfo2 (mallinfo(3)); the fifth is the number of bytes in separate mappings.
 fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
 libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
 for _ in range(3):
