@@ -156,7 +156,7 @@ def _open_files(proc: Path, pid: int) -> Iterable[FileIdentity]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # this thread has ended
         for file in files:
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile, or this thread has ended
                 yield identity_of(file)
 
 
