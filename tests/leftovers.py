@@ -48,7 +48,7 @@ def record_process(process: subprocess.Popen[Any] | Command) -> None:
 class WideFixtures:
     """Processes that a fixture of a module or session starts outlive a test.
 
-    A plugin of its own: pytest does not call hooks of a conftest.py below its root for fixtures of a session.
+    A separate plugin: pytest does not call hooks of a conftest.py below its root for fixtures of a session.
     """
 
     @pytest.hookimpl(wrapper=True)
