@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from dra_agent.agent.device_state import boot_id
 from dra_agent.cli.main import main
 from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text, write_archive
 from dra_agent.doctor.bundle.directory import MAX_FILE_BYTES, read_directory
 from dra_agent.metrics.http_server import HttpServer
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import eventually
 from preloaded import Command
 from recordings.conclusions import conclusions
@@ -235,6 +237,17 @@ def test_a_bundle_of_a_running_agent(place: Path) -> None:
     assert json.loads(files["claims.json"]) == {"claims": [], "classes": []}
     assert json.loads(files["ledger.json"])["claims"] == []
     assert json.loads(files["config.json"])["running"]["standalone"] is True
+
+
+def test_the_ledger_of_a_bundle_names_the_claims_of_an_earlier_boot(place: Path) -> None:
+    (place / "state").mkdir()
+    for uid, boot in (("before", "another boot"), ("now", boot_id())):
+        with JournalLedger(place / "state", boot) as ledger:
+            ledger.start(LedgerEntry(uid, "team", uid, (HeldDevice("node/gpu", f"gpu-{uid}", "gpu"),)), durable=True)
+    assert main(["doctor", *flags(place, "cpu-only"), "--bundle", str(place / "bundle.tgz")]) == 0
+    ledger_file = json.loads(contents(place / "bundle.tgz")["ledger.json"])
+    assert [claim["name"] for claim in ledger_file["claims"]] == ["before", "now"]
+    assert ledger_file["report"]["earlier_boot"] == ["before"]
 
 
 def test_a_user_without_root_gets_a_bundle() -> None:

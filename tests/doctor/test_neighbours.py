@@ -55,6 +55,12 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(
             f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n"
         )
         (finding,) = findings(healthy_host)
+        # An agent in Kubernetes mode has no agent.sock.
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(healthy_host.state_dir / "reclaim.sock"))
+            (healthy_host.state_dir / "reclaim.sock").chmod(0o600)
+            server.listen()
+            assert findings(healthy_host) == []
     assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.message
     assert "read its log" in finding.hint
 

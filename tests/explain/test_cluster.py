@@ -628,6 +628,20 @@ def test_permission_for_one_pod_is_sufficient(cluster: FakeApi, explain: Explain
     assert code == 1 and answer["pods"][0]["pod"] == "default/job"
 
 
+@pytest.mark.parametrize(("kind", "plural"), [("pod", "pods"), ("claim", "resourceclaims")])
+def test_an_object_that_may_not_be_read_is_a_failure_and_an_absent_one_wrong_use(
+    cluster: FakeApi, command: Run, kind: str, plural: str
+) -> None:
+    cluster.fail(403, methods="GET", path=f"/{plural}?", times=None)
+    denied = f"there is no {kind} nothing in namespace x that can be read: cannot list {plural}"
+    # It may be read by name, and the server has none.
+    code, _, message = command(kind, "nothing", "-n", "x")
+    assert code == 2 and denied in message
+    cluster.fail(403, methods="GET", path=f"/{plural}/nothing", times=None)
+    code, _, message = command(kind, "nothing", "-n", "x")
+    assert code == 1 and denied in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

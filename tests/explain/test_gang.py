@@ -484,7 +484,7 @@ def test_a_job_of_the_cluster_is_explained(
     assert "there is no job absent in namespace default" in capsys.readouterr().err
     assert run(["explain", "jobset/absent", "--kubeconfig", path]) == 2
     cluster.fail(403, methods="GET", path="/jobs/train", times=None)
-    assert run(["explain", "jobs.batch", "train", "--kubeconfig", path]) == 2
+    assert run(["explain", "jobs.batch", "train", "--kubeconfig", path]) == 1
     assert "there is no job train in namespace default that can be read: cannot get jobs train" in (
         capsys.readouterr().err
     )

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
-from dra_agent.errors import UsageError
+from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot
@@ -72,10 +72,14 @@ def dump_of(args: argparse.Namespace) -> list[str]:
     return files
 
 
-def missing(args: argparse.Namespace, snapshot: Snapshot, kind: str, name: str) -> UsageError:
-    """Return the error about an object that the cluster does not have, or that may not be read."""
+def missing(args: argparse.Namespace, snapshot: Snapshot, kind: str, name: str) -> PermanentError:
+    """Return the error about an object that the cluster does not have, or that may not be read.
+
+    It is wrong use only if the object is known not to exist.
+    """
     notes = "; ".join(note for note in snapshot.notes if f"{kind}s" in note)
-    return UsageError(
+    family = PermanentError if any(one.endswith(f"{kind}s") for one in snapshot.unreadable) else UsageError
+    return family(
         f"there is no {kind} {name} in namespace {snapshot.namespace}"
         + (f" that can be read: {notes}" if notes else ""),
         hint="choose the namespace with -n" if args.namespace is None else None,

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         replacements.learn(shown.config.node)
     bundle = Bundle(redactor, replacements, user=os.geteuid())
     with command_host(shown.config) as host, progress("collecting the bundle"):
-        _add_agent(bundle, args, shown, config_error)
+        _add_agent(bundle, args, shown, config_error, host)
         _add_host(bundle, shown, host, replacements)
         _add_logs(bundle, shown)
         manifest, data = bundle.pack()
@@ -136,7 +136,7 @@ def _learn_credentials(redactor: Redactor, shown: ShownHost) -> None:
         redactor.learn(user_file.read(SERVICE_ACCOUNT / "token", MAX_CREDENTIALS_BYTES).decode(errors="replace"))
 
 
-def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, config_error: str) -> None:
+def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, config_error: str, host: Host) -> None:
     def version() -> Document:
         import platform
 
@@ -191,7 +191,7 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
     bundle.add("agent", PART_TIMEOUT_S, agent)
     bundle.add("metrics", PART_TIMEOUT_S, metrics)
     bundle.add("claims", PART_TIMEOUT_S, lambda: _claims(shown))
-    bundle.add("ledger", PART_TIMEOUT_S, lambda: _ledger(shown))
+    bundle.add("ledger", PART_TIMEOUT_S, lambda: _ledger(shown, host))
 
 
 def _claims(shown: ShownHost) -> Document:
@@ -208,11 +208,12 @@ def _claims(shown: ShownHost) -> Document:
         return Document("claims.json", {"claims": agent.call(ListClaims()), "classes": agent.call(ListClasses())})
 
 
-def _ledger(shown: ShownHost) -> Document:
+def _ledger(shown: ShownHost, host: Host) -> Document:
+    from dra_agent.agent.device_state import boot_id
     from dra_agent.doctor.bundle import Document, MissingPartError
     from dra_agent.prepare.ledger_reader import read_copy
 
-    read = read_copy(shown.config.state_dir)
+    read = read_copy(shown.config.state_dir, boot_id(host.proc))
     if read is None:
         raise MissingPartError(f"there is no ledger in {shown.config.state_dir}")
     entries, report = read

@@ -20,7 +20,7 @@ MAX_SHOWN_NODES = 20
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; returns 0 if the object is allocated or fits, 1 if it does not.
 
-    Raises UsageError if the object does not exist.
+    Raises UsageError if the object does not exist, and PermanentError if it may not be read.
     """
     from dra_agent.cli.cluster_input import missing, read_snapshot
     from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS

@@ -100,7 +100,7 @@ def check_standalone_store(context: CheckContext) -> Iterator[Finding]:
         )
     holder = lock_holder(directory / context.lock_name, context.locks)
     if holder is not None:
-        if not (directory / context.socket_name).exists():
+        if not _answers(directory, context):
             yield problem(
                 f"an agent (pid {holder}) holds the state directory and does not listen",
                 str(directory),
@@ -121,7 +121,7 @@ def check_standalone_store(context: CheckContext) -> Iterator[Finding]:
 def _answers(directory: Path, context: CheckContext) -> bool:
     """Whether a process listens on a socket of the agent.
 
-    The lock of an agent in another PID namespace is not visible.
+    The lock of an agent in another PID namespace is not visible. Only standalone mode has the first socket.
     """
     for name in (context.socket_name, context.trigger_name):
         with socket.socket(socket.AF_UNIX) as asking:

@@ -75,6 +75,8 @@ class Snapshot:
     """Events of the claim or pod, newest last."""
     notes: list[str] = field(default_factory=list)
     """Objects that could not be read, and the missing parts of the result."""
+    unreadable: set[str] = field(default_factory=set)
+    """Plurals of kinds of which the named object could not be read: whether it exists is not known."""
 
     def claim(self, name: str) -> Object | None:
         """Find a claim of the namespace."""
@@ -118,20 +120,27 @@ async def read(
         return None if got is None else got.items
 
     async def one(kind: Kind) -> list[Object]:
-        got = await allowed(api.get(kind, about, namespace), "", "", [])
-        return [] if got is None else [got]
+        try:
+            return [await api.get(kind, about, namespace)]
+        except NotFoundError:
+            return []
+        except (ForbiddenError, InvalidObjectError):
+            found.unreadable.add(kind.plural)
+            return []
 
     async def asked_for() -> dict[str, list[Object]]:
         for kind in WORKLOADS[workload] if workload else ():
             try:
                 value = await api.get(kind, about, namespace)
                 if misfit := first_misfit(kind.kind, value):
+                    found.unreadable.add(kind.plural)
                     found.notes.append(f"{kind.plural} {about} cannot be read: {misfit[0]} is not {misfit[1]}")
                     return {}
                 return {kind.kind: [value]}
             except NotFoundError:
                 continue  # The object, or this version of its kind.
             except (ForbiddenError, InvalidObjectError) as error:
+                found.unreadable.add(kind.plural)
                 found.notes.append(f"cannot get {kind.plural} {about}: {error.message}")
         return {}
 
@@ -160,6 +169,8 @@ async def read(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
     )
+    if found.templates is None:
+        found.unreadable.add(RESOURCE_CLAIM_TEMPLATES.plural)
     found.workloads = await asked_for()
     if with_kueue or found.workloads.get("Workload"):
         found.kueue = await read_kueue(api, namespace)
@@ -170,7 +181,7 @@ async def read(
     found.events = _messages(listed_events.items if listed_events else [])
     if claims is None:
         claims = await listed(RESOURCE_CLAIMS, "claims are not known", within=namespace)
-    found.claims = claims or await one(RESOURCE_CLAIMS)
+    found.claims = await one(RESOURCE_CLAIMS) if claims is None else claims
     if found.pods is None:
         # A user may be permitted to get one object by name, but not to list.
         found.pods = await one(PODS) or None

@@ -17,8 +17,10 @@ RETRY_INTERVAL_S = 0.05
 """Seconds between tries: a journal that is being replaced by a snapshot is there again at once."""
 
 
-def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
+def read_copy(state_dir: Path, boot_id: str = "") -> tuple[list[LedgerEntry], LedgerReport] | None:
     """Return the claims and the state of the ledger; None if it does not exist. Changes nothing.
+
+    `boot_id` is that of the host; without it the report has all claims in `earlier_boot`.
 
     RetryableError where it cannot be read.
     """
@@ -27,7 +29,7 @@ def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
         try:
             if not may_exist(source):
                 return None
-            return _read(source)
+            return _read(source, boot_id)
         except OSError as error:
             reason = error.strerror or str(error)
             if isinstance(error, PermissionError) or attempt + 1 == MAX_TRIES:
@@ -36,10 +38,10 @@ def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
     raise AssertionError
 
 
-def _read(source: Path) -> tuple[list[LedgerEntry], LedgerReport]:
+def _read(source: Path, boot_id: str) -> tuple[list[LedgerEntry], LedgerReport]:
     with tempfile.TemporaryDirectory(prefix="dra-agent-ledger-") as directory:
         _copy(source, Path(directory) / "ledger")
-        with JournalLedger(Path(directory), "copy") as ledger:
+        with JournalLedger(Path(directory), boot_id) as ledger:
             return ledger.entries(), ledger.report
 
 
