@@ -184,7 +184,7 @@ class _Connection:
             while (response := expected.read(data)) is None:
                 if not (more := self._receive(deadline_s)):
                     raise ConnectionResetError
-                data = bytearray(data)
+                data = data if isinstance(data, bytearray) else bytearray(data)
                 data += more
         except OtherFormError:
             return self._read_with_h11(bytes(data), deadline_s)
