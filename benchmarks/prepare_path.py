@@ -40,7 +40,7 @@ from dra_agent.kubelet_plugin.interfaces import ClaimSource
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2
 from dra_agent.kubelet_plugin.sockets import SocketPaths
-from dra_agent.prepare import ClaimPreparer, Preparer
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from prepare import DRIVER, POOL, TMPFS, make_devices, make_preparer
 
@@ -92,9 +92,7 @@ class StoredClaims:
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         return self._claims[name]
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> Object | None:
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
         return self._claims[name]
 
 
@@ -107,10 +105,8 @@ class ReadClaims:
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         return await self._api.get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> Object | None:
-        return self._api.get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout, meanwhile=meanwhile)
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
+        return self._api.get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
 
 
 class NoPreparer:
@@ -225,7 +221,7 @@ def report(title: str, results: Sequence[Result]) -> list[Measure]:
 async def serving(run: Path, source: ClaimSource, preparer: ClaimPreparer) -> AsyncIterator[None]:
     plugin = KubeletPlugin(SocketPaths(run / "dra.sock", run / "reg.sock"), DRIVER, source)
     await plugin.open()
-    plugin.serve(preparer, expect=preparer.expect if isinstance(preparer, Preparer) else None)
+    plugin.serve(preparer)
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ from dra_agent.kube_client.config import read_kubeconfig
 from dra_agent.kube_client.credentials import CHECK_INTERVAL_S, Credentials
 from dra_agent.kube_client.http import HttpTransport
 from dra_agent.kube_client.slots import MAX_REQUESTS_OF_A_RESOURCE, RequestSlots
-from eventually import DEADLINE_S, eventually, eventually_async
+from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.certificates import Authority
 from fake_apiserver.fake import FakeApi
 from fake_apiserver.test_credentials import replace, secure_config
@@ -61,21 +61,6 @@ def test_reads_of_many_threads_keep_few_connections(node: FakeApi, tmp_path: Pat
     asyncio.run(main())
     # One more for the event loop. Of six connections that become idle, two are closed before any is opened.
     assert node.connections <= 1 + MAX_REQUESTS_OF_A_RESOURCE + len(node.requests) // 2
-
-
-def test_a_thread_can_work_while_the_server_does(node: FakeApi, tmp_path: Path) -> None:
-    respond = threading.Event()
-    node.hang(60, path="/nodes/", when=respond)
-
-    def meanwhile() -> None:
-        eventually(lambda: node.requests)
-        respond.set()
-
-    async def main() -> None:
-        async with connect(node.kubeconfig(tmp_path / "kubeconfig", token="abc")) as api:
-            assert api.get_on_thread(NODES, "n1", timeout=DEADLINE_S, meanwhile=meanwhile)
-
-    asyncio.run(main())
 
 
 def test_hanging_reads_leave_slots_for_other_requests(node: FakeApi, tmp_path: Path) -> None:

@@ -49,13 +49,10 @@ class Claims:
             raise self.errors[name].pop(0)
         return self.claims[name]
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> dict[str, Any] | None:
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
         if name in self.hang:
             return None
         self.tries.append(name)
-        meanwhile()
         if self.errors.get(name):
             raise self.errors[name].pop(0)
         return self.claims[name]

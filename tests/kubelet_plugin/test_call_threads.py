@@ -33,9 +33,9 @@ def test_a_claim_is_read_and_prepared_on_the_thread_of_its_call(
 
     on_thread = node.claims.claim_on_thread
 
-    def read(*arguments: Any) -> Any:
+    def read(namespace: str, name: str, timeout: float) -> Any:
         record()
-        return on_thread(*arguments)
+        return on_thread(namespace, name, timeout)
 
     monkeypatch.setattr(node.claims, "claim_on_thread", read)
     monkeypatch.setattr(node.devices, "prepare", record)
@@ -47,26 +47,6 @@ def test_a_claim_is_read_and_prepared_on_the_thread_of_its_call(
             assert len(threads) == 2 and len(set(threads)) == 1 and threads[0].startswith("calls")
             await driver.call("unprepare", [CLAIM_C])
             assert threads[2].startswith("calls")
-
-    run(scenario())
-
-
-def test_a_preparer_expects_the_claim_that_is_read(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    node.claims.add("c", "u")
-    calls: list[tuple[str, str, int]] = []
-
-    def prepare(claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
-        calls.append(("prepare", claim["metadata"]["uid"], threading.get_ident()))
-        return []
-
-    monkeypatch.setattr(node.devices, "prepare", prepare)
-
-    async def scenario() -> None:
-        async with node.registered(serve=False) as (plugin, driver):
-            plugin.serve(node.devices, expect=lambda uid: calls.append(("expect", uid, threading.get_ident())))
-            await driver.call("prepare", [CLAIM_C])
-        assert [call[:2] for call in calls] == [("expect", "u"), ("prepare", "u")]
-        assert calls[0][2] == calls[1][2]
 
     run(scenario())
 

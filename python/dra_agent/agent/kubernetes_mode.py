@@ -184,7 +184,7 @@ class KubernetesMode:
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         checked = checks.apply(preparer, self._metrics)
         stacked = ReportingPreparer(checked, self._reporting.status, self._reporting.events)
-        self._plugin.serve(stacked, hardware.published_health, expect=preparer.expect)
+        self._plugin.serve(stacked, hardware.published_health)
         claims.start(stacked.unprepare)
         await self._listen_to_operators(claims)
         self._labels = self._start_labels(api, hardware)
@@ -399,12 +399,10 @@ class _Claims:
         """Return the claim with the configuration that its pods request."""
         return await (await asyncio.shield(self.pod_notices)).apply(claim) if self._by_pod else claim
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> dict[str, Any] | None:
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
         if not self._api.done() or self._by_pod:
             return None  # pods are read on the event loop
-        claim = self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout, meanwhile=meanwhile)
+        claim = self._api.result().get_on_thread(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
         if claim is not None:
             self._seen(claim)
         return claim

@@ -98,23 +98,12 @@ class ApiClient:
         """Read one object. `timeout` is in seconds, for the whole of it."""
         return await self._http.json(Request("GET", kind.path(namespace, name)), timeout=timeout)
 
-    def get_on_thread(
-        self,
-        kind: Kind,
-        name: str,
-        namespace: str | None = None,
-        *,
-        timeout: float,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Object | None:
+    def get_on_thread(self, kind: Kind, name: str, namespace: str | None = None, *, timeout: float) -> Object | None:
         """Read one object on the calling thread, with the errors of `get`; None if `get` is to be used, for any reason.
 
         Cheaper than `get`, which has the retries and renews credentials. `timeout` is in seconds, for the whole of it.
-        `meanwhile` is called once the request is sent, before the response is waited for.
         """
-        return self._http.json_on_thread(
-            Request("GET", kind.path(namespace, name)), timeout=timeout, meanwhile=meanwhile
-        )
+        return self._http.json_on_thread(Request("GET", kind.path(namespace, name)), timeout=timeout)
 
     async def get_text(self, path: str, *, timeout: float, max_bytes: int) -> str:
         """Read text that another server returns: through a proxy of the API server, or at the address of this client.

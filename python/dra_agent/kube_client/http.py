@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -132,19 +132,16 @@ class HttpTransport:
         except UnicodeDecodeError as error:
             raise InvalidObjectError("the response is not UTF-8", where=where) from error
 
-    def json_on_thread(
-        self, request: Request, *, timeout: float, meanwhile: Callable[[], None]
-    ) -> dict[str, Any] | None:
+    def json_on_thread(self, request: Request, *, timeout: float) -> dict[str, Any] | None:
         """Send a GET on the calling thread, and return the object; None if `json` is to send it, for any reason.
 
-        `meanwhile` is called once the request is sent. Raises the errors of a complete response, and UnavailableError
-        after `timeout` seconds, as `json` does.
+        Raises the errors of a complete response, and UnavailableError after `timeout` seconds, as `json` does.
         """
         resource = request.resource
         if self._closed or not self._slots.try_acquire(resource):
             return None
         try:
-            response = self._thread_reads.get(request.path, timeout, meanwhile)
+            response = self._thread_reads.get(request.path, timeout)
         except TimeoutError as error:
             raise UnavailableError(f"no response within {timeout:g} s", where=self._where(request)) from error
         finally:

@@ -50,10 +50,9 @@ class ThreadReads:
         self._closed = False
         self._names = NameLookup()
 
-    def get(self, path: str, timeout: float, meanwhile: Callable[[], None]) -> Response | None:
+    def get(self, path: str, timeout: float) -> Response | None:
         """Return the response to a GET of `path`; None if the request is to be sent on the event loop.
 
-        `meanwhile` is called while the server works on the request.
         Raises TimeoutError after `timeout` seconds.
         """
         deadline_s = time.monotonic() + timeout
@@ -66,7 +65,7 @@ class ThreadReads:
             if connection is None:
                 return None
             self._sent()
-            response = connection.get(path, identity.authorization, deadline_s, meanwhile)
+            response = connection.get(path, identity.authorization, deadline_s)
         except TimeoutError:
             if time.monotonic() < deadline_s:
                 return None  # connecting has a separate timeout
@@ -167,9 +166,7 @@ class _Connection:
         """Return whether the server has neither closed the kept connection nor sent anything without a request."""
         return not self._poll.poll(0) and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending())
 
-    def get(
-        self, path: str, authorization: str | None, deadline_s: float, meanwhile: Callable[[], None]
-    ) -> Response | None:
+    def get(self, path: str, authorization: str | None, deadline_s: float) -> Response | None:
         """Send a request and read its response; None for one that is too large.
 
         Raises OSError (TimeoutError at the deadline) or h11.ProtocolError.
@@ -177,7 +174,6 @@ class _Connection:
         self.reusable = False
         self._bound(deadline_s)
         self._socket.sendall(self._head.request(self._prefix + path, authorization))
-        meanwhile()
         expected = OkResponse(MAX_HEADERS_BYTES, MAX_BODY_BYTES)
         data: bytes | bytearray = self._receive(deadline_s)
         try:

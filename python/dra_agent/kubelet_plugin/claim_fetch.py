@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 from dra_agent.api_object import Object
@@ -36,16 +35,14 @@ class UnreadError(Exception):
         self.tried = tried
 
 
-def fetch_on_thread(source: ClaimSource, claim: ClaimRef, deadline_s: float, meanwhile: Callable[[], None]) -> Object:
+def fetch_on_thread(source: ClaimSource, claim: ClaimRef, deadline_s: float) -> Object:
     """Get an allocated claim on the calling thread, with one attempt until `deadline_s`, in the time of time.monotonic.
-
-    `meanwhile` is called while the API server is waited for.
 
     Raises the errors of `fetch`, and UnreadError where `fetch` has to be used.
     """
     _check_names(claim)
     try:
-        found = source.claim_on_thread(claim.namespace, claim.name, _timeout(deadline_s - time.monotonic()), meanwhile)
+        found = source.claim_on_thread(claim.namespace, claim.name, _timeout(deadline_s - time.monotonic()))
     except (RetryableError, PermanentError) as error:
         if not _may_help(error):
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from dra_agent.api_object import Object
@@ -14,13 +13,8 @@ class ClaimSource(Protocol):
     async def claim(self, namespace: str, name: str, timeout: float) -> Object:
         """Get a ResourceClaim within `timeout` seconds; raises the errors of dra_agent.kube_client."""
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> Object | None:
-        """Get it on the calling thread, with one attempt and the same errors; None if `claim` has to be used.
-
-        `meanwhile` is called at most once, while the API server is waited for.
-        """
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> Object | None:
+        """Get it on the calling thread, with one attempt and the same errors; None if `claim` has to be used."""
 
 
 class PluginMetrics(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -33,25 +33,19 @@ class PendingPreparer:
 
     def __init__(self) -> None:
         self._future: asyncio.Future[ClaimPreparer] = asyncio.get_running_loop().create_future()
-        self._expect: Callable[[str], None] = _expect_nothing
 
     @property
     def is_set(self) -> bool:
         """Whether the agent has started."""
         return self._future.done()
 
-    def set(self, preparer: ClaimPreparer, expect: Callable[[str], None] | None) -> None:
-        """Set the preparer, once. `expect`: see `expect`."""
-        self._expect = expect or _expect_nothing
+    def set(self, preparer: ClaimPreparer) -> None:
+        """Set the preparer, once."""
         self._future.set_result(preparer)
 
     def get(self) -> ClaimPreparer:
         """Return the preparer if `is_set`."""
         return self._future.result()
-
-    def expect(self, uid: str) -> None:
-        """Announce to the preparer, which is set, that this thread prepares the claim next."""
-        self._expect(uid)
 
     async def wait(self, deadline_s: float) -> ClaimPreparer:
         """Return the preparer; raises RetryableError if it is not set at `deadline_s`, in the loop's time."""
@@ -130,9 +124,7 @@ class Prepare(Operation):
     def on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
         """See Operation."""
         began = time.perf_counter()
-        fetched = fetch_on_thread(
-            self._claims, claim, _fetch_deadline(deadline_s), lambda: self._preparer.expect(claim.uid)
-        )
+        fetched = fetch_on_thread(self._claims, claim, _fetch_deadline(deadline_s))
         self._observe_fetch(began)
         turn.joinable(_key(fetched))
         return self._preparer.get().prepare(fetched, Deadline(deadline_s))
@@ -173,10 +165,6 @@ class Unprepare(Operation):
         turn.joinable(None)
         self._preparer.get().unprepare(claim.uid, Deadline(deadline_s))
         return ()
-
-
-def _expect_nothing(uid: str) -> None:
-    pass
 
 
 def _fetch_deadline(deadline_s: float) -> float:

@@ -108,19 +108,9 @@ class KubeletPlugin:
         await self._try_to_listen()
         self._keeper = asyncio.create_task(self._keep(), name="sockets")
 
-    def serve(
-        self,
-        preparing: ClaimPreparer,
-        health: DeviceHealthStore | None = None,
-        *,
-        expect: Callable[[str], None] | None = None,
-    ) -> None:
-        """Start to prepare claims, and to report device health.
-
-        `expect` is called with the uid of a claim while the API server is asked for it, on the thread that prepares it
-        then.
-        """
-        self._service.set_preparer(preparing, expect)
+    def serve(self, preparing: ClaimPreparer, health: DeviceHealthStore | None = None) -> None:
+        """Start to prepare claims, and to report device health."""
+        self._service.set_preparer(preparing)
         if self._health is not None and health is not None:
             self._health.set_source(health)
 

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +110,9 @@ class DraService:
             self._tracing = CallTracing(tracer)
             self._operations = tuple(map(self._tracing.operation, self._operations))
 
-    def set_preparer(self, preparer: ClaimPreparer, expect: Callable[[str], None] | None = None) -> None:
-        """Start to prepare: earlier calls wait for this. `expect`: see KubeletPlugin.serve."""
-        self._preparer.set(preparer if self._tracing is None else self._tracing.preparer(preparer), expect)
+    def set_preparer(self, preparer: ClaimPreparer) -> None:
+        """Start to prepare: earlier calls wait for this."""
+        self._preparer.set(preparer if self._tracing is None else self._tracing.preparer(preparer))
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for a gRPC server."""

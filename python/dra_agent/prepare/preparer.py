@@ -36,7 +36,6 @@ from dra_agent.inventory.model import Device, pool_name
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.allocation import ClaimAllocation
-from dra_agent.prepare.expected_edits import NOTHING, Edits, ExpectedEdits
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry, Lookup
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks, LockedError
 from dra_agent.prepare.ownership import NoOwnership, Ownership
@@ -124,7 +123,6 @@ class Preparer:
         self._observe_phase = observe_phase
         self._claims = KeyedLocks()
         self._devices = device_locks or KeyedLocks()
-        self._expected = ExpectedEdits(ledger, lookup, edit_providers)
 
     def prepare(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[ClaimDevice]:
         """Prepare an allocated ResourceClaim (the API's JSON); returns its devices of this driver with their CDI ids.
@@ -147,10 +145,6 @@ class Preparer:
         """
         return self._prepare(claim, deadline, ahead=True)
 
-    def expect(self, uid: str) -> None:
-        """Read what `prepare` of a prepared claim checks, if this thread calls it next; for the wait for the claim."""
-        self._expected.read(uid)
-
     def check(self, claim: Mapping[str, Any]) -> None:
         """Check the allocation and the configuration of a claim, and change nothing.
 
@@ -167,7 +161,6 @@ class Preparer:
         allocation = allocations.read(claim, self.driver)
         if not allocation.devices:
             return []
-        expected = self._expected.take()
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         start = time.perf_counter()
         purpose = str(allocation)
@@ -187,7 +180,7 @@ class Preparer:
                 entry = self._undo_obsolete(entry, allocation, deadline, purpose)
             if entry is None:
                 return self._prepare_new(allocation, deadline, ahead=ahead)
-            return self._prepare_again(entry, allocation, deadline, expected, ahead=ahead)
+            return self._prepare_again(entry, allocation, deadline, ahead=ahead)
 
     def unprepare(self, uid: str, deadline: Deadline | None = None) -> bool:
         """Undo the preparation of a claim and free its devices. False if the claim was not prepared.
@@ -434,13 +427,7 @@ class Preparer:
         return None
 
     def _prepare_again(
-        self,
-        entry: LedgerEntry,
-        allocation: ClaimAllocation,
-        deadline: Deadline,
-        expected: Edits,
-        *,
-        ahead: bool,
+        self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool
     ) -> list[ClaimDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
@@ -454,7 +441,7 @@ class Preparer:
             log.info("claim was allocated again, and is prepared again", extra={"claim": entry.uid})
             self._undo(entry, deadline)
             return self._prepare_new(allocation, deadline, ahead=ahead)
-        spec, repaired = self._rebuild(entry, recorded, deadline, expected, adopt=not ahead)
+        spec, repaired = self._rebuild(entry, recorded, deadline, adopt=not ahead)
         if repaired:
             log.warning(
                 "CDI spec or metadata was missing or changed, and was written again", extra={"claim": entry.uid}
@@ -462,13 +449,7 @@ class Preparer:
         return _result(_with_ids(recorded, spec), spec)
 
     def _rebuild(
-        self,
-        entry: LedgerEntry,
-        recorded: ClaimRecord,
-        deadline: Deadline,
-        expected: Edits = NOTHING,
-        *,
-        adopt: bool = False,
+        self, entry: LedgerEntry, recorded: ClaimRecord, deadline: Deadline, *, adopt: bool = False
     ) -> tuple[ClaimSpec, bool]:
         """Check and repair the set-ups and files of a completed claim; True if a file was written.
 
@@ -485,8 +466,7 @@ class Preparer:
             # Before the spec: undoing the claim needs the record of its set-ups.
             with self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
                 self._ledger.complete(entry.uid, msgspec.to_builtins(record))
-        # A set-up changes what the edits of its device are.
-        spec = self._build_spec(entry, record, edits, NOTHING if record.setups else expected)
+        spec = self._build_spec(entry, record, edits)
         return spec, self._write(entry, record, spec)
 
     def _found(self, allocation: ClaimAllocation) -> dict[tuple[str, str], Device]:
@@ -557,21 +537,15 @@ class Preparer:
                 exc_info=not expected,
             )
 
-    def _build_spec(
-        self,
-        claim: ClaimRef,
-        record: ClaimRecord,
-        extra: Mapping[str, ContainerEdits],
-        expected: Edits = NOTHING,
-    ) -> ClaimSpec:
-        devices = [self._spec_device(claim.uid, item, extra.get(item.key), expected) for item in record.devices]
+    def _build_spec(self, claim: ClaimRef, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
+        devices = [self._spec_device(item, extra.get(item.key)) for item in record.devices]
         if self._metadata is not None and self._metadata.enabled:
             devices = self._metadata.with_mounts(self._describe(claim, record), devices)
         return self._built.build(claim, devices)
 
-    def _spec_device(self, uid: str, item: ClaimDevice, extra: ContainerEdits | None, expected: Edits) -> SpecDevice:
+    def _spec_device(self, item: ClaimDevice, extra: ContainerEdits | None) -> SpecDevice:
         device = self._find(item.pool, item.device)
-        edits = expected.of(uid, item, device) or self._edit_providers.edits(device)
+        edits = self._edit_providers.edits(device)
         if extra is not None:
             edits = edits.with_setup(extra)
         return SpecDevice(item, device, edits)

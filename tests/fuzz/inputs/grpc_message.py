@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -29,9 +29,7 @@ class _Claims:
         status = {"allocation": {"devices": {"results": results}}}
         return {"metadata": {"namespace": namespace, "name": name, "uid": name}, "status": status}
 
-    def claim_on_thread(
-        self, namespace: str, name: str, timeout: float, meanwhile: Callable[[], None]
-    ) -> dict[str, Any] | None:
+    def claim_on_thread(self, namespace: str, name: str, timeout: float) -> dict[str, Any] | None:
         return None
 
 
