@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from dra_agent.device_setup.open_files import DeviceNode, nodes_of, processes_ho
 from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.processes.open_file import FileIdentity, identity_of
 from dra_agent.processes.stat import read_stat
 from dra_agent.processes.visibility import hidden_processes_reason
 from eventually import eventually
@@ -180,6 +182,29 @@ def test_a_process_whose_files_cannot_be_read_may_have_a_node_open(host: Host) -
     (host.proc / "4711").mkdir()
     (host.proc / "4711/fd").touch()
     with pytest.raises(RetryableError, match=rf"a process has {NODE} open: .*open files of process 4711 \(Not a dir"):
+        require_unused(host, [NODE], "device a")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOTCONN, errno.ESTALE])
+def test_a_file_system_of_another_user_hides_no_other_file(
+    number: int, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # FUSE refuses root (EACCES) unless its user allows others.
+    refused = tmp_path / "refused"
+    refused.touch()
+
+    def identity(path: Path) -> FileIdentity:
+        if path.resolve() == refused:
+            raise OSError(number, os.strerror(number), str(path))
+        return identity_of(path)
+
+    monkeypatch.setattr("dra_agent.device_setup.open_files.identity_of", identity)
+    files = host.proc / "4711/fd"
+    files.mkdir(parents=True)
+    (files / "3").symlink_to(refused)
+    require_unused(host, [NODE], "device a")
+    (files / "4").symlink_to(host.dev / "accelerator0")
+    with pytest.raises(RetryableError, match="4711"):
         require_unused(host, [NODE], "device a")
 
 

@@ -73,6 +73,7 @@ def test_a_response_is_the_same_at_every_split(data: bytes) -> None:
         CHUNKS.replace(b"\r\n3\r\n", b"\r\n2\r\n"),
         CHUNKS.replace(b"\r\n3\r\n", b"\r\n401\r\n"),
         CHUNKS.replace(b"0\r\n\r\n", b"0\r\nX: trailer\r\n\r\n"),
+        CHUNKS.replace(b"\r\n\r\n3\r\n", b"\r\n\r\n" + (b"200\r\n" + b"x" * 0x200 + b"\r\n") * 3 + b"3\r\n"),
         b"x" * MAX_HEAD,
     ],
 )

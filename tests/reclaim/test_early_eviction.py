@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dra_agent.kube_client import ForbiddenError, ThrottledError, UnavailableError
+from dra_agent.kube_client.kinds import Kind
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex
 from dra_agent.reclaim.eviction_policy import Mode
@@ -136,6 +137,27 @@ def test_a_permission_that_takes_effect_late_needs_no_other_claim(
     run_index(ClaimsApi({"c": allocated()}), pods, scenario, entry("c"))
     warnings = logged_by(caplog, "dra_agent", least=logging.WARNING)
     assert [record.message for record in warnings] == ["grace periods of pods are not known"]
+
+
+class OneForbidden(ClaimsApi):
+    """The Node authorizer refuses the claim of a pod that was removed by force."""
+
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        if name == "c":
+            raise ForbiddenError("no relationship found")
+        return await super().get(kind, name, namespace, timeout=timeout)
+
+
+def test_a_claim_that_may_not_be_read_does_not_affect_other_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    claims = OneForbidden({"c": allocated(), "d": allocated("d"), "e": allocated("e")})
+
+    async def scenario(index: ClaimPodIndex, entries: MemoryLedger) -> None:
+        await eventually_async(lambda: [pod_.name for pod_ in index] == ["p", "p"])
+
+    run_index(claims, FakePods({"p": pod(600)}), scenario, entry("c"), entry("d", "d"), entry("e", "e"))
 
 
 def notice(seconds: float | None) -> ReclaimState:

@@ -156,7 +156,8 @@ def _open_files(proc: Path, pid: int) -> Iterable[FileIdentity]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # this thread has ended
         for file in files:
-            with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile, or this thread has ended
+            # Closed meanwhile, or on a file system that is not for root (FUSE) or does not respond: no device node.
+            with suppress(OSError):
                 yield identity_of(file)
 
 

@@ -100,9 +100,9 @@ class OkResponse:
                 return None
             start = found.end()
             end = start + int(found[1], 16)
+            if self._size + end - start > self._max_body:
+                raise OtherFormError
             if len(data) < end + 2:
-                if self._size + end - start > self._max_body:
-                    raise OtherFormError
                 return None
             if data[end : end + 2] != b"\r\n":
                 raise OtherFormError

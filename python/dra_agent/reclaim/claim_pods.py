@@ -129,7 +129,8 @@ class ClaimPodIndex:
                     self._permission.granted()
             except ForbiddenError as error:
                 prepared = {claim.uid for claim in self._ledger.entries()}
-                unread = {uid: (namespace, name)} | self._unread
+                # Last: one claim alone can be refused (the Node authorizer, for a claim whose pod is gone).
+                unread = self._unread | {uid: (namespace, name)}
                 self._unread = {uid: place for uid, place in unread.items() if uid in prepared}
                 return self._permission.refused(error)
         return None
