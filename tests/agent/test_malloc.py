@@ -60,31 +60,27 @@ libc.malloc_info(0, output)
 libc.fflush(output)
 """
 
-LARGE_BLOCKS = """
+# struct mallinfo2 (mallinfo(3)): the fifth is the number of bytes in separate mappings, the eighth that in use, to
+# which free blocks of a thread belong.
+MALLINFO = """
 import ctypes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
+libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+"""
+LARGE_BLOCKS = f"""{MALLINFO}
 from dra_agent.malloc import limit_free_memory
 
 print(limit_free_memory())
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-# struct mallinfo2 (mallinfo(3)); the fifth is the number of bytes in separate mappings.
-fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
-libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
 for _ in range(3):
     libc.free(libc.malloc(1 << 20))
 before = libc.mallinfo2().n4
 libc.malloc(512 * 1024)
 print(libc.mallinfo2().n4 - before)
 """
-
-SMALL_BLOCKS = """
-import ctypes
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-# struct mallinfo2 (mallinfo(3)); the eighth is the number of bytes in use, to which free blocks of a thread belong.
-fields = [(f"n{number}", ctypes.c_size_t) for number in range(10)]
-libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+SMALL_BLOCKS = f"""{MALLINFO}
 sizes = range(24, 1024, 16)
 before = libc.mallinfo2().n7
 for block in [libc.malloc(size) for size in sizes for _ in range(7)]:

@@ -67,7 +67,7 @@ class Snapshot:
     workloads: dict[str, list[Object]] = field(default_factory=dict)
     """Objects with several pods, by kind: those that were requested, or those of a dump."""
     kueue: KueueObjects | None = None
-    """What decides about quota of a Workload; None if it was not read, or there is no Kueue."""
+    """The objects of Kueue that determine the quota of a Workload; None if they were not read, or without Kueue."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
