@@ -350,6 +350,21 @@ def test_a_workload_whose_pods_do_not_run_now_has_a_note(explain: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [(job("train", 4, "one"), "Complete"), (job("train", 4, "one"), "Failed"), (job_set(a=(4, "one")), "Completed")],
+)
+def test_a_workload_that_has_ended_waits_for_nothing(explain: Run, asked: Json, kind: str) -> None:
+    ended = [{"type": kind, "status": "True", "reason": "Ended", "message": "its message"}]
+    cluster = [node("n1"), slices("n1", "a")]
+    code, answer = explain(cluster, {**asked, "status": {"conditions": ended}})
+    assert code == 0 and answer["members"] == 0
+    assert answer["summary"] == f"has ended ({kind}: its message); no pod waits for a node; 0 have one"
+    ended[0]["status"] = "False"
+    code, answer = explain(cluster, {**asked, "status": {"conditions": ended}})
+    assert code == 1 and answer["members"] == 4
+
+
 def test_a_job_that_names_a_pod_group_needs_what_the_group_needs(explain: Run) -> None:
     body = job("train", 3, "one", schedulingGroup={"podGroupName": "ring"})
     assert explain([slices("n1", "AA")], body, group(2))[0] == 0

@@ -216,6 +216,74 @@ def test_tolerations_of_the_flavor_are_those_of_its_pods(explain: Explain) -> No
     assert explain(*cluster, tolerant)[0] == 0
 
 
+def groups_of_flavors(*groups: tuple[Json, ...]) -> tuple[Json, ...]:
+    """Return a ClusterQueue without free quota that has these flavors in groups, and a Workload that needs them all."""
+    names = [f"example.com/r{number}" for number in range(len(groups))]
+    entry = queue(0, 0)
+    entry["spec"]["resourceGroups"] = [
+        {
+            "coveredResources": [name],
+            "flavors": [
+                {"name": one["metadata"]["name"], "resources": [{"name": name, "nominalQuota": "1"}]} for one in group
+            ],
+        }
+        for name, group in zip(names, groups, strict=True)
+    ]
+    one = workload(1)
+    one["status"] = {"resourceRequests": [{"name": "main", "resources": dict.fromkeys(names, "2")}]}
+    flavors = [one for group in groups for one in group]
+    return (*flavors, local_queue(), config_map(), entry, one)
+
+
+def test_flavors_of_many_groups_are_compared_with_a_node(explain: Explain) -> None:
+    """Of 2 to the 12th combinations only the last one permits the node."""
+    labels = {f"l{number}": "yes" for number in range(12)}
+    groups = [
+        (flavor(f"a{number}", nodeLabels={f"l{number}": "no"}), flavor(f"b{number}", nodeLabels={f"l{number}": "yes"}))
+        for number in range(12)
+    ]
+    _, answer = explain(node("n1", **labels), slices("n1", 4), *groups_of_flavors(*groups))
+    assert answer["kinds"][0]["usable_nodes"] == 1 and answer["placed"] == 1
+    del labels["l7"]
+    _, answer = explain(node("n1", **labels), slices("n1", 4), *groups_of_flavors(*groups))
+    reason = (
+        "ResourceFlavor a7 requires l7=no, the node has no label l7; 1 other ResourceFlavor does not match the node"
+    )
+    assert f"{reason} either" in answer["summary"] and "requires l6" not in answer["summary"]
+
+
+def tainted(*keys: str) -> Json:
+    entry = node("n1")
+    entry["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"} for key in keys]
+    return entry
+
+
+def tolerating(name: str, *keys: str) -> Json:
+    return flavor(name, tolerations=[{"key": key, "operator": "Exists"} for key in keys])
+
+
+def test_taints_are_tolerated_by_the_flavors_of_several_groups(explain: Explain) -> None:
+    groups = [(tolerating(f"a{number}"), tolerating(f"b{number}", f"t{number}")) for number in range(12)]
+    keys = [f"t{number}" for number in range(12)]
+    _, answer = explain(tainted(*keys), slices("n1", 4), *groups_of_flavors(*groups))
+    assert answer["placed"] == 1
+    _, answer = explain(tainted(*keys, "other"), slices("n1", 4), *groups_of_flavors(*groups))
+    assert answer["placed"] == 0 and "taint other:NoSchedule" in answer["summary"] and "t0" not in answer["summary"]
+
+
+def test_more_combinations_than_are_evaluated_are_named(explain: Explain) -> None:
+    """Each flavor tolerates another half of the taints, so that no combination is better than all others."""
+    groups = [(tolerating(f"a{number}", f"a{number}"), tolerating(f"b{number}", f"b{number}")) for number in range(12)]
+    keys = [f"{letter}{number}" for number in range(12) for letter in "ab"]
+    code, answer = explain(tainted(*keys), slices("n1", 4), *groups_of_flavors(*groups))
+    reason = "not evaluated: more than 128 combinations of ResourceFlavors tolerate different taints of the node"
+    assert code == 1 and reason in answer["summary"] and f"node n1: {reason}" in answer["notes"]
+    assert answer["search"] is None, "neither a search nor a proof"
+    wrong = tainted(*keys)
+    code, answer = explain(wrong, slices("n1", 4), *groups_of_flavors((flavor(nodeLabels={"x": "y"}),), *groups))
+    assert "ResourceFlavor h100 requires x=y" in answer["summary"] and reason not in answer["summary"]
+
+
 @pytest.mark.parametrize(
     ("own", "other", "free", "borrowable"),
     [
@@ -277,6 +345,50 @@ def test_quota_that_kueue_reserved_is_used(explain: Explain) -> None:
     assert answer["summary"].startswith(
         "has quota in ClusterQueue team and waits for its admission checks: capacity is Pending: no node yet; devices: "
     )
+
+
+RESERVED: Json = {
+    "conditions": [condition("QuotaReserved", "True"), condition("Admitted", "True")],
+    "admission": {"clusterQueue": "team", "podSetAssignments": [{"name": "main", "flavors": {RESOURCE: "h100"}}]},
+}
+
+
+@pytest.mark.parametrize("reserved", [RESERVED["conditions"], [condition("QuotaReserved", "False", "no quota")], []])
+def test_a_finished_workload_waits_for_nothing(explain: Explain, reserved: list[Json]) -> None:
+    """Kueue keeps the other conditions; its quota is free again."""
+    one = workload(2)
+    finished = condition("Finished", "True", "Job finished successfully", "Succeeded")
+    one["status"] = {**RESERVED, "conditions": [*reserved, finished]}
+    code, answer = explain(*NODES, *QUEUES, queue(8, 8), one)
+    assert code == 0 and (answer["members"], answer["placed"]) == (0, 0)
+    assert answer["summary"] == ("has ended (Finished: Job finished successfully); no pod waits for a node; 0 have one")
+    assert answer["admission"]["state"] == "finished" and answer["admission"]["blocker"] is None
+    assert not any("not evaluated" in note or "quota" in note for note in answer["notes"])
+    one["status"]["conditions"][-1]["status"] = "False"
+    assert explain(*NODES, *QUEUES, queue(8, 8), one)[1]["admission"]["state"] != "finished"
+
+
+def test_a_deactivated_workload_is_named(explain: Explain) -> None:
+    one = workload(2)
+    one["spec"]["active"] = False
+    cluster = (*NODES, *QUEUES, queue(8, 8))
+    code, answer = explain(*cluster, one)
+    assert code == 1 and answer["admission"]["state"] == "deactivated" and answer["admission"]["quotas"] == []
+    assert answer["summary"].startswith("is deactivated (spec.active is false), so Kueue does not admit it; devices: ")
+    one["status"] = {
+        "admission": RESERVED["admission"],
+        "conditions": [condition("QuotaReserved", "False", "no quota")],
+    }
+    code, answer = explain(*cluster, one)
+    assert code == 1 and answer["admission"]["state"] == "deactivated", "the ClusterQueue is known from the status"
+    evicted = condition("Evicted", "True", "The workload is deactivated", "Deactivated")
+    one["status"] = {**RESERVED, "conditions": [*RESERVED["conditions"], evicted]}
+    code, answer = explain(*cluster, one)
+    assert code == 1 and answer["admission"]["state"] == "deactivated"
+    assert "so Kueue evicts it" in answer["summary"]
+    assert "Kueue: Evicted: The workload is deactivated" in answer["notes"]
+    one["spec"]["active"] = True
+    assert explain(*cluster, one)[1]["admission"]["state"] == "admitted"
 
 
 def test_the_reason_that_kueue_recorded_is_used(explain: Explain) -> None:
@@ -495,7 +607,7 @@ FULL_COHORT = {**queue(5, 0, name="all"), "kind": "Cohort"}
 FULL_WORKLOAD = {
     **workload(2),
     "status": {
-        "conditions": [condition("QuotaReserved", "False", "no quota")],
+        "conditions": [condition("QuotaReserved", "False", "no quota"), condition("Finished", "False")],
         "admission": {
             "clusterQueue": "team",
             "podSetAssignments": [{"name": "main", "flavors": {RESOURCE: "h100"}, "resourceUsage": {RESOURCE: "2"}}],

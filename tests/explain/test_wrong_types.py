@@ -86,7 +86,7 @@ JOB: Json = {
         "selector": {"matchLabels": {"a": "b"}},
         "template": POD_TEMPLATE,
     },
-    "status": {"succeeded": 0},
+    "status": {"succeeded": 0, "conditions": [{"type": "Failed", "status": "False", "reason": "r", "message": "m"}]},
 }
 JOB_SET: Json = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",

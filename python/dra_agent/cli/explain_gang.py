@@ -11,7 +11,7 @@ from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.kueue_admission import admission_of
 from dra_agent.explain.snapshot import Snapshot, group_name
-from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, notes_of, pod_sets
+from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, end_of, notes_of, pod_sets
 from dra_agent.printable import printable
 
 MAX_SHOWN_COUNTS = 4
@@ -30,12 +30,12 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
         if not pods:
             gang.problems.insert(0, "no pod names it in spec.schedulingGroup")
         return gang
-    sets = pod_sets(kind, value)
-    gang = gang_of_workload(snapshot, subject, name, sets, pods=snapshot.pods or ())
+    sets, end = pod_sets(kind, value), end_of(kind, value)
+    gang = gang_of_workload(snapshot, subject, name, sets, pods=snapshot.pods or (), end=end)
     gang.notes += notes_of(kind, value)
     if kind == WORKLOAD:
         _add_admission(gang, snapshot, value)
-    if not all(one.labels for one in sets):
+    if not end and not all(one.labels for one in sets):
         gang.notes.append("which pods it has already is not known; it is evaluated as if it had none")
     return gang
 
@@ -56,7 +56,8 @@ def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where
     if workloads:
         kind, value = workloads[0]
         name = value["metadata"]["name"]
-        gang = gang_of_workload(snapshot, f"{kind} {snapshot.namespace}/{name}", name, pod_sets(kind, value))
+        subject, end = f"{kind} {snapshot.namespace}/{name}", end_of(kind, value)
+        gang = gang_of_workload(snapshot, subject, name, pod_sets(kind, value), end=end)
         gang.notes += notes_of(kind, value)
         if kind == WORKLOAD:
             _add_admission(gang, snapshot, value)
@@ -68,6 +69,8 @@ def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where
 
 def _add_admission(gang: Gang, snapshot: Snapshot, value: Object) -> None:
     """Add what Kueue decides, and the flavors that restrict the nodes of each pod set."""
+    if snapshot.kueue is None and gang.end:
+        return
     if snapshot.kueue is None:
         gang.notes.append("Kueue's quota, flavors and topology are not evaluated")
         return

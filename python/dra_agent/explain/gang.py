@@ -73,6 +73,8 @@ class Gang:
     notes: list[str] = field(default_factory=list)
     admission: Admission | None = None
     """By Kueue, of a Workload."""
+    end: str | None = None
+    """How its workload ended."""
 
     @property
     def running(self) -> int:
@@ -106,7 +108,13 @@ def gang_of_pods(snapshot: Snapshot, subject: str, pods: Sequence[Object], *, gr
 
 
 def gang_of_workload(
-    snapshot: Snapshot, subject: str, base: str, sets: Sequence[PodSet], *, pods: Sequence[Object] = ()
+    snapshot: Snapshot,
+    subject: str,
+    base: str,
+    sets: Sequence[PodSet],
+    *,
+    pods: Sequence[Object] = (),
+    end: str | None = None,
 ) -> Gang:
     """Return the gang of a workload.
 
@@ -116,10 +124,13 @@ def gang_of_workload(
         base: The name of the workload, with which the names of its pods begin.
         sets: Its pods.
         pods: The pods of its namespace, among which its own are.
+        end: How it ended, if it did: it creates no further pods.
 
     Raises:
         UsageError: It has too many pods.
     """
+    if end is not None:
+        sets = [replace(one, count=0) for one in sets]
     if (count := sum(one.count for one in sets)) > MAX_MEMBERS:
         raise UsageError(f"{subject} has {count} pods, more than {MAX_MEMBERS} are not evaluated")
     found: list[_Pod] = []
@@ -133,6 +144,11 @@ def gang_of_workload(
         created = "-".join(filter(None, (base, one.name)))
         found += [_Pod(label, pod, needs) for pod, needs in _to_be_created(snapshot, created, one, len(own))]
     gang = _assembled(snapshot, subject, found, running)
+    gang.end = end
+    if end is not None:
+        gang.needed = 0
+        gang.notes.append(f"it {end} and creates no further pods")
+        return gang
     groups = {group_name(one.template) for one in sets}
     if len(groups) == 1 and (name := groups.pop()):
         group = snapshot.group_of({"spec": {"schedulingGroup": {"podGroupName": name}}})

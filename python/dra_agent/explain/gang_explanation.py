@@ -22,7 +22,7 @@ from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
-from dra_agent.explain.kueue_flavors import flavor_blockers
+from dra_agent.explain.kueue_flavors import NOT_EVALUATED, flavor_blockers
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 
@@ -52,6 +52,8 @@ class _Evaluation:
     end: float
     blocked: list[Counter[str]] = field(default_factory=list)
     """For each kind, why other nodes are not usable."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Nodes of which it is not known if a kind can use them, with the reason."""
 
     @property
     def seconds(self) -> float:
@@ -74,8 +76,8 @@ def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, dea
     admission = gang.admission
     if admission is None:
         return result
-    left_out = f"not evaluated: {'; '.join(admission.not_evaluated)}"
-    result |= {"admission": admission.document, "notes": [*admission.notes, left_out, *result["notes"]]}
+    left_out = [f"not evaluated: {'; '.join(admission.not_evaluated)}"] if admission.not_evaluated else []
+    result |= {"admission": admission.document, "notes": [*admission.notes, *left_out, *result["notes"]]}
     if (blocker := admission.blocker) is None:
         return result
     if blocker.startswith(WAITS_FOR_QUOTA):
@@ -107,7 +109,9 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         return {**result, "summary": problems[0]}
     if not gang.order:
         fits = gang.running >= gang.needed
-        return {**result, "fits": fits, "summary": f"no pod waits for a node; {gang.running} {has(gang.running)} one"}
+        parts = [gang.end] if gang.end else []
+        parts += ["no pod waits for a node", f"{gang.running} {has(gang.running)} one"]
+        return {**result, "fits": fits, "summary": "; ".join(parts)}
     waiting = [claim for kind in gang.kinds for member in kind.members for claim in member.claims]
     if not waiting:
         return {**result, "fits": True, "summary": "uses no claim, so devices are not the reason why it does not run"}
@@ -143,6 +147,12 @@ def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float
         usable = sorted(name for name, reasons in blockers[constraints].items() if not reasons)
         found.usable.append(usable)
         found.blocked.append(Counter("; ".join(reasons) for reasons in blockers[constraints].values() if reasons))
+        found.unknown |= {
+            name: reason
+            for name, reasons in blockers[constraints].items()
+            for reason in reasons
+            if reason.startswith(NOT_EVALUATED)
+        }
         seconds = sweeps_end - time.monotonic()
         if not kind.members or seconds <= 0:
             found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
@@ -185,10 +195,15 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
     result["failure"] = _failed_member(evaluation, outcome, failed) if failed else None
     usable = len(evaluation.usable[outcome.failed[0][0]]) if outcome.failed else 0
     result["summary"] = summary(gang, outcome, result["failure"], usable)
-    if not result["fits"] and not outcome.is_late:
+    if evaluation.unknown:
+        # Neither a search nor a proof is possible: a pod may be permitted on such a node.
+        (name, reason), *others = evaluation.unknown.items()
+        more = f" and {len(others)} more" if others else ""
+        result["notes"].append(f"node {name}{more}: {reason}")
+    elif not result["fits"] and not outcome.is_late:
         seconds = max(MIN_COUNT_S, evaluation.seconds)
-        reason = impossible(gang, snapshot, evaluation.fitting, deadline=seconds)
-        result["search"] = remedy(gang, snapshot, [placer for _, placer, _ in attempts], outcome, reason)
+        proof = impossible(gang, snapshot, evaluation.fitting, deadline=seconds)
+        result["search"] = remedy(gang, snapshot, [placer for _, placer, _ in attempts], outcome, proof)
     return result
 
 

@@ -19,7 +19,7 @@ from dra_agent.explain.kueue_queue import QueueState, find_queue
 from dra_agent.explain.kueue_quota import Available, Group, Key, Queue, QuotaError
 from dra_agent.explain.kueue_requests import PODS, requests_of_workload
 from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import DEFAULT_POD_SET
+from dra_agent.explain.workloads import DEFAULT_POD_SET, WORKLOAD, end_of
 
 MAX_ROWS = 200
 """Quotas that are listed."""
@@ -36,7 +36,8 @@ class Admission:
     """What is known about the admission of a Workload."""
 
     state: str = "unknown"
-    """`admitted`, `reserved` (it has quota), `waits`, `free` (there is quota for it), `blocked` or `unknown`."""
+    """`admitted`, `reserved` (it has quota), `waits`, `free` (there is quota for it), `blocked`, `deactivated`,
+    `finished` or `unknown`."""
     blocker: str | None = None
     """Why its pods are not created, for reasons that are not about devices."""
     cluster_queue: str | None = None
@@ -64,13 +65,20 @@ class Admission:
 
 
 def admission_of(snapshot: Snapshot, workload: Object, objects: KueueObjects) -> Admission:
-    """Return what is known about the admission of a Workload whose fields have the types of the API."""
-    found = Admission(not_evaluated=list(_NEVER_EVALUATED))
+    """Return what is known about the admission of a Workload whose fields have the types of the API.
+
+    A finished one keeps its other conditions, and one that is deactivated keeps them until it is evicted: pkg/workload
+    and pkg/controller/core at 8eab68778fc1. Neither waits for quota.
+    """
     conditions = _conditions(workload)
+    if end_of(WORKLOAD, workload):
+        return Admission("finished")
     reserved = conditions.get("QuotaReserved", {})
     queue = find_queue(snapshot.namespace, workload, objects)
-    found.cluster_queue = queue.name
-    found.cohort = (queue.queue.cohort or None) if queue.queue is not None else None
+    cohort = (queue.queue.cohort or None) if queue.queue is not None else None
+    if (workload.get("spec") or {}).get("active") is False:
+        return _deactivated(Admission("deactivated", cluster_queue=queue.name, cohort=cohort), conditions)
+    found = Admission(cluster_queue=queue.name, cohort=cohort, not_evaluated=list(_NEVER_EVALUATED))
     found.not_evaluated += queue.not_evaluated
     if reserved.get("status") == "True" or conditions.get("Admitted", {}).get("status") == "True":
         _use_reservation(found, workload, conditions, objects, queue)
@@ -84,6 +92,17 @@ def admission_of(snapshot: Snapshot, workload: Object, objects: KueueObjects) ->
         found.notes.append(f"Kueue: QuotaReserved is {reserved.get('status')}: {reserved['message']}")
     _add_topology(found, workload)
     found.not_evaluated = list(dict.fromkeys([*found.not_evaluated, *objects.notes]))
+    return found
+
+
+def _deactivated(found: Admission, conditions: Mapping[str, Object]) -> Admission:
+    has_quota = any(conditions.get(one, {}).get("status") == "True" for one in ("QuotaReserved", "Admitted"))
+    does = "evicts it" if has_quota else "does not admit it"
+    found.blocker = f"is deactivated (spec.active is false), so Kueue {does}"
+    evicted = conditions.get("Evicted", {})
+    if evicted.get("status") == "True" and evicted.get("message"):
+        found.notes.append(f"Kueue: Evicted: {evicted['message']}")
+    found.not_evaluated.append("quota and flavors, which a deactivated Workload does not get")
     return found
 
 

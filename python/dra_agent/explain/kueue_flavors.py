@@ -1,21 +1,23 @@
 """ResourceFlavors of Kueue: which pods can have one, and on which nodes their pods are then.
 
 Kueue adds the node labels of the assigned flavors to the node selector of the pods, and their tolerations to those of
-the pods. It compares only the parts of node selector and affinity that have a label of the flavor
-(pkg/scheduler/flavorassigner at 8eab68778fc1).
+the pods. It compares only the parts of node selector and affinity that have a label of the flavor, and chooses the
+flavor of a resource group without those of others (pkg/scheduler/flavorassigner at 8eab68778fc1). So the labels of
+each group are compared alone; a taint of the node is tolerated if any of the flavors tolerates it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
 
 from dra_agent.api_object import Object
 from dra_agent.explain.capacity import node_blockers
 
-MAX_COMBINATIONS = 64
-"""Combinations of one flavor of each resource group that are compared with a node."""
+MAX_TAINT_SETS = 128
+"""Sets of taints of a node that can remain with different flavors; those that have another one as a part do not count.
+A node with at most 9 taints has no more: 9 over 4 are 126."""
+NOT_EVALUATED = "not evaluated"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -84,20 +86,64 @@ def _relevant_affinity(spec: Object, labels: Mapping[str, str]) -> Object | None
 def flavor_blockers(choice: FlavorChoice, pod: Object, node: Object) -> list[str]:
     """Return why pods with one of these flavors of each group cannot be on a node, without devices; empty if they can.
 
+    The only reason begins with NOT_EVALUATED if that is not known.
+
     Raises:
         PermanentError: A field has a wrong type.
     """
     spec = pod.get("spec") or {}
     labels = (node.get("metadata") or {}).get("labels") or {}
-    first: list[str] = []
-    for flavors in islice(product(*choice), MAX_COMBINATIONS):
-        reasons = [reason for flavor in flavors for reason in _missing_labels(flavor, labels)]
-        tolerations = [*(spec.get("tolerations") or ()), *(one for flavor in flavors for one in flavor.tolerations)]
-        reasons += node_blockers({"spec": {**spec, "tolerations": tolerations}}, node)
-        if not reasons:
-            return []
-        first = first or reasons
-    return first
+    found: list[str] = []
+    permitted: list[Sequence[Flavor]] = []
+    for group in filter(None, choice):
+        missing = [list(_missing_labels(flavor, labels)) for flavor in group]
+        matching = [flavor for flavor, reasons in zip(group, missing, strict=True) if not reasons]
+        permitted.append(matching or group[:1])
+        if not matching:
+            found += missing[0]
+            if others := len(group) - 1:
+                found.append(
+                    f"{others} other ResourceFlavor{'s do' if others > 1 else ' does'} not match the node either"
+                )
+    own = _untolerated(spec.get("tolerations") or (), node)
+    remaining = _remaining_taints(permitted, own, node)
+    kept = own if remaining is None else remaining
+    found += [reason for reason in node_blockers({"spec": spec}, node) if reason not in own or reason in kept]
+    if remaining is None and own.issuperset(found):
+        number = f"more than {MAX_TAINT_SETS} combinations of ResourceFlavors"
+        return [f"{NOT_EVALUATED}: {number} tolerate different taints of the node"]
+    return found
+
+
+def _untolerated(tolerations: Sequence[Object], node: Object) -> frozenset[str]:
+    """Return the taints of a node, as reasons, that these tolerations do not tolerate."""
+    return frozenset(node_blockers({"spec": {"tolerations": tolerations}}, node))
+
+
+def _remaining_taints(groups: Iterable[Sequence[Flavor]], own: frozenset[str], node: Object) -> frozenset[str] | None:
+    """Return the fewest taints that pods with one flavor of each group do not tolerate; None if that is not known.
+
+    Arguments:
+        groups: The flavors of each group.
+        own: The taints that the pods do not tolerate without a flavor.
+        node: The node with the taints.
+    """
+    found = {own}
+    for group in groups if own else ():
+        of_flavors = {_untolerated(flavor.tolerations, node) for flavor in group}
+        found = _smallest(before & one for before in found for one in of_flavors)
+        if len(found) > MAX_TAINT_SETS:
+            return None
+    return min(found, key=lambda taints: (len(taints), sorted(taints)))
+
+
+def _smallest(sets: Iterable[frozenset[str]]) -> set[frozenset[str]]:
+    """Return the sets of which no part is another one; of more than MAX_TAINT_SETS only one more than that."""
+    found: list[frozenset[str]] = []
+    for one in sorted(set(sets), key=len):
+        if len(found) <= MAX_TAINT_SETS and not any(smaller <= one for smaller in found):
+            found.append(one)
+    return set(found)
 
 
 def _missing_labels(flavor: Flavor, labels: Mapping[str, str]) -> Iterable[str]:

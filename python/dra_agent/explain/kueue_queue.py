@@ -67,9 +67,7 @@ def find_queue(namespace: str, workload: Object, objects: KueueObjects) -> Queue
 def _follow_local_queue(found: QueueState, namespace: str, workload: Object, objects: KueueObjects) -> None:
     spec = workload.get("spec") or {}
     name = spec.get("queueName")
-    if spec.get("active") is False:
-        found.blocker = "is deactivated (spec.active is false), so Kueue does not admit it"
-    elif not name:
+    if not name:
         found.blocker = "names no LocalQueue in spec.queueName, so Kueue does not admit it"
     elif objects.local_queues is None:
         found.not_evaluated.append(f"quota of LocalQueue {namespace}/{name}, which is not known")

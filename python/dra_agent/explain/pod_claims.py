@@ -109,7 +109,7 @@ def quota_blockers(snapshot: Snapshot, claims: Sequence[Object], subject: str) -
         status = quota.get("status") or {}
         for key, count in requested.items():
             hard, used = _number((status.get("hard") or {}).get(key)), _number((status.get("used") or {}).get(key)) or 0
-            if hard is not None and used + count > hard:
+            if count and hard is not None and used + count > hard:
                 name = quota["metadata"]["name"]
                 found.append(f"quota {name} allows {hard} of {key}, {used} are used, and {subject} {count}")
     return found

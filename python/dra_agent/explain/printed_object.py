@@ -45,7 +45,10 @@ _POD: Object = {
 _CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str}]
 _FLAVOR_QUOTAS: Object = {"name": str, "resources": [{"name": str}]}
 _QUOTAS: list[Object] = [{"coveredResources": [str], "flavors": [_FLAVOR_QUOTAS]}]
-_WORKLOAD: Object = {"spec": {"template": _POD, "selector": {"matchLabels": {}}}, "status": {}}
+_WORKLOAD: Object = {
+    "spec": {"template": _POD, "selector": {"matchLabels": {}}},
+    "status": {"conditions": _CONDITIONS},
+}
 _SHAPES: dict[str, Object] = {
     "ResourceSlice": {
         "spec": {
@@ -75,7 +78,10 @@ _SHAPES: dict[str, Object] = {
     },
     "Pod": _POD,
     "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
-    "JobSet": {"spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]}},
+    "JobSet": {
+        "spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]},
+        "status": {"conditions": _CONDITIONS},
+    },
     "Workload": {
         "metadata": {**_METADATA, "ownerReferences": [{}]},
         "spec": {"queueName": str, "podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},

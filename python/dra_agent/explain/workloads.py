@@ -24,6 +24,8 @@ GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io"}
 _JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 _JOB_NAME = "batch.kubernetes.io/job-name"
 _KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
+_ENDS = {"Job": ("Complete", "Failed"), JOB_SET: ("Completed", "Failed"), WORKLOAD: ("Finished",)}
+"""Conditions of a workload that creates no further pods. They stay true."""
 DEFAULT_POD_SET = "main"
 
 
@@ -60,6 +62,15 @@ def pod_sets(kind: str, value: Object) -> list[PodSet]:
     subject = f"{kind} {value['metadata']['name']}"
     labels = ((value.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
     return [PodSet("", *_template_of(subject, kind, value), labels)]
+
+
+def end_of(kind: str, value: Object) -> str | None:
+    """Return how a workload ended, as `has ended (Complete: ...)`; None if it has not. It creates no further pods."""
+    for one in (value.get("status") or {}).get("conditions") or ():
+        if one.get("type") in _ENDS.get(kind, ()) and one.get("status") == "True":
+            why = one.get("message") or one.get("reason")
+            return f"has ended ({one['type']}{f': {why}' if why else ''})"
+    return None
 
 
 def notes_of(kind: str, value: Object) -> list[str]:
