@@ -58,6 +58,27 @@ def test_every_error_of_every_object_is_reported() -> None:
     assert "deviceClassName: is missing" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0x10", 16),
+        ("9223372036854775807", 2**63 - 1),
+        ("18446744073709551615", 2**64 - 1),
+        ("-9223372036854775808", -(2**63)),
+        ("18446744073709551616", 18446744073709551616.0),
+        ("1" + "0" * 30, 1e30),
+        *((text, text) for text in ("0x" + "f" * 17, "9" * 5000, "0x" + "f" * 5000, "1e999", "-1e999")),
+    ],
+)
+def test_a_number_is_what_kubectl_reads(text: str, value: object) -> None:
+    """sigs.k8s.io/yaml: an integer of 64 bits, otherwise a fraction, otherwise text."""
+    (loaded,) = parse_objects(f"kind: Job\nfield: {text}\n", "job.yaml", strict=False)
+    assert loaded.value["field"] == value and type(loaded.value["field"]) is type(value)
+    if "x" not in text:
+        (loaded,) = parse_objects(f'{{"kind": "Job", "field": {text}}}', "job.json", strict=False)
+        assert loaded.value["field"] == value and type(loaded.value["field"]) is type(value)
+
+
 def test_a_list_of_kubectl_is_expanded() -> None:
     items = "".join("- " + CLAIM.split("\n", 1)[1].replace("\n", "\n  ").rstrip() + "\n" for _ in range(2))
     objects = parse_objects("apiVersion: v1\nkind: List\nitems:\n" + items, "all.yaml")

@@ -68,6 +68,10 @@ def job(name: str, pods: int, *claims: str, **spec: Any) -> Json:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}
 
 
+def with_field(value: Json, name: str, number: object) -> Json:
+    return {**value, "spec": {**value["spec"], name: number}}
+
+
 def job_set(**jobs: tuple[int, str]) -> Json:
     entries = [
         {"name": name, "template": {"spec": {"parallelism": pods, "template": pod_template(claim_name)}}}
@@ -436,11 +440,16 @@ def test_lines_fit_a_terminal_of_80_columns(
     ("broken", "message"),
     [
         ({**job("x", 1), "spec": {}}, "Job x has no pod template"),
+        (job("x", -1, "one"), "Job x: parallelism is not a whole number from 0 to 2147483647; correct the field"),
+        (job("x", 1 << 31, "one"), "Job x: parallelism is not a whole number from 0 to 2147483647"),
+        (with_field(job("x", 1, "one"), "completions", -1), "Job x: completions is not a whole number"),
+        (job_set(many=(-2, "one")), "Job many of JobSet set: parallelism is not a whole number from 0 to"),
+        (kueue(main=(-2, "one")), "pod set main of Workload"),
         (job_set(many=(100_000, "one")), "JobSet default/set has 100000 pods, more than 10000 are not evaluated"),
         ({**group(1), "apiVersion": "scheduling.x-k8s.io/v1alpha1"}, "is not one of scheduling.k8s.io"),
         ({**kueue(a=(1, "one")), "apiVersion": "scheduling.k8s.io/v1beta1"}, "is not one of kueue.x-k8s.io"),
         ({**kueue(), "spec": {"podSets": [{"name": "a"}]}}, "pod set a of Workload job-train has no pod template"),
-        ({**kueue(), "spec": {"podSets": [{"count": "1", "template": {}}]}}, "count is not a number"),
+        ({**kueue(), "spec": {"podSets": [{"count": "1", "template": {}}]}}, "count is not a whole number"),
     ],
 )
 def test_an_object_that_cannot_be_explained_has_one_message(
@@ -451,6 +460,27 @@ def test_an_object_that_cannot_be_explained_has_one_message(
     assert main(["explain", "-f", "broken.json", "--from", "cluster.json"]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == "" and len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "9" * 5000, "-" + "9" * 5000, "0o" + "7" * 5000, "1" + "0" * 30])
+def test_numbers_that_python_cannot_print_have_one_message(
+    explain: Run, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explain([slices("n1", "A")], job("x", 1, "one"))
+    for kind, field in (("json", "parallelism"), ("yaml", "parallelism"), ("yaml", "completions")):
+        if kind == "json" and not number.removeprefix("-").isdecimal():
+            continue
+        text = json.dumps(with_field(job("x", 1, "one"), field, 4711)).replace("4711", number)
+        Path(f"large.{kind}").write_text(text if kind == "json" else f"# YAML\n{text}")
+        assert main(["explain", "-f", f"large.{kind}", "--from", "cluster.json", *TIMEOUT]) == 2
+        error = capsys.readouterr().err
+        assert f"Job x: {field} is not a whole number from 0 to 2147483647" in error and len(error) < 500
+
+
+def test_a_minimum_of_a_group_that_is_none_is_named(explain: Run) -> None:
+    pods = [member(f"p{number}") for number in range(3)]
+    code, answer = explain([slices("n1", "A"), group(-1), *pods], "podgroup/ring")
+    assert code == 1 and answer["summary"] == "pod group ring has minCount -1, and needs at least 1"
 
 
 def test_claims_are_not_explained_in_a_dump(explain: Run, capsys: pytest.CaptureFixture[str]) -> None:

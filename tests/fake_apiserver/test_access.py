@@ -103,7 +103,9 @@ def test_an_unusable_kubeconfig_is_reported_with_the_reason(
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "[", "just text", "clusters: 7", "\x00", "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "[", "just text", "clusters: 7", "\x00", "[" * 5000, "a: 2026-99-99", f"a: {'9' * 5000}"]
+)
 def test_other_content_is_reported_as_not_a_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)

@@ -59,6 +59,17 @@ def claim(*tolerations: dict[str, Any], driver: str = DRIVER, pool: str = "n/gpu
     return {"status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}}
 
 
+@pytest.mark.parametrize("mode", ["auto", "evict", "delete"])
+def test_the_longest_periods_of_the_api_are_decided_about(mode: Mode) -> None:
+    """64 bits of seconds are beyond the calendar."""
+    longest = (1 << 63) - 1
+    toleration = {"key": f"{DRIVER}/reclaim", "operator": "Exists", "tolerationSeconds": longest}
+    assert decide(pod(longest), claim(toleration), context(mode=mode)).act == "wait"
+    for deadline in (120, None):
+        found = decide(pod(longest), claim(), context(60, mode=mode, deadline=deadline))
+        assert found.act in ("evict", "delete") and (deadline is None or found.grace == 58)
+
+
 def controlled_by(kind: str) -> dict[str, Any]:
     return {"ownerReferences": [{"kind": kind, "controller": True}]}
 

@@ -230,6 +230,8 @@ def _with_group(gang: Gang, group: Object) -> Gang:
     name = f"pod group {group['metadata']['name']}"
     minimum = ((spec.get("schedulingPolicy") or {}).get("gang") or {}).get("minCount")
     if isinstance(minimum, int) and not isinstance(minimum, bool):
+        if minimum < 1:
+            gang.problems.append(f"{name} has minCount {minimum}, and needs at least 1")
         if minimum > gang.total:
             gang.problems.append(f"{name} waits for {minimum} pods, and there are {gang.total}")
         gang.needed = minimum

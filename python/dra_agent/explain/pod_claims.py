@@ -211,6 +211,7 @@ def _requests(claim: Object) -> list[Object]:
 
 def _number(value: Any) -> int | None:
     try:
-        return int(str(value))
+        number = int(str(value))
     except ValueError:
         return None
+    return number if 0 <= number < 1 << 63 else None

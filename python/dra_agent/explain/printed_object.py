@@ -22,6 +22,7 @@ _REQUESTS: Object = {"devices": {"requests": [{"exactly": _EXACTLY, "firstAvaila
 _RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
 _TERM: Object = {"matchExpressions": [{}], "matchFields": [{}]}
 _AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}}
+_INT_64 = range(-(1 << 63), 1 << 63)
 _METADATA: Object = {"name": str, "namespace": str}
 _POD_CLAIM: Object = {"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}
 _CLAIM_NAMES: list[Object] = [{"name": str, "resourceClaimName": str}]
@@ -125,7 +126,7 @@ _SHAPES: dict[str, Object] = {
     },
     "PodGroup": {
         "spec": {
-            "schedulingPolicy": {"gang": {}},
+            "schedulingPolicy": {"gang": {"minCount": int}},
             "schedulingConstraints": {"topology": [{"key": str}]},
             "resourceClaims": [_POD_CLAIM],
         },
@@ -168,8 +169,8 @@ def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str
         if not isinstance(value, str):
             yield field, "a string"
     elif shape is int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            yield field, "an integer"
+        if not isinstance(value, int) or isinstance(value, bool) or value not in _INT_64:
+            yield field, "an integer of 64 bits"
     elif isinstance(shape, list):
         if not isinstance(value, list):
             yield field, "a list"

@@ -27,6 +27,8 @@ _KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
 _ENDS = {"Job": ("Complete", "Failed"), JOB_SET: ("Completed", "Failed"), WORKLOAD: ("Finished",)}
 """Conditions of a workload that creates no further pods. They stay true."""
 DEFAULT_POD_SET = "main"
+MAX_PODS = (1 << 31) - 1
+"""Of each number of pods: the fields are int32."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ def pod_sets(kind: str, value: Object) -> list[PodSet]:
     """Return the pods of a workload.
 
     Raises:
-        UsageError: It has no pod template, or a number has a wrong type.
+        UsageError: It has no pod template, or a number of pods is none.
     """
     if kind == JOB_SET:
         return _of_job_set(value)
@@ -139,6 +141,9 @@ def _number(subject: str, holder: Object, field: str) -> int:
     number = holder.get(field)
     if number is None:
         return 1
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise UsageError(f"{subject}: {field} is not a number")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_PODS:
+        raise UsageError(
+            f"{subject}: {field} is not a whole number from 0 to {MAX_PODS}",
+            hint="correct the field, or export the object again with kubectl",
+        )
     return number

@@ -254,6 +254,8 @@ def _parse(path: Path) -> _Kubeconfig:
         raise UsageError("not a kubeconfig: it is nested too deeply", where=where) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"not a kubeconfig: {error}", where=where) from error
+    except ValueError as error:  # of a date that does not exist, or a number with too many digits
+        raise UsageError("not a kubeconfig: it has a date or number that cannot be read", where=where) from error
 
 
 def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, namespace: str) -> ClientConfig:

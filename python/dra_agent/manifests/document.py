@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.errors import UsageError
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)\Z")
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_MAX_INT_CHARS = 100
+"""Python reads no decimal number of more than 4,300 digits, and prints none; others are unlimited."""
+_INT_64 = range(-(1 << 63), 1 << 64)
+"""What kubectl reads as an integer. It reads larger ones as fractions, and what is none of both as text."""
 _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 _MERGE = "<<"
@@ -155,10 +160,10 @@ class _Reader:
             return None
         if _BOOL.match(text):
             return text.lower() in ("true", "yes", "on")
-        if _INT.match(text):
-            return int(text, 0)
-        if _FLOAT.match(text):
-            return float(text)
+        if _INT.match(text) and len(text) <= _MAX_INT_CHARS and (number := int(text, 0)) in _INT_64:
+            return number
+        if _FLOAT.match(text) and isfinite(fraction := float(text)):
+            return fraction
         return text
 
     def _count_text(self, node: yaml.Node) -> None:

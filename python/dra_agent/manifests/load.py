@@ -20,6 +20,8 @@ from dra_agent.manifests.document import Document, read_documents
 STANDARD_INPUT = "-"
 MAX_FILE_BYTES = 256 << 20
 """Maximum size of a file of objects; above `kubectl get resourceslices -o json` of 5,000 nodes."""
+_MAX_INT_CHARS = 19
+"""Of an integer that certainly has at most 64 bits."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character as an escape."""
 
@@ -107,7 +109,9 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
     if not text.startswith("{"):
         return []
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_float=_number, parse_constant=_number)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_number
+        )
         if not text.isascii() or _SURROGATE.search(text):
             msgspec.json.decode(text)  # refuses half a character, which Python's decoder accepts
     except (ValueError, RecursionError):
@@ -132,6 +136,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError
     return value
+
+
+def _integer(text: str) -> int:
+    """Refuse an integer of more than 64 bits, which kubectl does not read as one; the YAML reader decides about it."""
+    if len(text) > _MAX_INT_CHARS:  # the longest ones of 64 bits too, which are rare
+        raise ValueError
+    return int(text)
 
 
 def _number(text: str) -> float:

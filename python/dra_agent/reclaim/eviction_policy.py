@@ -38,6 +38,8 @@ longer than the remaining time. The kubelet does not shorten one that has starte
 KEEP = "keep"
 """Value of the annotation `<driver>/reclaim` with which a pod stays until the node is terminated."""
 _DEFAULT_GRACE_S = 30
+_MAX_S = 10 * 365 * 86_400
+"""Seconds after which no node has a deadline. The API permits 64 bits, which are beyond the calendar."""
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -159,13 +161,13 @@ def _end(tolerations: list[Mapping[str, Any]], context: EvictionContext) -> date
         seconds = toleration.get("tolerationSeconds")
         if seconds is None:
             return None
-        longest = max(longest, context.noticed + timedelta(seconds=max(0, int(seconds))))
+        longest = max(longest, context.noticed + timedelta(seconds=min(max(0, int(seconds)), _MAX_S)))
     return longest
 
 
 def _grace(pod: Mapping[str, Any]) -> int:
     seconds = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
-    return max(1, seconds if isinstance(seconds, int) else _DEFAULT_GRACE_S)
+    return min(max(1, seconds if isinstance(seconds, int) else _DEFAULT_GRACE_S), _MAX_S)
 
 
 def _time(text: object) -> datetime | None:
