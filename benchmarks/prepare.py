@@ -73,20 +73,20 @@ def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | Non
         preparer = make_preparer(root, owners, ledger, devices, shared_as=shared_as)
         for number in range(args.held):
             preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
-        bare = Bare(root / "bare", devices["gpu-0"], preparer)
+        bare = Bare(root / "bare", devices["gpu-0"], preparer, root / "cdi")
         return measure(preparer, bare, ledger, args.rounds)
 
 
 class Bare:
     """Only the file operations of one claim."""
 
-    def __init__(self, folder: Path, device: Device, preparer: Preparer) -> None:
+    def __init__(self, folder: Path, device: Device, preparer: Preparer, specs: Path) -> None:
         folder.mkdir()
         self.nodes = [node.host_path for node in device.nodes]
         self.file = str(folder / "claim.json")
         self.temporary = str(folder / "claim.tmp")
         preparer.prepare(claim("sample", "gpu-0"))
-        self.spec = preparer._specs.read("sample") or b""
+        self.spec = SpecDirectory(specs, DRIVER).read("sample") or b""
         preparer.unprepare("sample")
         self.journal = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.record = b"x" * 700

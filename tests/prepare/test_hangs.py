@@ -52,14 +52,15 @@ class Hang:
             assert self.released.wait(TIMEOUT_S * 4)
 
     def _lookup(self, node: SimulatedNode) -> None:
-        find: Callable[[str, str], Device | None] = node.preparer._lookup
+        devices = node.preparer._devices
+        find: Callable[[str, str], Device | None] = devices.lookup
 
         def block_lookup(pool: str, name: str) -> Device | None:
             if name == SICK:
                 self._pass("lookup")
             return find(pool, name)
 
-        node.preparer._lookup = block_lookup
+        devices.lookup = block_lookup
 
 
 class HangingExecutor(DaemonExecutor):
@@ -140,7 +141,7 @@ def assert_recovered(node: SimulatedNode, hung: Future[Any]) -> None:
     assert node.preparer.prepare(WITH_SETUP) and node.usable("sick")
     node.preparer.unprepare("sick")
     assert node.hardware == {} and node.ledger.entries() == [] and node.specs.claims() == {}
-    assert node.preparer._claims._locks == {} and node.preparer._devices._locks == {}
+    assert node.preparer._claim_locks._locks == {} and node.preparer._device_locks._locks == {}
 
 
 @pytest.mark.parametrize("point", PREPARE)

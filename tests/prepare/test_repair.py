@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.cdi.edits import EditProviders
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
@@ -158,7 +159,7 @@ def test_durations_of_all_phases_are_observed(node: SimulatedNode) -> None:
         node.specs,
         node.lookup,
         node="node-a",
-        edit_providers=node.preparer._edit_providers,
+        edit_providers=EditProviders(node.host, directories=[node.cdi]),
         setups=[node.partitions],
         observe_phase=lambda phase, seconds: observed.append((phase, seconds)),
     )

@@ -21,22 +21,22 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dra_agent.cdi.claim import ClaimSpec, SpecDevice
-from dra_agent.cdi.claim_specs import ClaimSpecs
+from dra_agent.cdi.claim import ClaimSpec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
-from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, claim_metadata
-from dra_agent.cdi.model import ContainerEdits
+from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.cdi.names import check_uid
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.clock import wall_now
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.model import Device, pool_name
+from dra_agent.inventory.model import Device
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.allocation import ClaimAllocation
+from dra_agent.prepare.claim_files import ClaimFiles
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry, Lookup
+from dra_agent.prepare.local_devices import LocalDevices
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks, LockedError
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
@@ -51,7 +51,7 @@ from dra_agent.prepare.recovery import (
     undo_abandoned,
 )
 from dra_agent.prepare.setup import DeviceSetup, Kind
-from dra_agent.prepare.setup_runner import ensure, remove_files, run, undo
+from dra_agent.prepare.setup_runner import ensure, run, undo
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +111,14 @@ class Preparer:
         `device_locks` are shared by all agents on the ledger; None if there is only this one.
         """
         self.driver = driver
-        self._node = node
         self._ledger = ledger
-        self._specs = specs
-        self._built = ClaimSpecs(driver)
-        self._lookup = lookup
-        self._edit_providers = edit_providers
+        self._devices = LocalDevices(node, lookup)
+        self._files = ClaimFiles(driver, specs, self._devices, edit_providers, metadata)
         self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
-        self._metadata = metadata
         self._ownership = ownership or NoOwnership()
         self._observe_phase = observe_phase
-        self._claims = KeyedLocks()
-        self._devices = device_locks or KeyedLocks()
+        self._claim_locks = KeyedLocks()
+        self._device_locks = device_locks or KeyedLocks()
 
     def prepare(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[ClaimDevice]:
         """Prepare an allocated ResourceClaim (the API's JSON); returns its devices of this driver with their CDI ids.
@@ -153,8 +149,8 @@ class Preparer:
             PermanentError: The claim cannot succeed until it is changed.
         """
         allocation = allocations.read(claim, self.driver)
-        devices = self._found(allocation)
-        self._check_pools(allocation, devices)
+        devices = self._devices.of(allocation)
+        self._devices.check_pools(allocation)
         plan(allocation, devices, self._setups)
 
     def _prepare(self, claim: Mapping[str, Any], deadline: Deadline | None, *, ahead: bool) -> list[ClaimDevice]:
@@ -165,8 +161,8 @@ class Preparer:
         start = time.perf_counter()
         purpose = str(allocation)
         with (
-            self._claims.hold([allocation.uid], deadline, purpose),
-            self._devices.hold(lock_names(allocation.devices), deadline, purpose),
+            self._claim_locks.hold([allocation.uid], deadline, purpose),
+            self._device_locks.hold(lock_names(allocation.devices), deadline, purpose),
         ):
             self._observe_phase("lock", time.perf_counter() - start)
             if self._ledger.get(allocation.uid) is None:
@@ -189,7 +185,7 @@ class Preparer:
             RetryableError: The disk or a vendor's library failed. The claim still holds its devices.
         """
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
-        with self._claims.hold([check_uid(uid)], deadline, _releasing(uid)):
+        with self._claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
             return self._unprepare(uid, deadline, lambda entry: True) or self._remove_files(uid, deadline)
 
     def release_ahead(self, uid: str, deadline: Deadline | None = None) -> bool:
@@ -198,7 +194,7 @@ class Preparer:
         Raises RetryableError as `unprepare` does.
         """
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
-        with self._claims.hold([check_uid(uid)], deadline, _releasing(uid)):
+        with self._claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
             return self._unprepare(uid, deadline, records.is_ahead)
 
     def _unprepare(self, uid: str, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
@@ -206,7 +202,7 @@ class Preparer:
         # Within a lease: another agent may have prepared the claim with other devices since this one read it.
         entry = self._entry(uid, deadline)
         while entry is not None and may_release(entry):
-            with self._devices.hold(lock_names(entry.devices), deadline, _releasing(uid)):
+            with self._device_locks.hold(lock_names(entry.devices), deadline, _releasing(uid)):
                 if self._release(entry, deadline, may_release):
                     log.info("claim unprepared", extra={"claim": uid})
                     return True
@@ -247,12 +243,12 @@ class Preparer:
 
     def _repair_one(self, uid: str) -> bool | None:
         no_wait, purpose = Deadline.of(0), f"repair of claim {uid}"
-        with self._claims.hold([uid], no_wait, purpose):
+        with self._claim_locks.hold([uid], no_wait, purpose):
             entry = self._entry(uid)
             if entry is None:
                 return None  # released in the meantime
             devices = lock_names(entry.devices)
-            with self._devices.hold(devices, no_wait, purpose):
+            with self._device_locks.hold(devices, no_wait, purpose):
                 now = self._entry(uid)
                 if now is None or lock_names(now.devices) != devices:
                     return None
@@ -277,7 +273,7 @@ class Preparer:
             self._undo(now, deadline)
             return True
         with self._timed("undo"):
-            remove_files(entry.uid, self._specs, self._metadata)
+            self._files.remove(entry.uid)
         with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
             if self._ledger.get(entry.uid) != entry:
                 return False
@@ -290,7 +286,7 @@ class Preparer:
         with self._ledger.lease(deadline):
             if self._ledger.get(uid) is not None:
                 raise RetryableError("was prepared by another agent in the meantime", where=f"claim {uid}")
-            return remove_files(uid, self._specs, self._metadata)
+            return self._files.remove(uid)
 
     def _remove_orphaned_files(self) -> tuple[str, ...]:
         """Remove files of claims that hold nothing, and temporary files of exited writers; return the claims' uids.
@@ -298,35 +294,31 @@ class Preparer:
         Claims are prepared meanwhile. A claim is in the ledger, and names its devices as owned, before it has files:
         files are listed first.
         """
-        with_spec = self._specs.claims().keys()
-        with_metadata = set() if self._metadata is None else set(self._metadata.claims())
+        with_spec, with_metadata = self._files.claims_with_spec(), self._files.claims_with_metadata()
         foreign = self._ownership.foreign_claims()
         with self._ledger.lease():
             known = {entry.uid for entry in self._ledger.entries()}
         removed = tuple(filter(self._remove_if_orphaned, sorted((with_spec - foreign | with_metadata) - known)))
-        self._specs.remove_leftovers()
-        if self._metadata is not None and not self._metadata.enabled:
-            for uid in with_metadata:  # of runs with another configuration
-                self._metadata.delete(uid)
+        self._files.remove_leftovers(with_metadata)
         return removed
 
     def _remove_if_orphaned(self, uid: str) -> bool:
         """Remove the files of a claim if it holds nothing, and no agent works on it; return whether there were any."""
         try:
-            with self._claims.hold([uid], Deadline.of(0), f"removing files of claim {uid}"), self._ledger.lease():
-                return self._ledger.get(uid) is None and remove_files(uid, self._specs, self._metadata)
+            with self._claim_locks.hold([uid], Deadline.of(0), f"removing files of claim {uid}"), self._ledger.lease():
+                return self._ledger.get(uid) is None and self._files.remove(uid)
         except LockedError:
             return False
 
     def _prepare_new(self, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool) -> list[ClaimDevice]:
         """Prepare a claim without ledger entry; raises _AlreadyStartedError if it has one after all."""
         try:
-            devices = self._found(allocation)
-            self._check_pools(allocation, devices)
+            devices = self._devices.of(allocation)
+            self._devices.check_pools(allocation)
             steps = plan(allocation, devices, self._setups)
             record = records.of_allocation(allocation, steps, ahead=ahead)
             # Without set-ups, an unusable device is detected before anything is written.
-            spec = None if steps else self._build_spec(allocation, record, {})
+            spec = None if steps else self._files.build(allocation, record, {})
         except AgentError:
             if self._is_known(allocation.uid, deadline):
                 raise _AlreadyStartedError(allocation) from None  # this error may not concern the prepared claim
@@ -350,11 +342,12 @@ class Preparer:
             if spec is None:
                 with self._timed("setup"):
                     record, edits = run(allocation.uid, steps, record, deadline)
-                spec = self._build_spec(allocation, record, edits)
+                spec = self._files.build(allocation, record, edits)
                 record = _with_ids(record, spec)
                 with self._timed("ledger"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
                     self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
-            self._write(allocation, record, spec, is_new=True)
+            with self._timed("cdi"):
+                self._files.write_new(allocation, record, spec)
         except Exception:
             self._undo_after_failure(entry)
             raise
@@ -374,7 +367,7 @@ class Preparer:
             self._record_start(entry, owned, completed, deadline)
         except DeviceHeldError:
             undo = partial(self._undo, deadline=deadline)
-            if not undo_abandoned(entry, self._ledger, self._claims, self._devices, undo, deadline):
+            if not undo_abandoned(entry, self._ledger, self._claim_locks, self._device_locks, undo, deadline):
                 raise
             self._record_start(entry, owned, completed, deadline)
 
@@ -417,7 +410,7 @@ class Preparer:
         """
         own_locks = lock_names(allocation.devices)
         before = lock_names(entry.devices) - own_locks
-        with self._devices.hold(before, Deadline.of(0), purpose):
+        with self._device_locks.hold(before, Deadline.of(0), purpose):
             now = self._entry(entry.uid, deadline) if before else entry
             if now is None or not _is_obsolete(now, allocation):
                 return now
@@ -437,7 +430,7 @@ class Preparer:
         recorded = self._record(entry)
         if not records.same_request(recorded, allocation):
             # Validated before any change, so that the claim stays unchanged on an error.
-            plan(allocation, self._found(allocation), self._setups)
+            plan(allocation, self._devices.of(allocation), self._setups)
             log.info("claim was allocated again, and is prepared again", extra={"claim": entry.uid})
             self._undo(entry, deadline)
             return self._prepare_new(allocation, deadline, ahead=ahead)
@@ -456,69 +449,34 @@ class Preparer:
         `adopt`: the kubelet has requested the claim, so it is not released as one that was prepared ahead.
         """
         # The owner files may not have it: after a reboot, for a device that was missing when the agent started.
-        owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
+        owned = [self._devices.find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         with self._ownership.acquire(entry.uid, owned, deadline):
             pass
-        record, edits = ensure(entry, recorded, self._setups, self._find, deadline)
+        record, edits = ensure(entry, recorded, self._setups, self._devices.find, deadline)
         if adopt and record.ahead:
             record = msgspec.structs.replace(record, ahead=False)
         if record != recorded:
             # Before the spec: undoing the claim needs the record of its set-ups.
             with self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
                 self._ledger.complete(entry.uid, msgspec.to_builtins(record))
-        spec = self._build_spec(entry, record, edits)
-        return spec, self._write(entry, record, spec)
-
-    def _found(self, allocation: ClaimAllocation) -> dict[tuple[str, str], Device]:
-        return {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
-
-    def _check_pools(self, allocation: ClaimAllocation, devices: Mapping[tuple[str, str], Device]) -> None:
-        """Reject devices of other nodes: names derive from PCI addresses, which are equal on nodes of one model."""
-        for item in allocation.devices:
-            if item.pool.rpartition("/")[0] != self._node:
-                own = pool_name(self._node, devices[item.pool, item.device].family)
-                raise PermanentError(
-                    f"device {item.device} of pool {item.pool} is not of this node; its pool is {own}",
-                    where=str(allocation),
-                    hint="delete the claim and let it be allocated again",
-                )
-
-    def _write(self, claim: ClaimRef, record: ClaimRecord, spec: ClaimSpec, *, is_new: bool = False) -> bool:
-        """Write metadata files, then the spec that mounts them, if missing or different; True if one was written.
-
-        `is_new`: the claim has no spec, unless an agent was killed while it undid another attempt.
-        """
+        spec = self._files.build(entry, record, edits)
         with self._timed("cdi"):
-            written = (
-                self._metadata is not None
-                and self._metadata.enabled
-                and self._metadata.ensure(self._describe(claim, record))
-            )
-            if is_new:
-                self._specs.write(claim.uid, spec.data)
-                return True
-            return self._specs.ensure(claim.uid, spec.data) or written
+            return spec, self._files.ensure(entry, record, spec)
 
     def _timed(self, phase: str) -> AbstractContextManager[None]:
         return _Timed(self._observe_phase, phase)
 
-    def _describe(self, claim: ClaimRef, record: ClaimRecord) -> ClaimMetadata:
-        return claim_metadata(
-            ClaimRef(claim.uid, claim.namespace, claim.name),
-            record.pod_claim_name,
-            [(item, self._find(item.pool, item.device)) for item in record.devices],
-        )
-
     def _undo(self, entry: LedgerEntry, deadline: Deadline) -> None:
         with self._timed("undo"):
-            undo(entry, self._specs, self._setups, self._metadata, deadline.at_least(UNDO_TIMEOUT_S))
+            self._files.remove(entry.uid)
+            undo(entry, self._setups, deadline.at_least(UNDO_TIMEOUT_S))
         with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
             self._ledger.release(entry.uid)
         self._disown(entry, deadline)
 
     def _disown(self, entry: LedgerEntry, deadline: Deadline) -> None:
         # Not from cached state: another agent may have prepared the claim since, with other devices.
-        found = [self._lookup(item.pool, item.device) for item in entry.devices if _is_owned(item)]
+        found = [self._devices.lookup(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         devices = [device for device in found if device is not None]
         self._ownership.release(
             entry.uid, deadline.at_least(OWNER_TIMEOUT_S), devices if len(devices) == len(found) else None
@@ -536,29 +494,6 @@ class Preparer:
                 extra={"claim": entry.uid, "reason": str(error)},
                 exc_info=not expected,
             )
-
-    def _build_spec(self, claim: ClaimRef, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
-        devices = [self._spec_device(item, extra.get(item.key)) for item in record.devices]
-        if self._metadata is not None and self._metadata.enabled:
-            devices = self._metadata.with_mounts(self._describe(claim, record), devices)
-        return self._built.build(claim, devices)
-
-    def _spec_device(self, item: ClaimDevice, extra: ContainerEdits | None) -> SpecDevice:
-        device = self._find(item.pool, item.device)
-        edits = self._edit_providers.edits(device)
-        if extra is not None:
-            edits = edits.with_setup(extra)
-        return SpecDevice(item, device, edits)
-
-    def _find(self, pool: str, name: str) -> Device:
-        device = self._lookup(pool, name)
-        if device is None:
-            raise RetryableError(
-                "is not on this host now",
-                where=f"device {name} of pool {pool}",
-                hint="`dra-agent devices` lists the devices, and `dra-agent doctor` reports problems",
-            )
-        return device
 
     def _record(self, entry: LedgerEntry) -> ClaimRecord:
         record = records.read(entry)

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
@@ -99,30 +97,17 @@ def _setup(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSe
 log = logging.getLogger(__name__)
 
 
-def undo(
-    entry: LedgerEntry,
-    specs: SpecDirectory,
-    setups: Mapping[Kind, DeviceSetup],
-    metadata: MetadataDirectory | None,
-    deadline: Deadline,
-) -> None:
-    """Remove a claim's spec and metadata files, and undo its set-ups in reverse order.
+def undo(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
+    """Undo the set-ups of a claim in reverse order.
 
-    The caller then releases the claim in the ledger. Raises RetryableError if any step fails.
+    The caller has removed the claim's files, and then releases it in the ledger. Raises RetryableError if a step fails.
     """
-    remove_files(entry.uid, specs, metadata)
     record = records.read(entry)
     if record is None:
         _undo_by_notes(entry, setups, deadline)
     else:
         for step in reversed(record.setups):
             _undo_step(entry, step, setups, deadline)
-
-
-def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | None) -> bool:
-    """Remove a claim's spec and metadata files; False if there were none."""
-    known = specs.delete(uid)
-    return (metadata is not None and metadata.delete(uid)) or known
 
 
 def _undo_by_notes(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:

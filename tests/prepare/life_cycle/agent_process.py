@@ -186,8 +186,8 @@ class Agent:
         event = event or Event(number, "answered")
         with self.ledger.lease():
             event.entries = self.ledger.entries()
-        event.claim_locks = sorted(self.node.preparer._claims._locks)
-        event.device_locks = sorted(self.node.preparer._devices._locks)
+        event.claim_locks = sorted(self.node.preparer._claim_locks._locks)
+        event.device_locks = sorted(self.node.preparer._device_locks._locks)
         if interruptible is not None:
             event.fired = interruptible.fired
             if not interruptible.hung.is_set():
