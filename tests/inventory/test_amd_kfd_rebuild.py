@@ -86,6 +86,12 @@ def slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a kernel pause for longer than a directory has to stay."""
+    monkeypatch.setattr("dra_agent.inventory.amd.kfd.SETTLE_S", 0.0)
+
+
+@pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path / "host")
     yield made
@@ -96,7 +102,7 @@ def of(inventory: Inventory, address: str) -> list[Device]:
     return [device for device in inventory.devices if device.pci_address == address]
 
 
-@pytest.mark.usefixtures("slow_kernel")
+@pytest.mark.usefixtures("unsettled")
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_rebuild_is_waited_for(left: int, added: bool, bench: Bench) -> None:
@@ -159,6 +165,33 @@ def test_a_node_that_the_kernel_has_not_filled_in_is_waited_for(bench: Bench) ->
     kernel.start()
     assert bench.look() == before
     kernel.join()
+
+
+@pytest.mark.usefixtures("unsettled")
+def test_links_that_the_kernel_has_not_created_are_waited_for(bench: Bench) -> None:
+    # kfd_build_sysfs_node_entry creates the properties of a node, and then its links.
+    before = [device.to_api() for device in bench.look().devices]
+    bench.divide("CPX")
+    bench.divide("SPX")
+    link, aside = bench.host.sysfs / NODES / "1/io_links/1", bench.host.sysfs.parent / "link"
+    link.rename(aside)
+    kernel = threading.Timer(REBUILD_S, aside.rename, (link,))
+    kernel.start()
+    assert [device.to_api() for device in bench.look().devices] == before
+    kernel.join()
+
+
+@pytest.mark.usefixtures("unsettled")
+def test_the_nodes_of_an_unbound_gpu_are_not_waited_for(bench: Bench) -> None:
+    assert len(bench.look().devices) == 2
+    bench.divide("CPX")
+    (bench.host.sysfs / "bus/pci/devices" / FIRST / "driver").unlink()
+    nodes = bench.host.sysfs / NODES
+    for number in range(2, 10):
+        (nodes / str(number)).rename(bench.host.sysfs.parent / f"node-{number}")
+    found = bench.look()
+    assert [problem.message for problem in found.problems if "changes while it is read" in problem.message] == []
+    assert [device.attributes["type"].value for device in of(found, SECOND)] == ["gpu"]
 
 
 def test_a_topology_that_never_settles_delays_a_scan_for_a_bounded_time(

@@ -104,7 +104,7 @@ def apply(
     written first: the next build completes an interrupted one. `fresh`: there is no tree yet.
     """
     present = current_machine(machine, simulated)
-    simulated = msgspec.structs.replace(simulated, kfd=kfd.arrivals(present, simulated.kfd))
+    before, simulated = simulated.kfd, msgspec.structs.replace(simulated, kfd=kfd.arrivals(present, simulated.kfd))
     save_state(root, simulated)
     now = plan(present, simulated.kfd, simulated.access)
     # Drivers stay loaded when they have no device.
@@ -118,7 +118,7 @@ def apply(
     gone()
     # In this order, so that NVML knows every GPU in the tree.
     nvml_install.install(machine, present, root / "lib", simulated.access)
-    kfd.withdraw(now, root)
+    kfd.withdraw(now, root, kfd.departures(before, simulated.kfd))
     tree.write(now, root, fresh=fresh)
 
 

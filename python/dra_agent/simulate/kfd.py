@@ -15,7 +15,7 @@ from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine, NumaNode
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.system import MAJORS
-from dra_agent.simulate.tree import File, Tree
+from dra_agent.simulate.tree import File, Tree, replace_file
 
 _KFD = "sys/devices/virtual/kfd/kfd"
 NODES = f"{_KFD}/topology/nodes"
@@ -46,6 +46,11 @@ def arrivals(machine: Machine, before: KfdState) -> KfdState:
     return KfdState({**stay, **new}, (before.generation or 1) + sum(gone) + sum(new.values()))
 
 
+def departures(before: KfdState, after: KfdState) -> int:
+    """Return how many nodes the kernel removes between two states, those of GPUs that change their mode among them."""
+    return sum(nodes for address, nodes in before.gpus.items() if after.gpus.get(address) != nodes)
+
+
 def plan(machine: Machine, state: KfdState, tree: Tree) -> None:
     """Add the topology where there are such GPUs."""
     gpus = {function.address: (function, gpu) for function, gpu in machine.with_role(AmdGpu)}
@@ -71,16 +76,21 @@ def plan(machine: Machine, state: KfdState, tree: Tree) -> None:
             other for (of, _), other in numbers.items() if gpu.hive and of != address and gpus[of][1].hive == gpu.hive
         ]
         _gpu(function, gpu, partition, number, nodes.get(address, 0), peers, tree)
-    # Last, as a change counts when all nodes are there again.
+    # Last: nodes that are added are counted when all nodes are there again.
     tree.file(_GENERATION, state.generation)
 
 
-def withdraw(planned: Tree, root: Path) -> None:
-    """Remove every node of a topology that is about to change, the first first (kfd_remove_sysfs_node_tree)."""
+def withdraw(planned: Tree, root: Path, removed: int) -> None:
+    """Remove every node of a topology that is about to change, the first first (kfd_remove_sysfs_node_tree).
+
+    `removed` of them do not come back; kfd_topology_remove_device counts them before the rebuild.
+    """
     entry, file, folder = planned.entries.get(_GENERATION), root / _GENERATION, root / NODES
     is_current = isinstance(entry, File) and file.exists() and file.read_bytes() == entry.content
     if is_current or not folder.is_dir():
         return
+    if removed and file.exists():
+        replace_file(file, b"%d\n" % (int(file.read_bytes()) + removed))
     for number in sorted(int(node.name) for node in folder.iterdir()):
         shutil.rmtree(folder / str(number))
 

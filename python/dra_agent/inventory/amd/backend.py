@@ -53,6 +53,7 @@ class AmdBackend:
     def follow(self, changes: ModeChanges) -> None:
         """Set the record of GPUs that the agent currently partitions."""
         self._changes = changes
+        self._topology.follow(changes)
 
     def counter_sets(self) -> Sequence[CounterSet]:
         """Return the counter sets of the GPUs that can be partitioned."""

@@ -6,6 +6,7 @@ can be partitioned.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from dra_agent.host import Host
 from dra_agent.inventory.amd.xgmi import XgmiLinks
 from dra_agent.inventory.interconnect import Interconnect
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
@@ -26,6 +28,8 @@ REBUILD_TIMEOUT_S = 2.0
 that a GPU loses or gets. Chosen, not measured."""
 SETTLE_S = 0.02
 """Seconds for which a changed directory must stay the same; the kernel creates a node in a fraction of that."""
+RETRY_INTERVAL_S = 0.005
+"""Seconds between two reads of a directory that is not complete."""
 _FRAME_BUFFER_HEAPS = (1, 2)
 """HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: memory of the GPU."""
 
@@ -50,6 +54,8 @@ class KfdNode:
     """The same for all GPUs that XGMI links connect."""
     xcc_count: int | None
     memory_bytes: int | None
+    link_count: int = 0
+    """Links to other nodes, CPUs among them."""
     interconnect: Interconnect | None = None
     """Of the whole GPU."""
 
@@ -69,14 +75,24 @@ class KfdReader:
 
     The kernel rebuilds it, for all GPUs, whenever one GPU gets or loses a node (kfd_topology_update_sysfs): it removes
     the nodes in order and creates them in order. `generation_id` is counted before a rebuild that removes a node, and
-    after one that adds a node; fields of a new node are set after that. So the generation is not enough: a version of
-    the directory that was not seen before must stay for a moment, and a known generation must have its known nodes.
+    after one that adds a node; fields of a new node are set after that. So the generation is not enough: nodes that
+    were not seen before must stay for a moment and list all their links, a known generation must have its known
+    numbers, and a GPU that had nodes must have some unless its driver or its mode is another one.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._accepted: _Version | None = None
+        self._nodes: dict[str, list[KfdNode]] = {}
+        """Of the accepted version."""
+        self._modes: dict[str, str | None] = {}
+        """The partition modes of the GPUs when it was accepted."""
+        self._changes = ModeChanges()
         self._links = XgmiLinks(host.sysfs / NODES, host.sysfs / "bus/pci/devices")
+
+    def follow(self, changes: ModeChanges) -> None:
+        """Set the record of GPUs that the agent currently partitions, whose mode must not be read."""
+        self._changes = changes
 
     def nodes(self, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Return the GPU nodes by PCI address, in the order of their ids. Waits for a rebuild, for a limited time."""
@@ -85,10 +101,12 @@ class KfdReader:
             found: list[Diagnostic] = []
             before = self._version(found)
             nodes, is_complete = _read(self._host, before.names, found)
+            is_known = before == self._accepted and nodes == self._nodes
+            is_complete = is_complete and (is_known or self._has_all_parts(nodes))
             addresses = {node.node_id: address for address, of_gpu in nodes.items() for node in of_gpu}
             links = self._links.listed(addresses, before.generation)
             # Last: a rebuild that begins before this is noticed.
-            is_settled = is_complete and self._is_settled(before)
+            is_settled = is_complete and self._is_settled(before, is_known=is_known)
             if is_settled:
                 break
             if time.monotonic() > deadline:
@@ -101,7 +119,10 @@ class KfdReader:
                     )
                 )
                 break
-        self._accepted = before
+            time.sleep(RETRY_INTERVAL_S)
+        if not is_known:
+            self._modes = {address: self._mode(address) for address in nodes if not self._changes.is_written(address)}
+        self._accepted, self._nodes = before, nodes
         problems += found
         groups = self._links.groups(links, addresses, before.generation, is_settled=is_settled)
         return {
@@ -109,15 +130,36 @@ class KfdReader:
             for address, of_gpu in nodes.items()
         }
 
-    def _is_settled(self, version: _Version) -> bool:
+    def _is_settled(self, version: _Version, *, is_known: bool) -> bool:
         """Return True if the directory was complete in this version, and has not changed since."""
         known = self._accepted
-        if version == known or version == _Version(None, ()):
+        if is_known or version == _Version(None, ()):
             return version == self._version([])
         time.sleep(SETTLE_S)
-        if known is not None and version.generation is not None and version.generation == known.generation:
+        if known is not None and version.generation == known.generation is not None and version.names != known.names:
             return False
         return version.is_possible and version == self._version([])
+
+    def _has_all_parts(self, nodes: dict[str, list[KfdNode]]) -> bool:
+        """Return True unless a GPU lacks all nodes, or a node lacks links, that the kernel is about to create."""
+        if any(self._must_have_nodes(address) for address in self._nodes.keys() - nodes.keys()):
+            return False
+        for node in itertools.chain.from_iterable(nodes.values()):
+            # The kernel creates this directory, then the properties with the number of links, and then the links.
+            links = SysfsDir(self._host.sysfs / NODES / str(node.node_id), []).subdir("io_links")
+            if links.folder.is_dir() and len(links.names()) < node.link_count:
+                return False
+        return True
+
+    def _must_have_nodes(self, address: str) -> bool:
+        """Return True for a GPU in the mode in which it had nodes."""
+        if address not in self._modes or self._changes.is_written(address):
+            return False
+        function = SysfsDir(self._host.sysfs / "bus/pci/devices" / address, [])
+        return function.link("driver") == "amdgpu" and self._mode(address) == self._modes[address]
+
+    def _mode(self, address: str) -> str | None:
+        return SysfsDir(self._host.sysfs / "bus/pci/devices" / address, []).text(COMPUTE_MODE)
 
     def _version(self, problems: list[Diagnostic]) -> _Version:
         folder = SysfsDir(self._host.sysfs / NODES, problems)
@@ -215,6 +257,7 @@ def _node(files: SysfsDir, node_id: int, numbers: dict[str, int], address: str, 
         hive_id=numbers.get("hive_id") or None,
         xcc_count=numbers.get("num_xcc") or None,
         memory_bytes=_memory(files, numbers.get("mem_banks_count", 0)),
+        link_count=numbers.get("io_links_count", 0),
     )
 
 
