@@ -12,10 +12,18 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dra_agent.device_setup.open_files import DeviceNode, nodes_of, processes_holding, require_unused
+from dra_agent.device_setup.open_files import (
+    DeviceNode,
+    class_node,
+    nodes_of,
+    processes_holding,
+    refuse_holders,
+    require_unused,
+)
 from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
@@ -166,6 +174,31 @@ def test_a_node_that_was_made_elsewhere_is_found(host: Host, tmp_path: Path) -> 
         assert pid in [holder.pid for holder in holders]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_block_device_is_not_the_character_device_with_its_number(host: Host, tmp_path: Path) -> None:
+    """Both kinds have a device 1:7: /dev/full, and a RAM disk. The process has one of them open by a path elsewhere."""
+    nodes = {stat.S_IFBLK: tmp_path / "ram7", stat.S_IFCHR: tmp_path / "full"}
+    try:
+        for kind, path in nodes.items():
+            os.mknod(path, 0o600 | kind, os.makedev(1, 7))
+    except OSError as error:
+        pytest.skip(f"no device nodes here: {error}")
+    character, block = DeviceNode("/dev/full7", (1, 7)), DeviceNode("/dev/ram7", (1, 7), is_block=True)
+    files = host.proc / "4711/fd"
+    files.mkdir(parents=True)
+    for kind, path in nodes.items():
+        (files / "3").symlink_to(path)
+        expected = block if kind == stat.S_IFBLK else character
+        assert [one.node for one in processes_holding(host, [character, block]).found] == [expected.path]
+        (host.dev / "here").unlink(missing_ok=True)
+        os.mknod(host.dev / "here", 0o600 | kind, os.makedev(1, 7))
+        assert [one.node for one in processes_holding(host, [DeviceNode("/dev/here")]).found] == ["/dev/here"]
+        (files / "3").unlink()
+        (files / "3").symlink_to(nodes[stat.S_IFBLK if kind == stat.S_IFCHR else stat.S_IFCHR])
+        assert processes_holding(host, [expected, DeviceNode("/dev/here")]).found == []
+        (files / "3").unlink()
+
+
 def test_a_node_of_the_driver_is_found(host: Host, tmp_path: Path) -> None:
     """The driver's container has its own /dev, and the host's has no node of the GPU."""
     (tmp_path / "driver/dev").mkdir(parents=True)
@@ -206,6 +239,63 @@ def test_a_file_system_of_another_user_hides_no_other_file(
     (files / "4").symlink_to(host.dev / "accelerator0")
     with pytest.raises(RetryableError, match="4711"):
         require_unused(host, [NODE], "device a")
+
+
+def test_processes_that_are_not_read_in_time_may_have_a_node_open(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file takes 5 s to read."""
+    now_s = [1000.0]
+
+    def identity(path: Path) -> FileIdentity:
+        now_s[0] += 5
+        return identity_of(path)
+
+    monkeypatch.setattr("dra_agent.device_setup.open_files.identity_of", identity)
+    monkeypatch.setattr("dra_agent.deadline.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    for pid in (4711, 4712, 4713):
+        (host.proc / f"{pid}/fd").mkdir(parents=True)
+        for number in range(3):
+            (host.proc / f"{pid}/fd/{number}").touch()
+    require_unused(host, [], "device a")  # without a node nothing is searched
+    late = r"device a: it is busy: .*in use: .* not read the open files of 2 processes within 20 s; end processes"
+    with pytest.raises(RetryableError, match=late):
+        require_unused(host, [NODE], "device a", "it is busy")
+    with pytest.raises(RetryableError, match="open files of 2 processes within"):
+        refuse_holders(processes_holding(host, [NODE]), "device a")
+    (host.proc / "4711/fd/4").symlink_to(host.dev / "accelerator0")
+    with pytest.raises(RetryableError, match=rf"process 4711\) has {NODE} open; stop them"):
+        require_unused(host, [NODE], "device a")
+
+
+def test_threads_are_not_searched_without_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has another table, without files."""
+    now_s = [1000.0]
+
+    def monotonic() -> float:
+        now_s[0] += 1
+        return now_s[0]
+
+    monkeypatch.setattr("dra_agent.deadline.time", SimpleNamespace(monotonic=monotonic))
+    (host.proc / "4711/fd").mkdir(parents=True)
+    for thread in range(100, 200):
+        (host.proc / f"4711/task/{thread}/fd").mkdir(parents=True)
+    with pytest.raises(RetryableError, match="open files of 1 process within"):
+        require_unused(host, [NODE], "device a")
+
+
+def test_the_kind_of_a_device_node_is_that_of_its_class(tmp_path: Path) -> None:
+    host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
+    for name, class_ in (("nvme0", "nvme"), ("nvme0/nvme0n1", "block"), ("nvme0/nvme0n1/nvme0n1p1", "block")):
+        folder = host.sysfs / "bus/pci/devices" / address / "nvme" / name
+        (host.sysfs / "class" / class_).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
+        (folder / "dev").write_text("259:0\n")
+        (folder / "uevent").write_text(f"MAJOR=259\nMINOR=0\nDEVNAME={folder.name}\n")
+        (folder / "subsystem").symlink_to(host.sysfs / "class" / class_)
+        (host.sysfs / "class" / class_ / folder.name).symlink_to(folder)
+    expected = [("/dev/nvme0", False), ("/dev/nvme0n1", True), ("/dev/nvme0n1p1", True)]
+    assert [(node.path, node.is_block) for node in nodes_of(host, address)] == expected
+    assert class_node(host, "block", "nvme0n1", "/dev/x") == DeviceNode("/dev/x", (259, 0), is_block=True)
+    assert class_node(host, "nvme", "nvme0", "/dev/x") == DeviceNode("/dev/x", (259, 0))
 
 
 def test_device_nodes_are_those_of_uevent_files(tmp_path: Path) -> None:

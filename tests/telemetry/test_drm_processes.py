@@ -346,6 +346,32 @@ def test_a_pod_that_exceeds_limits_leaves_other_claims_known(
     assert site.of(A, B) == [None, pytest.approx(0.2)]
 
 
+@pytest.mark.parametrize("limit", ["MAX_PROCESSES", "MAX_THREADS"])
+def test_threads_without_files_have_limits_too(site: Site, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(drm_clients, limit, 4)
+    for pid, pod in ((11, "a"), (14, "b")):
+        site.run(pid, pod)
+        site.i915(pid, pid, 0.0)
+    for thread in range(110, 113):
+        (site.root / f"proc/11/task/{thread}/fd").mkdir(parents=True)
+    site.read(A, B)
+    assert site.of(A, B) == [0, 0]
+    for thread in range(113, 130):
+        (site.root / f"proc/11/task/{thread}/fd").mkdir(parents=True)
+    site.i915(14, 14, 2.0)
+    assert site.of(A, B) == [None, pytest.approx(0.2)]
+    reads: list[Path] = []
+
+    def numbers(folder: Path) -> list[str]:
+        reads.append(folder)
+        return []
+
+    monkeypatch.setattr("dra_agent.telemetry.drm_clients._numbers", numbers)
+    with pytest.raises(UncountedError, match="4"):
+        drm_clients.DrmReader(site.root / "proc").clients(11, "a")
+    assert len(reads) <= 5, "it ends at the limit"
+
+
 def test_a_file_that_is_too_long_is_not_read(site: Site) -> None:
     for pid, pod in ((11, "a"), (12, "b")):
         site.run(pid, pod)

@@ -1,8 +1,8 @@
 """Processes that have device nodes open, from /proc: unbinding a driver would break them, or hang until they exit.
 
-A device is compared by its number: a container has its own nodes, and any process can make another one. Only processes
-that are visible to the agent are found. If it does not see all processes of the host, or cannot read the files of one,
-a device is never reported as unused, and is not changed.
+A device is compared by its kind and number: a container has its own nodes, and any process can make another one. Only
+processes that are visible to the agent are found. If it does not see all processes of the host, cannot read the files
+of one, or has not read them in time, a device is never reported as unused, and is not changed.
 
 A process that has mapped memory of a device and closed its file is not found: /proc/PID/maps waits for a lock that the
 process itself can hold.
@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.processes.file_tables import file_tables
@@ -23,8 +24,12 @@ from dra_agent.processes.open_file import FileIdentity, device_identity, identit
 from dra_agent.processes.stat import process_ids
 from dra_agent.processes.visibility import TODO, hidden_processes_reason
 
+SEARCH_TIMEOUT_S = 20.0
+"""Seconds for the open files of all processes. Ten thousand processes with fifty files each need a few."""
 _NVIDIA_MAJOR = 195
 """Of the GPUs of NVIDIA (Linux, Documentation/admin-guide/devices.txt)."""
+_BLOCK = "block"
+"""The class of all block devices; those of any other are character devices (Linux, drivers/base/devtmpfs.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class DeviceNode:
     """As containers see it: "/dev/nvidia0"."""
     number: tuple[int, int] | None = None
     """Major and minor number, where the kernel shows it elsewhere than in /dev."""
+    is_block: bool = False
+    """Of which kind the number is."""
 
     def __str__(self) -> str:
         return self.path
@@ -60,18 +67,23 @@ class FileHolders:
     """By process and node."""
     unread: Mapping[int, str]
     """Processes whose open files cannot be read, with the reason."""
+    unsearched: int = 0
+    """Processes whose open files were not all read in time."""
+
+
+class _LateError(Exception):
+    """The time for the search is over."""
 
 
 def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, why: str = "") -> None:
     """Reject a driver change while a process uses the device; RetryableError names the process, or why it is unknown.
 
-    `why` starts the message: "it is in mode SPX and in use".
+    `why` starts the message: "it is in mode SPX and in use". It takes at most SEARCH_TIMEOUT_S, and a little for the
+    file that is read then.
     """
     prefix = f"{why}: " if why else ""
     holders = processes_holding(host, nodes)
-    if holders.found:
-        named = "; ".join(map(str, holders.found[:5]))
-        raise RetryableError(prefix + named, where=where, hint="stop them; the agent retries")
+    refuse_holders(holders, where, prefix)
     hidden = hidden_processes_reason(host) if nodes else ""
     if not hidden and holders.unread:
         pid, reason = min(holders.unread.items())
@@ -81,23 +93,50 @@ def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, why: str
         raise RetryableError(prefix + message, where=where, hint=TODO)
 
 
+def refuse_holders(holders: FileHolders, where: str, prefix: str = "") -> None:
+    """Raise RetryableError for processes that have a node open, or that were not searched in time."""
+    if holders.found:
+        named = "; ".join(map(str, holders.found[:5]))
+        raise RetryableError(prefix + named, where=where, hint="stop them; the agent retries")
+    if holders.unsearched:
+        number = "1 process" if holders.unsearched == 1 else f"{holders.unsearched} processes"
+        raise RetryableError(
+            f"{prefix}cannot determine if it is in use: the agent has not read the open files of {number} within "
+            f"{SEARCH_TIMEOUT_S:g} s",
+            where=where,
+            hint="end processes with very many threads or open files; the agent retries",
+        )
+
+
 def processes_holding(host: Host, nodes: Iterable[DeviceNode]) -> FileHolders:
     """Return the processes that have one of the nodes open, by any path, except for the agent."""
     node_by_identity = {identity: node.path for node in nodes for identity in _identities(host, node)}
     found: list[FileHolder] = []
     unread: dict[int, str] = {}
-    for pid in sorted(process_ids(host.proc)) if node_by_identity else ():
+    pids = sorted(process_ids(host.proc)) if node_by_identity else []
+    deadline = Deadline.of(SEARCH_TIMEOUT_S)
+    for number, pid in enumerate(pids):
         if pid == os.getpid():
             continue
+        opened: set[str] = set()
         try:
-            opened = {node_by_identity[one] for one in _open_files(host.proc, pid) if one in node_by_identity}
+            for one in _open_files(host.proc, pid, deadline):
+                if one in node_by_identity:
+                    opened.add(node_by_identity[one])
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has exited
+        except _LateError:
+            found += _holders(host, pid, opened)
+            return FileHolders(found, unread, len(pids) - number)
         except OSError as error:
             unread[pid] = error.strerror or str(error)
             continue
-        found += [FileHolder(pid, _name(host.proc / str(pid)), node) for node in sorted(opened)]
+        found += _holders(host, pid, opened)
     return FileHolders(found, unread)
+
+
+def _holders(host: Host, pid: int, nodes: Iterable[str]) -> list[FileHolder]:
+    return [FileHolder(pid, _name(host.proc / str(pid)), node) for node in sorted(nodes)]
 
 
 def nodes_of(host: Host, address: str, minor: str | None = None) -> list[DeviceNode]:
@@ -123,7 +162,7 @@ def class_node(host: Host, class_: str, name: str, path: str) -> DeviceNode:
     number = None
     with suppress(OSError):
         number = _number(*(host.sysfs / "class" / class_ / name / "dev").read_text().strip().partition(":")[::2])
-    return DeviceNode(path, number)
+    return DeviceNode(path, number, class_ == _BLOCK)
 
 
 def _number(major: str, minor: str) -> tuple[int, int] | None:
@@ -137,28 +176,38 @@ def _uevent_nodes(uevent: Path) -> list[DeviceNode]:
         return []
     values = dict(line.partition("=")[::2] for line in lines)
     number = _number(values.get("MAJOR", ""), values.get("MINOR", ""))
-    return [DeviceNode(f"/dev/{values['DEVNAME']}", number)] if "DEVNAME" in values else []
+    is_block = (uevent.parent / "subsystem").resolve().name == _BLOCK
+    return [DeviceNode(f"/dev/{values['DEVNAME']}", number, is_block)] if "DEVNAME" in values else []
 
 
 def _identities(host: Host, node: DeviceNode) -> set[FileIdentity]:
     """Return what an open file of the node can be; NVIDIA's driver may have its nodes in another directory."""
-    found = {device_identity(*node.number)} if node.number is not None else set()
+    found = {device_identity(*node.number, is_block=node.is_block)} if node.number is not None else set()
     for path in (host.dev_path(node.path), host.driver_node(node.path)):
         with suppress(OSError):
             found.add(identity_of(path))
     return found
 
 
-def _open_files(proc: Path, pid: int) -> Iterable[FileIdentity]:
-    for table in file_tables(proc, pid):
+def _open_files(proc: Path, pid: int, deadline: Deadline) -> Iterable[FileIdentity]:
+    """Yield what a process has open. Raises _LateError after the deadline."""
+
+    def check() -> None:
+        if not deadline.remaining():
+            raise _LateError
+
+    check()
+    for table in file_tables(proc, pid, check):
         try:
-            files = list((table / "fd").iterdir())
+            with os.scandir(table / "fd") as files:
+                for file in files:
+                    check()
+                    # Closed meanwhile, or on a file system that is not for root (FUSE) or does not respond: no device
+                    # node.
+                    with suppress(OSError):
+                        yield identity_of(Path(file.path))
         except (FileNotFoundError, ProcessLookupError):
             continue  # this thread has ended
-        for file in files:
-            # Closed meanwhile, or on a file system that is not for root (FUSE) or does not respond: no device node.
-            with suppress(OSError):
-                yield identity_of(file)
 
 
 def _name(process: Path) -> str:

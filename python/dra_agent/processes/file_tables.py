@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
@@ -17,28 +17,35 @@ _KCMP_FILES = 2
 _SAME, _LESS = 0, 1
 
 
-def file_tables(proc: Path, pid: int) -> Iterator[Path]:
+def file_tables(proc: Path, pid: int, each_thread: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Return a directory with `fd` and `fdinfo` for each table of a process, the first thread's first.
 
     Where the kernel does not compare tables, each thread counts as having its own. A thread that starts meanwhile may
     be missed.
+
+    Arguments:
+        proc: The directory of processes.
+        pid: The process.
+        each_thread: Called for each further thread before its table is compared; an exception of it ends the search.
 
     Raises:
         OSError: The process has exited (FileNotFoundError, ProcessLookupError), or its threads cannot be listed.
     """
     process = proc / str(pid)
     yield process
-    try:
-        threads = [int(name) for name in os.listdir(process / "task") if name.isdecimal()]  # noqa: PTH208 - names only
-    except FileNotFoundError:
-        if process.is_dir():
-            return  # a simulated process has no threads
-        raise
     tables = _Tables(is_real=proc == Path("/proc"))
     tables.add(pid)
-    for thread in sorted(threads):
-        if thread != pid and tables.add(thread):
-            yield process / "task" / str(thread)
+    try:
+        with os.scandir(process / "task") as threads:
+            for thread in threads:
+                if thread.name.isdecimal() and thread.name != str(pid):
+                    each_thread()
+                    if tables.add(int(thread.name)):
+                        yield process / "task" / thread.name
+    except FileNotFoundError:
+        if not process.is_dir():
+            raise
+        # a simulated process has no threads
 
 
 class _Tables:

@@ -1,4 +1,4 @@
-"""What an open file is: a device by its number, any other by its inode.
+"""What an open file is: a device by its kind and number, any other by its inode.
 
 The path of a device node does not matter: a container has nodes of the same device elsewhere.
 """
@@ -27,16 +27,16 @@ _DEVICES = struct.Struct("=128xIIII")
 class FileIdentity(NamedTuple):
     """Equal for two paths of one device, or of one file."""
 
-    kind: Literal["device", "file"]
-    """"device": a character device. A file represents a device node on a simulated host."""
+    kind: Literal["character", "block", "file"]
+    """Character and block devices have separate numbers. A file represents a device node on a simulated host."""
     device: int
     """The number of the device, or of the file system."""
     inode: int = 0
 
 
-def device_identity(major: int, minor: int) -> FileIdentity:
-    """Return the identity of a character device."""
-    return FileIdentity("device", os.makedev(major, minor))
+def device_identity(major: int, minor: int, *, is_block: bool = False) -> FileIdentity:
+    """Return the identity of a character device, or of a block device."""
+    return FileIdentity("block" if is_block else "character", os.makedev(major, minor))
 
 
 def identity_of(path: Path) -> FileIdentity:
@@ -52,8 +52,9 @@ def identity_of(path: Path) -> FileIdentity:
         raise OSError(number, os.strerror(number), str(path))
     content = buffer.raw
     major, minor, file_system_major, file_system_minor = _DEVICES.unpack_from(content)
-    if stat.S_ISCHR(_MODE.unpack_from(content)[0]):
-        return device_identity(major, minor)
+    (mode,) = _MODE.unpack_from(content)
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return device_identity(major, minor, is_block=stat.S_ISBLK(mode))
     file_system = os.makedev(file_system_major, file_system_minor)
     return FileIdentity("file", file_system, _INODE.unpack_from(content)[0])
 

@@ -192,7 +192,8 @@ def _is_there(path: str, entry: File | Link | Node) -> bool:
         case Link(target):
             return stat.S_ISLNK(status.st_mode) and os.readlink(path) == target  # noqa: PTH115
         case Node(major, minor):
-            return stat.S_ISREG(status.st_mode) or status.st_rdev == os.makedev(major, minor)
+            is_node = stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(major, minor)
+            return is_node or stat.S_ISREG(status.st_mode)
 
 
 def _read(path: str, size: int) -> bytes:

@@ -18,8 +18,12 @@ from dra_agent.processes.file_tables import file_tables
 MAX_FDINFO_BYTES = 16 << 10
 """Bytes of one file; xe writes about 1 KiB."""
 MAX_PROCESSES = 1024
+"""Of one pod. Each further table of open files of a process counts as a process. What a pod has more leaves the claims
+of other pods known."""
+MAX_THREADS = 65_536
+"""Of the processes of one pod: each is compared with others, to find further tables."""
 MAX_FILES = 16_384
-"""Open files of the processes of one pod. What a pod opens more leaves the claims of other pods known."""
+"""Open files of the processes of one pod."""
 COMPUTING = {
     "amdgpu": frozenset({"gfx", "compute"}),
     "i915": frozenset({"render", "compute"}),
@@ -109,6 +113,7 @@ class DrmReader:
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._processes: Counter[str] = Counter()
+        self._threads: Counter[str] = Counter()
         self._files: Counter[str] = Counter()
 
     def clients(self, pid: int, pod: str) -> list[Client]:
@@ -121,17 +126,22 @@ class DrmReader:
             UncountedError: Its driver does not count by client, or it is beyond the limits.
             ValueError: A file is not in the format.
         """
-        self._processes[pod] += 1
-        if self._processes[pod] > MAX_PROCESSES:
-            raise UncountedError(f"its pod has more than {MAX_PROCESSES} processes")
         found = []
-        for table in file_tables(self._proc, pid):
+        for table in file_tables(self._proc, pid, lambda: self._count_thread(pod)):
+            self._processes[pod] += 1
+            if self._processes[pod] > MAX_PROCESSES:
+                raise UncountedError(f"its pod has more than {MAX_PROCESSES} processes and threads with own files")
             try:
                 found += self._clients_in(table, pod)
             except (FileNotFoundError, ProcessLookupError):
                 if table.name == str(pid):
                     raise
         return found
+
+    def _count_thread(self, pod: str) -> None:
+        self._threads[pod] += 1
+        if self._threads[pod] > MAX_THREADS:
+            raise UncountedError(f"the processes of its pod have more than {MAX_THREADS} threads")
 
     def _clients_in(self, table: Path, pod: str) -> list[Client]:
         found = []

@@ -103,6 +103,8 @@ class UsageReader:
                 if user_pids is None:
                     nodes = nodes_of(self._host, device.pci_address)
                     holders = processes_holding(self._host, nodes)
+                    if holders.unsearched:
+                        raise UnknownOwnerError(f"open files of {holders.unsearched} processes were not read in time")
                     user_pids = {*(holder.pid for holder in holders.found), *holders.unread}
                 if pid in user_pids:
                     raise UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")

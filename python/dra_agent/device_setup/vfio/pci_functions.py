@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_agent.device_setup.open_files import class_node, nodes_of, processes_holding, require_unused
+from dra_agent.device_setup.open_files import class_node, nodes_of, processes_holding, refuse_holders, require_unused
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -169,5 +169,4 @@ def require_released(functions: PciFunctions, host: Host, address: str, where: s
     nodes = nodes_of(host, address)
     if group is not None:
         nodes.append(class_node(host, "vfio", str(group), f"/dev/vfio/{group}"))
-    if users := processes_holding(host, nodes).found:
-        raise RetryableError("; ".join(map(str, users[:5])), where=where, hint="stop them; the agent retries")
+    refuse_holders(processes_holding(host, nodes), where)
