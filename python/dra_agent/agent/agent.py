@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
-from dra_agent.agent.closing import close_on_thread
-from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
+from dra_agent.agent.closing import ClosingStack
+from dra_agent.agent.config import SIMULATED_CDI, Config
 from dra_agent.agent.device_state import DeviceState, boot_id
 from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
@@ -34,6 +34,9 @@ from dra_agent.agent.liveness import (
     Notifier,
 )
 from dra_agent.agent.mode import Mode
+from dra_agent.agent.observability import Observability
+from dra_agent.agent.parts import Parts
+from dra_agent.agent.readiness import Readiness
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.agent.reload import Reload
 from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_leftovers
@@ -41,11 +44,10 @@ from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.errors import AgentError, RetryableError
-from dra_agent.health.monitor import Monitor, Summary
+from dra_agent.errors import RetryableError
+from dra_agent.health.monitor import Monitor
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.host import Host
-from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.malloc import limit_free_memory
 from dra_agent.prepare import Preparer
@@ -59,11 +61,7 @@ from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.signals.detection import select_sources
 
 if TYPE_CHECKING:
-    from dra_agent.agent.otlp_export import OtlpExport
-    from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.device_setup.notice.directory import NoticeDirectory
-    from dra_agent.metrics.registry import Metrics
-    from dra_agent.telemetry.claim_pods import ClaimPods
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +91,15 @@ class Agent:
         self._stop = asyncio.Event()
         self._second_stop = False
         self._stop_is_delayed = False
-        self._hardware: DeviceState | None = None
-        self._ledger: JournalLedger | None = None
-        self._specs: SpecDirectory | None = None
-        self._mode: Mode | None = None
-        self._claim_pods: ClaimPods | None = None
-        self._otlp: OtlpExport | None = None
-        self._reclaim: ReclaimRuntime | None = None
+        self._parts = Parts()
+        self._readiness = Readiness(self._parts, self._liveness)
         self._is_newest: Callable[[], bool] = lambda: True
         """True for the newest running agent, which does the local work."""
         self._leadership = Leadership(None)
         """Which agent writes to the API server."""
-        self._not_ready = "starting"
-        self._hung_calls: list[str] = []
+        self._closing = ClosingStack(AsyncExitStack())
+        self._observability = Observability(config, self._parts, reload, self._liveness, self._readiness, self._closing)
+        self._start_hung = False
         self._started_at = time.monotonic()
         self._thread: MonitoredThread | None = None
         """The thread of the hardware, once devices are served."""
@@ -116,7 +110,7 @@ class Agent:
         While a notice is active and claims are not released, it continues until they are; a second signal ends it.
         """
         limit_free_memory()
-        async with AsyncExitStack() as stack:
+        async with self._closing.stack as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()
             self._reload.follow(lambda config: self._apply_from_thread(loop, config))
@@ -136,8 +130,8 @@ class Agent:
                 await self._run_until_stopped()
             else:
                 log.warning("stopped during the start")
-                self._hung_calls.append("the start")
-            self._not_ready = "stopping"
+                self._start_hung = True
+            self._readiness.not_ready = "stopping"
             self._notifier.send(STOPPING)
             log.info("stopping; prepared claims stay prepared")
         log.info("stopped")
@@ -151,7 +145,10 @@ class Agent:
     @property
     def hung_calls(self) -> list[str]:
         """Calls that are pending on worker threads, such as those of a library that hangs."""
-        return self._hung_calls + self._liveness.busy() + (self._mode.hung_calls if self._mode is not None else [])
+        mode = self._parts.mode
+        hung = ["the start"] if self._start_hung else []
+        hung += self._closing.left_behind + self._liveness.busy()
+        return hung + (mode.hung_calls if mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
@@ -177,13 +174,13 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(DaemonExecutor(MAX_WORKER_THREADS, "worker"))
         thread = MonitoredThread("hardware", self._liveness)
         stack.callback(thread.shutdown)
-        metrics = self._serve(stack)
-        mode = self._choose(stack, thread, metrics)
+        self._observability.serve()
+        mode = self._choose(stack, thread)
         msgspec_warmup.build_decoders()
         await mode.open()
         host = await thread.run("building the simulated host", 60.0, lambda: agent_host(config))
         # Before the scan of devices, which may take long: a notice does not wait for it.
-        reclaim = self._reclaim = ReclaimRuntime(
+        reclaim = self._parts.reclaim = ReclaimRuntime(
             config.reclaim,
             _signal_sources(config.reclaim, host, mode),
             config.state_dir,
@@ -197,7 +194,7 @@ class Agent:
         stack.push_async_callback(reclaim.stop)
         await reclaim.start()
         await thread.run("removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
-        ledger = self._ledger = await thread.run(
+        ledger = self._parts.ledger = await thread.run(
             "opening the ledger",
             60.0,
             lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
@@ -215,7 +212,7 @@ class Agent:
             log.error("the ledger was damaged", extra={"problem": problem})
         if ledger.report.not_writable:
             log.error("nothing can be recorded in the ledger", extra={"reason": ledger.report.not_writable})
-        hardware = self._hardware = await thread.run(
+        hardware = self._parts.hardware = await thread.run(
             "reading the host",
             120.0,
             lambda: DeviceState(
@@ -228,9 +225,9 @@ class Agent:
                 computes_slices=config.standalone,
             ),
         )
-        stack.push_async_callback(self._close, "the hardware", hardware.close)
+        self._closing.add("the hardware", hardware.close)
         setups = self._setups(hardware, reclaim.notices)
-        preparer = self._preparer(ledger, hardware, metrics, setups, ownership)
+        preparer = self._preparer(ledger, hardware, setups, ownership)
         for problem in await thread.run(
             "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
         ):
@@ -247,7 +244,7 @@ class Agent:
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
-        await self._sample(stack, hardware, ledger, metrics)
+        await self._observability.sample(hardware, ledger, self._is_newest)
         self._thread = thread
         if self._unapplied is not None:
             await self._apply(self._unapplied)
@@ -257,129 +254,6 @@ class Agent:
         stack.callback(housekeeping.stop)
         housekeeping.start()
 
-    def _serve(self, stack: AsyncExitStack) -> Metrics | None:
-        """Serve and export metrics as configured; returns the metrics of requests, None if none are wanted."""
-        if self._config.health_address:
-            from dra_agent.metrics.http_server import HttpServer
-
-            health = HttpServer(
-                listen_address(self._config.health_address),
-                healthy=self._liveness.failures,
-                ready=self._unready,
-                flag="--health-address",
-            )
-            health.start()
-            stack.push_async_callback(self._close, "the HTTP server of probes", health.close)
-            log.info("answering probes", extra={"probes": health.port})
-        if self._config.otlp.endpoint:
-            from dra_agent.agent.otlp_export import OtlpExport
-
-            self._otlp = OtlpExport(self._config)
-        if not self._config.metrics_address and self._otlp is None:
-            return None
-        from dra_agent.metrics.allocatable import AllocatableTracker
-        from dra_agent.metrics.config import ConfigMetrics
-        from dra_agent.metrics.registry import Metrics
-        from dra_agent.metrics.snapshot import MetricsSnapshot, collect
-
-        tracker = AllocatableTracker()
-
-        def read() -> MetricsSnapshot:
-            hardware, reclaim = self._hardware, self._reclaim
-            return collect(
-                self._config.state_dir,
-                self._config.node,
-                inventory=Inventory() if hardware is None else hardware.inventory,
-                health=Summary() if hardware is None else hardware.monitor.summary,
-                ledger=self._ledger,
-                reclaim=None if reclaim is None else reclaim.service,
-                tracker=tracker,
-                driver=self._config.driver_name,
-            )
-
-        metrics = Metrics(read)
-        metrics.add(ConfigMetrics(self._configuration))
-        if self._otlp is not None:
-            self._otlp.start(metrics, lambda: [] if self._ledger is None else self._ledger.entries())
-            stack.push_async_callback(self._close, "the export to OpenTelemetry", self._otlp.stop)
-        if self._config.metrics_address:
-            self._serve_metrics(stack, metrics)
-        return metrics
-
-    def _serve_metrics(self, stack: AsyncExitStack, metrics: Metrics) -> None:
-        from dra_agent.metrics.access import EndpointAccess
-        from dra_agent.metrics.http_server import HttpServer
-
-        config = self._config
-        access = EndpointAccess(config.metrics_tls_cert, config.metrics_tls_key, config.metrics_token_file)
-        server = HttpServer(
-            listen_address(config.metrics_address),
-            render=metrics.render,
-            healthy=self._liveness.failures,
-            ready=self._unready,
-            access=access,
-        )
-        server.start()
-        stack.push_async_callback(self._close, "the HTTP server of metrics", server.close)
-        log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
-
-    async def _sample(
-        self, stack: AsyncExitStack, hardware: DeviceState, ledger: JournalLedger, metrics: Metrics | None
-    ) -> None:
-        """Start telemetry if it is configured; else nothing of it is imported."""
-        config = self._config
-        if not config.telemetry.interval:
-            return
-        from dra_agent.telemetry.control import TelemetryServer
-        from dra_agent.telemetry.sampler import Sampler
-
-        sampler = Sampler(
-            hardware.host,
-            config.state_dir,
-            boot_id(hardware.host.proc),
-            config.telemetry.interval,
-            inventory=lambda: hardware.inventory,
-            xids=lambda: hardware.monitor.xids,
-            entries=ledger.entries,
-            pods=dict if self._claim_pods is None else self._claim_pods.uids,
-            standalone=config.standalone,
-            is_newest=self._is_newest,
-        )
-        if metrics is not None:
-            from dra_agent.metrics.telemetry import TelemetryMetrics
-
-            metrics.add(
-                TelemetryMetrics(
-                    sampler.snapshot,
-                    lambda: hardware.inventory,
-                    config.node,
-                    lambda: {entry.uid for entry in ledger.entries() if entry.state == "completed"},
-                    claim_labels=config.names_claims_in_metrics,
-                    pods=self._claim_pods if config.telemetry.claim_pods else None,
-                    containers=self._list_containers(stack, ledger),
-                )
-            )
-        stack.push_async_callback(self._close, "telemetry", sampler.stop)
-        sampler.start()
-        server = TelemetryServer(
-            config.state_dir,
-            config.node,
-            config.telemetry.interval,
-            sampler.snapshot,
-            lambda: hardware.inventory,
-            ledger.entries,
-        )
-        stack.push_async_callback(server.stop)
-        try:
-            await server.start()
-        except AgentError as error:
-            # Metrics still have the values, and claims are served.
-            log.error("`dra-agent top` cannot reach the agent", extra={"reason": str(error)})
-
-    async def _close(self, name: str, close: Callable[[], None]) -> None:
-        if not await close_on_thread(name, close):
-            self._hung_calls.append(f"closing {name}")
-
     def _monitor(self, host: Host) -> Monitor:
         config = self._config
         return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, boot_id(host.proc)))
@@ -388,10 +262,6 @@ class Agent:
         from dra_agent.agent.setup_registry import vendor_setups
 
         return vendor_setups(self._config, hardware.host, hardware.mode_changes, notices)
-
-    def _configuration(self) -> tuple[bool, float, int]:
-        status = self._reload.status
-        return status.successful, status.loaded_at, status.checksum
 
     def _apply_from_thread(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
         """Apply it on the event loop, and wait; raises AgentError if nothing was applied."""
@@ -404,13 +274,13 @@ class Agent:
 
     async def _apply(self, config: Config) -> None:
         """Apply the reloadable keys; claims that are being prepared keep their devices."""
-        if self._hardware is None or self._thread is None or self._mode is None or self._reclaim is None:
+        hardware, mode, reclaim = self._parts.hardware, self._parts.mode, self._parts.reclaim
+        if hardware is None or self._thread is None or mode is None or reclaim is None:
             self._unapplied = config
             return
-        hardware, reclaim = self._hardware, self._reclaim
         # Before anything is applied, because an invalid configuration of a source is refused.
-        sources = _signal_sources(config.reclaim, hardware.host, self._mode)
-        if not self._not_ready:
+        sources = _signal_sources(config.reclaim, hardware.host, mode)
+        if not self._readiness.not_ready:
             # sd_notify(3): the service is shown as reloading until READY=1.
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
@@ -423,7 +293,7 @@ class Agent:
         finally:
             self._notify_status(READY)
         if change:
-            self._mode.devices_changed()
+            mode.devices_changed()
 
     async def _supervise_daemons(
         self,
@@ -454,7 +324,6 @@ class Agent:
         self,
         ledger: JournalLedger,
         hardware: DeviceState,
-        metrics: Metrics | None,
         setups: tuple[DeviceSetup, ...],
         ownership: Ownership,
     ) -> Preparer:
@@ -465,11 +334,12 @@ class Agent:
         config = self._config
         shared_as = self._shared_as
         edit_providers = vendor_edits(hardware.host)
-        specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
+        specs = self._parts.specs = SpecDirectory(config.cdi_dir, config.driver_name)
         if why := specs.unwritable():
             log.error("claims cannot be prepared", extra={"reason": why})
         self._liveness.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
+        metrics = self._observability.metrics
         observe_phase = (lambda phase, seconds: None) if metrics is None else metrics.observe_phase
         return Preparer(
             config.driver_name,
@@ -485,58 +355,39 @@ class Agent:
             observe_phase=observe_phase,
         )
 
-    def _choose(self, stack: AsyncExitStack, thread: MonitoredThread, metrics: Metrics | None) -> Mode:
+    def _choose(self, stack: AsyncExitStack, thread: MonitoredThread) -> Mode:
         mode: Mode
-        tracer = None if self._otlp is None else self._otlp.tracer
+        reports = self._observability
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config, self._liveness, metrics, self._reload, tracer)
+            mode = StandaloneMode(self._config, self._liveness, reports.metrics, self._reload, reports.tracer)
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
-            if self._config.telemetry.interval:
-                from dra_agent.telemetry.claim_pods import ClaimPods
-
-                self._claim_pods = ClaimPods()
             mode = KubernetesMode(
                 self._config,
                 thread,
-                metrics,
+                reports.metrics,
                 liveness=self._liveness,
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
-                claim_pods=self._claim_pods,
-                tracer=tracer,
+                claim_pods=reports.claim_pods,
+                tracer=reports.tracer,
             )
-        self._mode = mode
+        self._parts.mode = mode
         stack.push_async_callback(mode.close)
         return mode
 
-    def _list_containers(
-        self, stack: AsyncExitStack, ledger: JournalLedger
-    ) -> Callable[[], list[tuple[str, str, str, str]]] | None:
-        """Return what lists the containers of prepared claims; None unless they are wanted, and there is a kubelet."""
-        config = self._config
-        if config.standalone or not config.telemetry.claim_containers:
-            return None
-        from dra_agent.kubelet_plugin.pod_resources import ClaimContainers
-
-        containers = ClaimContainers(config.kubelet_dir, config.telemetry.interval)
-        stack.push_async_callback(self._close, "containers of claims", containers.stop)
-        containers.start()
-        return lambda: containers.of(
-            {(entry.namespace, entry.name) for entry in ledger.entries() if entry.state == "completed"}
-        )
-
     def _ready(self, claims: int) -> None:
-        assert self._hardware is not None
+        hardware = self._parts.hardware
+        assert hardware is not None
         # Objects that live as long as the process are excluded from garbage collection.
         gc.collect()
         gc.freeze()
-        self._not_ready = ""
+        self._readiness.not_ready = ""
         self._signals.disable_exit_timer()
-        devices = len(self._hardware.inventory.devices)
+        devices = len(hardware.inventory.devices)
         self._notify_status(READY)
         log.info(
             "ready",
@@ -550,10 +401,11 @@ class Agent:
 
     def _notify_status(self, *states: str) -> None:
         """Send the status line and states to the service manager."""
-        if self._hardware is None or self._mode is None or self._not_ready:
+        hardware, mode = self._parts.hardware, self._parts.mode
+        if hardware is None or mode is None or self._readiness.not_ready:
             return
-        devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
-        self._notifier.send(*states, f"STATUS={devices}" + (f", {self._mode.status}" if self._mode.status else ""))
+        devices = f"{len(hardware.inventory.devices)} devices on node {self._config.node}"
+        self._notifier.send(*states, f"STATUS={devices}" + (f", {mode.status}" if mode.status else ""))
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -588,9 +440,10 @@ class Agent:
 
     def _has_claims_to_release(self) -> bool:
         """Return True while claims must be released through this agent before the node is reclaimed."""
-        if self._second_stop or self._mode is None or self._reclaim is None or not self._mode.draining:
+        mode, reclaim = self._parts.mode, self._parts.reclaim
+        if self._second_stop or mode is None or reclaim is None or not mode.draining:
             return False
-        remaining_s = self._reclaim.service.seconds_left
+        remaining_s = reclaim.service.seconds_left
         if remaining_s is not None and remaining_s <= 0:
             return False
         if not self._stop_is_delayed:
@@ -600,16 +453,6 @@ class Agent:
         if remaining_s is not None:
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=releasing claims")
         return True
-
-    def _unready(self) -> list[str]:
-        failures = [self._not_ready] if self._not_ready else []
-        if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
-            failures.append(f"no claim can be recorded: {why}")
-        if self._specs is not None and not self._not_ready and (why := self._specs.unwritable()):
-            failures.append(why)
-        if self._mode is not None:
-            failures += self._mode.failures
-        return failures + self._liveness.failures()
 
 
 def _signal_sources(settings: ReclaimSettings, host: Host, mode: Mode) -> list[SignalSource]:

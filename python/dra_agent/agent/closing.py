@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from dra_agent.daemon_threads import DaemonExecutor
 
@@ -30,3 +31,20 @@ async def close_on_thread(name: str, close: Callable[[], object], *, limit_s: fl
     finally:
         executor.shutdown()
     return True
+
+
+class ClosingStack:
+    """Closes the parts of an agent in reverse order, and names those that were left behind."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        """For parts that are closed on the event loop."""
+        self.left_behind: list[str] = []
+
+    def add(self, name: str, close: Callable[[], object]) -> None:
+        """Close a part on a thread when the stack is unwound."""
+        self.stack.push_async_callback(self._close, name, close)
+
+    async def _close(self, name: str, close: Callable[[], object]) -> None:
+        if not await close_on_thread(name, close):
+            self.left_behind.append(f"closing {name}")

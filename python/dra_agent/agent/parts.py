@@ -1,0 +1,32 @@
+"""The parts of an agent that other parts read; each is None until the start has reached it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dra_agent.agent.device_state import DeviceState
+    from dra_agent.agent.mode import Mode
+    from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
+    from dra_agent.reclaim.runtime import ReclaimRuntime
+
+
+@dataclass
+class Parts:
+    """Set by `Agent` during its start, in this order."""
+
+    mode: Mode | None = None
+    reclaim: ReclaimRuntime | None = None
+    ledger: JournalLedger | None = None
+    hardware: DeviceState | None = None
+    specs: SpecDirectory | None = None
+
+    def entries(self) -> list[LedgerEntry]:
+        """Return the claims in the ledger."""
+        return [] if self.ledger is None else self.ledger.entries()
+
+    def prepared(self) -> list[LedgerEntry]:
+        """Return the claims that are prepared."""
+        return [entry for entry in self.entries() if entry.state == "completed"]
