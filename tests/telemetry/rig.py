@@ -15,7 +15,7 @@ from dra_agent.metrics.snapshot import MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
-from dra_agent.telemetry.sampler import Sampler
+from dra_agent.telemetry.sampler import DEVICE_TIMEOUT_S, Sampler
 from dra_agent.topology import LiveTopology
 
 INTERVAL_S = 10.0
@@ -63,6 +63,7 @@ class Rig:
         self.now_s = 1000.0
         self.boot_id = "boot-1"
         self.interval_s = INTERVAL_S
+        self.device_timeout_s = DEVICE_TIMEOUT_S
         self.xids: dict[str, int] = {}
         self.pods: dict[str, frozenset[str]] = {}
         """UIDs of the pods by UID of their claim."""
@@ -95,6 +96,7 @@ class Rig:
             xids=lambda: dict(self.xids),
             pods=lambda: dict(self.pods),
             now=lambda: self.now_s,
+            device_timeout_s=self.device_timeout_s,
         )
 
     def sample(self, after_s: float = INTERVAL_S) -> None:
