@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import socket
+import struct
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dra_agent.inventory import addresses as module
 from dra_agent.inventory.addresses import addresses
 from eventually import eventually
 
@@ -44,7 +49,10 @@ def test_an_interface_has_the_addresses_that_others_see() -> None:
         mac, before = mac_of(name), theirs(name)
         if mac is None:
             return True
-        ours = {address.partition("/")[0] for address in addresses(name, mac)}
+        try:
+            ours = {address.partition("/")[0] for address in addresses(name, mac)}
+        except OSError:
+            return False
         return ours == before or (mac, before) != (mac_of(name), theirs(name))
 
     compared = 0
@@ -57,6 +65,36 @@ def test_an_interface_has_the_addresses_that_others_see() -> None:
 
 def test_a_missing_interface_has_none() -> None:
     assert addresses("no-such-if", "02:00:00:00:00:01") == ()
+
+
+def test_an_error_of_the_kernel_is_not_an_interface_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RTM_GETADDR", 0x7FF)  # the kernel knows no such request
+    with pytest.raises(OSError, match=r"not supported") as refused:
+        addresses("lo", "00:00:00:00:00:00")
+    assert refused.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize(
+    ("message", "number"),
+    [
+        (struct.pack("=IHHII", 16, 3, 0x10, 1, 0), errno.EINTR),
+        (struct.pack("=IHHII", 4, 20, 0, 1, 0), errno.EBADMSG),
+    ],
+    ids=["changed meanwhile", "damaged"],
+)
+def test_an_incomplete_response_is_an_error(monkeypatch: pytest.MonkeyPatch, message: bytes, number: int) -> None:
+    kernel, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    kernel.send(message)
+    socket_ = socket.socket
+
+    def connect(family: int, *arguments: int) -> socket.socket:
+        return agent if family == socket.AF_NETLINK else socket_(family, *arguments)
+
+    with kernel, agent:
+        monkeypatch.setattr(socket, "socket", connect)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))) as failed:
+            addresses("lo", "00:00:00:00:00:00")
+    assert failed.value.errno == number
 
 
 def test_an_interface_of_that_name_in_another_namespace_is_another_one() -> None:

@@ -90,4 +90,11 @@ def _addresses_of(host: Host) -> Callable[[str, str], Sequence[str]]:
     """Only interfaces of this host's network namespace can be read, not those of a simulated host."""
     if host.sysfs != Path("/sys") or host.net is not None:
         return lambda interface, hardware_address: ()
-    return addresses
+
+    def read(interface: str, hardware_address: str) -> Sequence[str]:
+        try:
+            return addresses(interface, hardware_address)
+        except OSError:  # the condition of the device is reported without them
+            return ()
+
+    return read

@@ -5,7 +5,9 @@ Without pyroute2, which costs more memory than the rest of the agent; a process 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 import struct
 
@@ -14,7 +16,7 @@ from dra_agent.inventory.uplink import is_of_device
 _NETLINK_ROUTE = 0
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_REQUEST, _DUMP = 0x1, 0x300
+_REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SCOPE_LINK = 253
 """Link-local and host addresses have this scope or a narrower one; other hosts cannot use them."""
@@ -23,23 +25,25 @@ _PERMANENT = 0x80
 _HEADER = struct.Struct("=IHHII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
+_ERROR = struct.Struct("=i")
 _TIMEOUT_S = 2.0
 
 
 def addresses(interface: str, hardware_address: str, *, permanent: bool = False) -> tuple[str, ...]:
-    """Return an interface's addresses in CIDR notation ("192.0.2.5/24"); empty if it or a response is missing.
+    """Return an interface's addresses in CIDR notation ("192.0.2.5/24"); OSError if the kernel does not return all.
 
     `permanent`: without addresses that expire (DHCP, SLAAC).
 
-    Also None if the agent has a separate network namespace: there, an interface of that name is another one.
+    Empty if it is missing, or the agent has a separate network namespace: there, an interface of that name is another
+    one.
     """
     if not is_of_device(interface, hardware_address):
         return ()
+    index = socket.if_nametoindex(interface)
     try:
-        index = socket.if_nametoindex(interface)
         return _dump(index, _PERMANENT if permanent else 0)
-    except (OSError, struct.error, ValueError):
-        return ()
+    except (struct.error, ValueError) as error:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG)) from error
 
 
 def _dump(index: int, flags: int) -> tuple[str, ...]:
@@ -51,8 +55,15 @@ def _dump(index: int, flags: int) -> tuple[str, ...]:
         while True:
             data = link.recv(1 << 16)
             while len(data) >= _HEADER.size:
-                length, kind, *_ = _HEADER.unpack_from(data)
-                if kind in {_NLMSG_DONE, _NLMSG_ERROR} or length < _HEADER.size:
+                length, kind, state, *_ = _HEADER.unpack_from(data)
+                if length < _HEADER.size:
+                    raise ValueError(length)
+                if kind == _NLMSG_ERROR:
+                    number = -_ERROR.unpack_from(data, _HEADER.size)[0]
+                    raise OSError(number, os.strerror(number))
+                if state & _INTERRUPTED:  # addresses changed between two parts, and one may be missing
+                    raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+                if kind == _NLMSG_DONE:
                     return tuple(found)
                 if kind == _RTM_NEWADDR and (address := _read(data[_HEADER.size : length], index, flags)):
                     found.append(address)

@@ -156,9 +156,9 @@ class NicSetup:
         try:
             mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
             hardware = self._interfaces.hardware_address(ifname)
+            given = addresses(ifname, hardware, permanent=True) if desired.name is not None else ()
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be read: {error}", where=f"device {device}") from error
-        given = addresses(ifname, hardware, permanent=True) if desired.name is not None else ()
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
         link = self._describe(ifname, hardware) if desired.name is not None else None
