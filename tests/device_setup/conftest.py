@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from device_setup.hung import patience
+from device_setup.hung import no_haste, patience
 
-__all__ = ["patience"]
+__all__ = ["no_haste", "patience"]

@@ -12,6 +12,15 @@ from eventually import DEADLINE_S, POLL_INTERVAL_S
 
 
 @pytest.fixture
+def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which nothing hangs: no process is abandoned because it starts slowly, nor its later runs."""
+    monkeypatch.setattr("dra_agent.device_setup.rtnetlink.TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr("dra_agent.device_setup.sysfs_writer.TIMEOUT_S", DEADLINE_S)
+    for module in ("mover", "setup"):
+        monkeypatch.setattr(f"dra_agent.device_setup.net.{module}.SETUP_TIMEOUT_S", DEADLINE_S)
+
+
+@pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the deadline of accesses: it passes as soon as one hangs in the simulated kernel."""
     hanging: set[threading.Thread] = set()

@@ -16,9 +16,9 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
-from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
+from dra_agent.device_setup.rtnetlink import TIMEOUT_S as QUERY_TIMEOUT_S
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -26,6 +26,11 @@ from dra_agent.prepare.config import ConfigurationError, decode
 from dra_agent.prepare.setup import API_VERSION, DeviceSetup, SetupDevice, UnsuitableError
 
 ADDRESS = "0000:31:00.0"
+
+
+@pytest.fixture(autouse=True)
+def every_test_has_time(no_haste: None) -> None:
+    """A machine that runs many tests takes seconds to start a process."""
 
 
 def want(**interface: Any) -> NicConfig:
@@ -267,7 +272,10 @@ sys.path[:0] = {path!r}
 from dra_agent.host import Host
 from deadlines import a_minute
 from device_setup.test_net import ADDRESS, given, nic, want
+from dra_agent.device_setup import rtnetlink, sysfs_writer
 from dra_agent.device_setup.net import NicSetup
+from eventually import DEADLINE_S
+rtnetlink.TIMEOUT_S = sysfs_writer.TIMEOUT_S = DEADLINE_S
 
 def ip(*words): subprocess.run(["ip", *words], check=True)
 subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
@@ -306,7 +314,20 @@ def test_patience_fits_into_the_kubelets() -> None:
     assert net.RETURN_TIMEOUT_S < 45 / 2
 
 
+def test_addresses_that_cannot_be_read_are_not_lost(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move removes them, and only those that are recorded are added again."""
+
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(net, "addresses", refuse)
+    with pytest.raises(RetryableError, match="ens1 cannot be read: .*Too many open files"):
+        tree.agent().set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    assert tree.agent().noted("a") == []
+    tree.agent().set_up("a", given(nic()), want(mtu=9000), None, a_minute())  # without a move they stay
+
+
 def test_a_hook_has_its_answer_before_it_gives_up() -> None:
     source = (Path(__file__).parents[2] / "rust/hook/src/agent_client.rs").read_text()
     patience = re.search(r"exchange: Duration::from_secs\((\d+)\)", source)
-    assert patience and int(patience[1]) > net.RETURN_TIMEOUT_S + rtnetlink.TIMEOUT_S
+    assert patience and int(patience[1]) > net.RETURN_TIMEOUT_S + QUERY_TIMEOUT_S

@@ -86,6 +86,7 @@ MODULES = (
     "dra_agent.topology.tree",
     "preloaded.children",
     "pynvml",
+    "pyroute2",
     "rich.console",
     "rich.table",
     "rich.tree",

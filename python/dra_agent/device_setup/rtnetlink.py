@@ -118,13 +118,13 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     link: Link | None = None
 
 
-def query(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
+def query(request: MoveRequest | RestoreRequest | Describe | Reset) -> NetResult:
     """Run the process and return its result; raises RetryableError if it fails or times out."""
     files = (request.network,) if isinstance(request, MoveRequest) else ()
     hint = "check the kernel log (dmesg); the agent retries"
     data = msgspec.json.encode(request)
     return netlink.query_subprocess(
-        "dra_agent.device_setup.rtnetlink", NetResult, deadline, hint=hint, stdin=data, files=files
+        "dra_agent.device_setup.rtnetlink", NetResult, TIMEOUT_S, hint=hint, stdin=data, files=files
     )
 
 

@@ -78,10 +78,10 @@ class RealSysfsWriter:
 class TimedWriter:
     """Accesses with a deadline; thread-safe."""
 
-    def __init__(self, kernel: SysfsWriter, deadline: float = TIMEOUT_S) -> None:
-        """`deadline` is in seconds."""
+    def __init__(self, kernel: SysfsWriter, deadline: float | None = None) -> None:
+        """`deadline` is in seconds, `TIMEOUT_S` by default."""
         self._kernel = kernel
-        self._deadline = deadline
+        self._deadline = TIMEOUT_S if deadline is None else deadline
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[threading.Thread, str, str]] = {}
 
