@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,10 +123,11 @@ def test_status_shows_prepared_devices_and_events_refused_claims(
 def test_claim_status_can_be_disabled(
     fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
 ) -> None:
-    process = agent("--no-claim-status")
+    process = agent("--no-claim-status", "--metrics-address", "127.0.0.1:0")
     claim = make_claim(fake_api, "first", gpu(tmp_path))
     assert not call(kubelet_dir, "prepare", claim)[claim[2]].error
-    time.sleep(1.5)
+    metrics = process.get("/metrics")[1]
+    assert "dra_agent_events_written" in metrics and "dra_agent_claim_status" not in metrics
     assert not [request for request in fake_api.requests if request.write and "resourceclaims" in request.path]
     assert not (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").exists()
     assert process.end() == 0

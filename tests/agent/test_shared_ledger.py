@@ -69,12 +69,14 @@ def test_a_blocked_or_unreadable_ledger_is_logged_once(
     own, other = ledgers
 
     async def scenario() -> None:
-        reader = SharedLedger(own, Instances(["theirs"]), interval_s=0.01, timeout_s=0.05)
+        instances = Instances(["theirs"])
+        reader = SharedLedger(own, instances, interval_s=0.01, timeout_s=0.05)
         reader.start()
         try:
             with other.lease():
                 await eventually_async(lambda: "cannot read the ledger records of other agents" in caplog.text)
-                await asyncio.sleep(0.2)  # several further attempts fail without a log line
+                polled = instances.polled
+                await eventually_async(lambda: instances.polled >= polled + 3)  # two attempts fail without a log line
                 # Within the same lease: a second lease could take long enough for another log line.
                 record(other, "claim")
             await eventually_async(lambda: uids(own) == ["claim"])

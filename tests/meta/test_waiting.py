@@ -23,15 +23,9 @@ EXCEPTIONS = {
 }
 
 FIXED_SLEEPS: dict[str, tuple[int, str]] = {
-    "agent/test_conflict_filter.py": (2, "that devices stay published; that a second writer does not start"),
     "agent/test_interfaces.py": (1, "delays a call of the library"),
-    "agent/test_kubernetes_mode.py": (2, "that a started agent sends nothing more; the pace of registrations"),
-    "agent/test_reclaim.py": (1, "that the agent does not cordon the node"),
-    "agent/test_reporting.py": (1, "that a disabled status is not written"),
-    "agent/test_shared_ledger.py": (1, "attempts that fail leave no trace"),
     "agent/test_update_under_load.py": (1, "the pace of claims"),
     "cel/test_budget.py": (1, "counts loop iterations during an evaluation"),
-    "control_socket/test_sockets.py": (2, "checks of a socket leave no trace"),
     "device_setup/hung.py": (1, "a simulated kernel that hangs"),
     "device_setup/mps_control.py": (2, "a fake MPS control program that hangs"),
     "inventory/test_amd_mode_transition.py": (2, "the time that a driver needs after a change"),
@@ -40,21 +34,13 @@ FIXED_SLEEPS: dict[str, tuple[int, str]] = {
     "prepare/test_real_ledger.py": (1, "a random moment of SIGKILL"),
     "prepare/test_sharing.py": (3, "keeps two agents busy, and kills one at a random moment"),
     "publish/test_any_sequence.py": (2, "the time between two random events"),
-    "publish/test_faults.py": (1, "that a long delay is not shortened"),
     "publish/test_many_reflectors.py": (6, "virtual time"),
     "publish/test_publisher.py": (2, "blocks the event loop until a retry is due"),
     "reclaim/fake_logind.py": (1, "a server"),
-    "reclaim/test_aws.py": (2, "the rate of polls; the pace of notices"),
-    "reclaim/test_drain.py": (9, "that milestones are not reported again, and slices not written again"),
-    "reclaim/test_gcp.py": (2, "the rate of polls"),
-    "reclaim/test_hostile.py": (1, "the rate of polls"),
-    "reclaim/test_logind.py": (1, "that a forged signal has no effect"),
     "reclaim/test_release_hook.py": (1, "the random moment of a cancellation"),
-    "reclaim/test_service.py": (1, "that a canceled notice does not return"),
-    "status/test_events.py": (1, "that a burst of Events stays limited"),
 }
-"""Files with `sleep` for a fixed time, how often, and for what. Of those without a server or program that is slow on
-purpose, most assert that something does not happen: replace them where a later event shows it.
+"""Files with `sleep` for a fixed time, how often, and for what: a pace, a random moment, or a server or program that is
+slow on purpose. A test that something does not happen waits for a later event.
 """
 
 

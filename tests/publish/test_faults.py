@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.kube_client import NODES, connect
 from dra_agent.publish import Publisher
 from dra_agent.retry import Backoff
 from eventually import eventually_async
@@ -106,7 +107,9 @@ def test_publishing_unchanged_devices_does_not_shorten_a_delay(node: Node, monke
         publisher.devices_changed()
         may_answer.set()
         await eventually_async(lambda: publisher.reading().errors != {})
-        await asyncio.sleep(0.3)
+        async with connect(node.kubeconfig) as api:
+            for _ in range(3):  # a retry would be on its way before these requests
+                await api.get(NODES, NODE)
         assert len(node.writes()) == 1 and node.slices() == []
 
     node.run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -165,14 +166,16 @@ def test_a_timeout_is_reported_with_the_hop_limit(aws: FakeAws, monkeypatch: pyt
     assert all("no response" in error for _, error in recorded.failures), "the next request has a new connection"
 
 
-def test_hanging_paths_do_not_delay_interruption_notices(aws: FakeAws) -> None:
-    for path in ("events/recommendations", "events/maintenance", "autoscaling"):
-        aws.fail(f"/latest/meta-data/{path}", how="hang", times=100)
+def test_hanging_paths_do_not_delay_interruption_notices(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.signals.aws.REQUEST_TIMEOUT_S", 3 * DEADLINE_S)
+    paths = [f"/latest/meta-data/{path}" for path in ("events/recommendations", "events/maintenance", "autoscaling")]
+    for path in paths:
+        aws.fail(path, how="hang", times=100)
 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("aws.spot") == ())
+        await sink.wait_until(lambda: all(aws.count(path) for path in paths))
         for _ in range(3):
-            await asyncio.sleep(0.3)
             aws.set(spot={"action": "stop", "time": at(60)})
             await sink.wait_until(lambda: sink.latest("aws.spot"))
             aws.set(spot=None)
@@ -416,13 +419,14 @@ def test_an_implausible_time_is_noted(aws: FakeAws, seconds: float, is_doubted: 
 def test_an_unavailable_service_is_polled_rarely(aws: FakeAws) -> None:
     aws.fail("/", status=503, times=10_000)
 
+    began = time.monotonic()
+
     async def scenario(sink: RecordingSink) -> None:
-        await asyncio.sleep(1.5)
-        await sink.wait_until(lambda: len(aws.requests) > 4)
+        await sink.wait_until(lambda: len(aws.requests) >= 22)
 
     recorded = run_source(source(aws), scenario)
-    # Polling without backoff would send hundreds of requests; four sources with backoff stay far below.
-    assert not recorded.signals and len(aws.requests) < 60
+    # With delays that double from 10, 20, 50 and 300 ms, less the jitter, four sources send 20 in that time.
+    assert not recorded.signals and time.monotonic() - began > 0.8
 
 
 def test_retry_after_is_honored(aws: FakeAws) -> None:

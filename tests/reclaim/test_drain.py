@@ -27,13 +27,14 @@ from dra_agent.reclaim.drain import NOTIFY_INTERVAL_S, OVERDUE_DELAY_S, DrainCon
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.pod_eviction import PodEviction
-from dra_agent.reclaim.release_tracker import RECHECK_INTERVAL_S, ReleaseTracker
+from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
 from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.retry import Backoff
+from dra_agent.slices import Slice
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 from publish.node import DRIVER, NODE, device, devices
@@ -131,6 +132,14 @@ class DrainEnvironment:
         return sum(
             request.path.endswith(f"/{claim}") for request in tuple(self.api.requests) if request.method == "GET"
         )
+
+    async def pass_recheck_interval(self, claim: str) -> None:
+        """Wait until a claim was read twice more: one that stays prepared is read every `RECHECK_INTERVAL_S`.
+
+        Timers of the event loop that are due earlier have run then.
+        """
+        reads = self.reads(claim)
+        await eventually_async(lambda: self.reads(claim) >= reads + 2)
 
     def taints(self) -> dict[str, list[dict[str, Any]]]:
         return {
@@ -298,8 +307,7 @@ def test_each_claim_is_tracked_until_it_can_be_allocated_elsewhere(env: DrainEnv
         env.unprepare(second)
         await eventually_async(lambda: env.notifications >= 1)
         # Unprepared, but still allocated to this node: no other node can use it.
-        reads = env.reads("second")
-        await eventually_async(lambda: env.reads("second") >= reads + 2)
+        await env.pass_recheck_interval("second")
         assert "released" not in env.milestones()
         assert not env.controller.progress.complete
         env.api.remove("resourceclaims", "second", "ns")
@@ -416,34 +424,34 @@ def test_refused_claims_are_known_after_a_restart(env: DrainEnvironment) -> None
 
 
 def test_a_claim_that_stays_allocated_is_polled_rarely(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.release_tracker.SOON_S", 0.5)
-
-    def reads() -> int:
-        return sum(request.path.endswith("/resourceclaims/kept") for request in env.api.requests)
+    soon_s, interval_s = 0.2, 0.5
+    for name, value in (("SOON_S", soon_s), ("RECHECK_INTERVAL_S", interval_s), ("POLL_INTERVAL_S", 0.01)):
+        monkeypatch.setattr(f"dra_agent.reclaim.release_tracker.{name}", value)
 
     async def scenario() -> None:
         entry = env.hold("kept")
         await env.notice()
         env.unprepare(entry)
-        threshold = timedelta(seconds=0.5)
+        threshold = timedelta(seconds=soon_s)
         await eventually_async(
             lambda: (
                 (unprepared := env.controller.progress.claims[0].unprepared) and STEADY.now() - unprepared > threshold
             )
         )
         loop = asyncio.get_running_loop()
-        before, start = reads(), loop.time()
-        await asyncio.sleep(2.5)
+        before, start = env.reads("kept"), loop.time()
+        await eventually_async(lambda: env.reads("kept") >= before + 5)
         # One request may be in flight, and one may be due.
-        assert reads() - before <= 2 + (loop.time() - start) / RECHECK_INTERVAL_S, "one request every 2 s"
+        assert env.reads("kept") - before <= 2 + (loop.time() - start) / interval_s
         env.deallocate(entry)
         await eventually_async(lambda: env.controller.progress.complete)
 
     env.run(scenario)
 
 
-def test_a_source_that_is_heard_later_is_notified_too(env: DrainEnvironment) -> None:
+def test_a_source_that_is_heard_later_is_notified_too(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spot notice is followed by a shutdown, which waits for the same claims; they are released by then."""
+    monkeypatch.setattr("dra_agent.reclaim.release_tracker.RECHECK_INTERVAL_S", 2 * NOTIFY_INTERVAL_S)
 
     async def scenario() -> None:
         entry = env.hold("only")
@@ -456,7 +464,7 @@ def test_a_source_that_is_heard_later_is_notified_too(env: DrainEnvironment) -> 
         late = env.hold("late")
         await eventually_async(lambda: not env.controller.progress.complete)
         before = env.notifications
-        await asyncio.sleep(2 * NOTIFY_INTERVAL_S)
+        await env.pass_recheck_interval("late")
         assert env.notifications == before, "a claim is prepared again: sources must wait"
         env.unprepare(late)
         await eventually_async(lambda: env.notifications > before)
@@ -569,12 +577,14 @@ def test_a_notice_does_not_wait_for_the_backoff_of_the_publisher(
     monkeypatch.setattr("dra_agent.publish.pool.Backoff", lambda **_: Backoff(first=3600.0, longest=3600.0))
     retry_s = 0.1
     monkeypatch.setattr("dra_agent.reclaim.taint_rollout.RETRY_AFTER_S", retry_s)
+    monkeypatch.setattr("dra_agent.reclaim.release_tracker.RECHECK_INTERVAL_S", 3 * retry_s)
 
     def tries() -> int:
         # A dry run with PUT first checks whether the server keeps taints.
         return sum(request.method == "PUT" for request in tuple(env.api.requests))
 
     async def scenario() -> None:
+        env.hold("held")
         fault = env.api.fail(503, times=None, methods="PUT")
         start = time.monotonic()
         await env.notice()
@@ -587,7 +597,7 @@ def test_a_notice_does_not_wait_for_the_backoff_of_the_publisher(
         await eventually_async(lambda: env.effects() == {"NoExecute"})
         await eventually_async(lambda: env.controller.progress.tainted_after is not None)
         env.api.requests.clear()
-        await asyncio.sleep(3 * retry_s)
+        await env.pass_recheck_interval("held")
         assert not tries(), "tainted slices are not written again"
 
     env.run(scenario)
@@ -610,12 +620,11 @@ def test_a_restart_during_a_drain_keeps_the_time_of_the_notice(env: DrainEnviron
         assert env.reclaim.state.phase == "notice"
         await eventually_async(lambda: env.controller.progress.tainted_after is not None)
         await eventually_async(lambda: len(env.controller.progress.claims) == 1)
-        await asyncio.sleep(0.2)
-        assert env.taints() == before and env.reports == []
         (entry,) = env.ledger.held
         env.unprepare(entry)
         env.deallocate(entry)
         await eventually_async(lambda: "released" in env.milestones())
+        assert env.taints() == before and env.milestones() == ["released"]
 
     env.run(second)
     # No write: the slices already have the taint.
@@ -637,10 +646,20 @@ def test_taints_that_the_api_server_drops_are_logged(
     def warnings() -> int:
         return sum("not tainted" in record.message for record in caplog.records)
 
+    checks: list[int] = []
+
     async def scenario() -> None:
         await env.notice()
         await eventually_async(warnings)
-        await asyncio.sleep(0.5)
+        read = env.publisher.slices
+
+        def count_checks() -> list[Slice]:
+            checks.append(1)
+            return read()
+
+        monkeypatch.setattr(env.publisher, "slices", count_checks)
+        env.publisher.devices_changed()
+        await eventually_async(lambda: checks)
         assert env.controller.progress.tainted_after is None
 
     env.run(scenario)
@@ -814,13 +833,19 @@ def test_claims_released_before_a_restart_are_reported_after_it(env: DrainEnviro
 
     async def third() -> None:
         await eventually_async(lambda: env.controller.progress.complete)
-        await asyncio.sleep(0.5)
+        late = env.hold("late")
+        await eventually_async(lambda: not env.controller.progress.complete)
+        env.unprepare(late)
+        env.deallocate(late)
+        await eventually_async(lambda: any("3 of 3 claims released" in message for _, message in env.reports))
 
     env.run(third)
-    assert env.reports == [], "reported milestones are not reported again"
+    assert env.milestones() == ["released"], "reported milestones are not reported again"
 
 
-def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment) -> None:
+def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.release_tracker.RECHECK_INTERVAL_S", 3 * OVERDUE_DELAY_S)
+
     async def first() -> None:
         env.hold("stuck", pods=("stubborn",))
         await env.notice()
@@ -834,7 +859,7 @@ def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment) -> None
 
     async def second() -> None:
         await eventually_async(lambda: env.controller.progress.tainted_after is not None)
-        await asyncio.sleep(0.5)
+        await env.pass_recheck_interval("stuck")
         (record,) = env.controller.progress.claims
         assert record.overdue is not None and record.state == "prepared"
 
@@ -842,7 +867,8 @@ def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment) -> None
     assert "kept" not in env.milestones()
 
 
-def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment) -> None:
+def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.release_tracker.RECHECK_INTERVAL_S", 3 * OVERDUE_DELAY_S)
     held: list[LedgerEntry] = []
 
     async def first() -> None:
@@ -855,7 +881,7 @@ def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment) -
 
     async def second() -> None:
         await eventually_async(lambda: states() == ["released", "prepared"])
-        await asyncio.sleep(3 * OVERDUE_DELAY_S)
+        await env.pass_recheck_interval("two")
         env.deallocate(held[1])
         env.unprepare(held[1])
         await eventually_async(lambda: "released" in env.milestones())
@@ -905,7 +931,10 @@ def test_a_damaged_progress_file_is_quarantined(env: DrainEnvironment, text: str
 def test_a_full_disk_does_not_block_a_drain(
     env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object, **__: object) -> None:
+    attempts: list[str] = []
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        attempts.append(path.name)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dra_agent.reclaim.state_file.atomic_file.write", full)
@@ -914,10 +943,11 @@ def test_a_full_disk_does_not_block_a_drain(
         entry = env.hold("first")
         await env.notice()
         await eventually_async(lambda: env.effects() == {"NoExecute"})
-        await asyncio.sleep(0.6)
+        await eventually_async(lambda: FILE in attempts)
         env.unprepare(entry)
         env.deallocate(entry)
         await eventually_async(lambda: "released" in env.milestones())
+        await eventually_async(lambda: attempts.count(FILE) > 1)
 
     env.run(scenario)
     assert sum("the release states of claims cannot be saved" in record.message for record in caplog.records) == 1

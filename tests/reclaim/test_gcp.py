@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -67,10 +66,13 @@ def test_a_value_is_one_event_while_it_is_set(gcp: FakeGcp) -> None:
 def test_without_a_change_no_requests_are_sent(gcp: FakeGcp) -> None:
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: gcp.waiting == 2)
-        await asyncio.sleep(0.3)
+        gcp.set(preempted="TRUE")
+        await sink.wait_until(lambda: sink.latest("gcp.preempted"))
+        await sink.wait_until(lambda: gcp.waiting == 2)
 
     run_source(source(gcp), scenario)
-    assert len(gcp.requests) == 4
+    # Each value is read and then waited for; only the one that changed is waited for again.
+    assert len(gcp.requests) == 5 and gcp.count(PREEMPTED) == 3
     assert "last_etag=" in gcp.requests[-1].path and "wait_for_change=true" in gcp.requests[-1].path
 
 
@@ -246,7 +248,7 @@ def test_a_server_that_does_not_wait_is_polled_once_a_second(gcp: FakeGcp) -> No
 
     async def scenario(sink: RecordingSink) -> None:
         start = time.monotonic()
-        await asyncio.sleep(1.5)
+        await sink.wait_until(lambda: gcp.count(PREEMPTED) >= 3)
         count, duration = gcp.count(PREEMPTED), time.monotonic() - start
         assert count <= 1 + duration / (POLL_INTERVAL_S * (1 - JITTER)), "the first request, and then one per second"
 

@@ -544,15 +544,16 @@ def test_an_operator_starts_inspects_and_cancels_a_reclaim(tmp_path: Path) -> No
 
 def test_a_cancel_keeps_other_notices_unless_it_is_for_all(tmp_path: Path) -> None:
     async def scenario(reclaim: ReclaimService, source: FakeSource) -> None:
-        sent = source.notice()
-        source.report(sent)
+        hint = Signal("puppet", "hint", "later", "w")
+        source.report(source.notice())
         await eventually_async(lambda: reclaim.state.phase == "notice")
         await send_control(tmp_path, Start())
         assert (await send_control(tmp_path, Cancel()))["phase"] == "notice"
         assert (await send_control(tmp_path, Cancel(everything=True)))["phase"] == "cancelled"
-        source.report(sent)
-        await asyncio.sleep(0.05)
-        assert reclaim.state.phase == "cancelled"
+        source.report(source.notice(30), hint)
+        # Signals are applied in order.
+        await eventually_async(lambda: reclaim.state.phase != "cancelled")
+        assert reclaim.state.phase == "hint"
         assert (await send_control(tmp_path, Start()))["phase"] == "notice"
 
     run_with_control(tmp_path, scenario)

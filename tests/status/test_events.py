@@ -9,14 +9,14 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dra_agent.kube_client import ApiClient
+from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
 from dra_agent.status import EventRecorder, ObjectReference, events
 from dra_agent.status.events import DEVICE_HELD, MAX_TRIES, PREPARE_FAILED, SECOND_MANAGER
 from eventually import DEADLINE_S, eventually_async
@@ -145,8 +145,10 @@ def test_a_burst_of_events_is_limited_and_losses_are_logged(
         async with event_recorder(api, burst=5, interval_s=60.0) as recorder:
             for number in range(1000):
                 recorder.record(PREPARE_FAILED, ObjectReference.claim("team-a", f"c{number}", f"uid-{number}"), "no")
-            await eventually_async(lambda: len(stored_events(fake_api)) == 5)
-            await asyncio.sleep(0.3)
+            await eventually_async(lambda: recorder.written >= 5)
+            for _ in range(3):  # another Event would be on its way before these requests
+                with suppress(NotFoundError):
+                    await api.get(RESOURCE_CLAIMS, "none", "team-a")
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
         run_with_client(scenario)
