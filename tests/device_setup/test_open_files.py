@@ -226,8 +226,8 @@ def test_a_file_system_of_another_user_hides_no_other_file(
     refused = tmp_path / "refused"
     refused.touch()
 
-    def identity(path: Path) -> FileIdentity:
-        if path.resolve() == refused:
+    def identity(path: Path | str) -> FileIdentity:
+        if Path(path).resolve() == refused:
             raise OSError(number, os.strerror(number), str(path))
         return identity_of(path)
 
@@ -242,11 +242,11 @@ def test_a_file_system_of_another_user_hides_no_other_file(
 
 
 def test_processes_that_are_not_read_in_time_may_have_a_node_open(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file takes 5 s to read."""
+    """Each file takes 8 s to read."""
     now_s = [1000.0]
 
-    def identity(path: Path) -> FileIdentity:
-        now_s[0] += 5
+    def identity(path: Path | str) -> FileIdentity:
+        now_s[0] += 8
         return identity_of(path)
 
     monkeypatch.setattr("dra_agent.device_setup.open_files.identity_of", identity)
@@ -256,7 +256,7 @@ def test_processes_that_are_not_read_in_time_may_have_a_node_open(host: Host, mo
         for number in range(3):
             (host.proc / f"{pid}/fd/{number}").touch()
     require_unused(host, [], "device a")  # without a node nothing is searched
-    late = r"device a: it is busy: .*in use: .* not read the open files of 2 processes within 20 s; end processes"
+    late = r"device a: it is busy: .*in use: .* not read the open files of 2 processes within 30 s; end processes"
     with pytest.raises(RetryableError, match=late):
         require_unused(host, [NODE], "device a", "it is busy")
     with pytest.raises(RetryableError, match="open files of 2 processes within"):
@@ -280,6 +280,19 @@ def test_threads_are_not_searched_without_end(host: Host, monkeypatch: pytest.Mo
         (host.proc / f"4711/task/{thread}/fd").mkdir(parents=True)
     with pytest.raises(RetryableError, match="open files of 1 process within"):
         require_unused(host, [NODE], "device a")
+
+
+def test_files_without_a_path_are_not_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity(path: Path | str) -> FileIdentity:
+        assert str(path).endswith(("/5", "accelerator0")), "a socket is not a device node"
+        return identity_of(path)
+
+    monkeypatch.setattr("dra_agent.device_setup.open_files.identity_of", identity)
+    (host.proc / "4711/fd").mkdir(parents=True)
+    for number, target in enumerate(("socket:[123]", "pipe:[7]", "anon_inode:[eventpoll]")):
+        (host.proc / f"4711/fd/{number}").symlink_to(target)
+    (host.proc / "4711/fd/5").symlink_to(host.dev / "accelerator0")
+    assert [one.pid for one in processes_holding(host, [NODE]).found] == [4711]
 
 
 def test_the_kind_of_a_device_node_is_that_of_its_class(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def device_identity(major: int, minor: int, *, is_block: bool = False) -> FileId
     return FileIdentity("block" if is_block else "character", os.makedev(major, minor))
 
 
-def identity_of(path: Path) -> FileIdentity:
+def identity_of(path: Path | str) -> FileIdentity:
     """Return what a path refers to, with what the kernel knows: a file server that does not respond never blocks it.
 
     Raises:
@@ -49,7 +49,7 @@ def identity_of(path: Path) -> FileIdentity:
     done = _statx()(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE | _STATX_INO, buffer)
     if done != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))
+        raise OSError(number, os.strerror(number), os.fspath(path))
     content = buffer.raw
     major, minor, file_system_major, file_system_minor = _DEVICES.unpack_from(content)
     (mode,) = _MODE.unpack_from(content)
