@@ -238,14 +238,16 @@ def end() -> Iterator[threading.Event]:
 def test_all_endpoints_together_have_a_deadline(
     fake_api: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch, end: threading.Event
 ) -> None:
-    monkeypatch.setattr(top_endpoints, "ENDPOINT_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(top_endpoints, "ENDPOINT_TIMEOUT_S", DEADLINE_S)
     monkeypatch.setattr(top_endpoints, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(top_endpoints, "MAX_CONCURRENCY", 1)
     for number in range(4):
         fake_api.hang(DEADLINE_S, times=None, path=add_agent(fake_api, f"node-{number}"), when=end)
     code, text, _ = top("-o", "json")
     problems = [one["problem"] for one in json.loads(text)["nodes"]]
-    assert code == 1 and problems[0].startswith("no response within ") and problems[-1] == "not read within 1 s"
+    # The first one is not requested at all if this process was stopped for a second before.
+    first, late = "no response within ", "not read within 1 s"
+    assert code == 1 and problems[0].startswith((first, late)) and problems[1:] == [late] * 3
 
 
 def test_a_response_is_bounded(fake_api: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
