@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,6 +164,51 @@ def test_requests_that_do_not_fit_together_are_distinguished() -> None:
     explanation = explain(**query)
     assert not explanation["fits"]
     assert "request two does not fit together with the earlier requests" in explanation["claims"][0]["summary"]
+
+
+def with_lists(count: int, *, of_device: bool) -> dict[str, Any]:
+    """Return a query for devices with 32 values each, which are the device's own or those of all devices."""
+    devices = [
+        {"name": f"d{n}", "attributes": {"rails": {"strings": [f"{n if of_device else 'all'}-{m}" for m in range(32)]}}}
+        for n in range(count)
+    ]
+    slices = [slice_of(*devices[i : i + 64], name=f"s{i}", pool=f"p{i}") for i in range(0, count, 64)]
+    constraints = [{"matchAttribute": f"{DRIVER}/rails"}]
+    return make_query(slices, [claim(make_request(count=2), constraints=constraints)], gates=["DRAListTypeAttributes"])
+
+
+def with_counters(count: int) -> dict[str, Any]:
+    """Return a query for devices of one pool with counters, with several requests."""
+    part = [{"counterSet": "card", "counters": {"slots": {"value": "1"}}}]
+    devices = [device(f"d{n}", consumesCounters=part) for n in range(count)]
+    total = count // 64 + 1
+    slices = [slice_of(*devices[i : i + 64], name=f"s{i}", count=total) for i in range(0, count, 64)]
+    counters = [{"name": "card", "counters": {"slots": {"value": "32"}}}]
+    slices.append(slice_of(name="counters", count=total, sharedCounters=counters))
+    held = [allocated_claim("h", {"device": "d0"})]
+    return make_query(slices, [claim(*(make_request(f"r{n}") for n in range(16)))], held)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(with_lists, 1024, of_device=True),
+        partial(with_lists, 4096, of_device=False),
+        partial(with_counters, 4096),
+    ],
+    ids=["different values", "equal values", "counters"],
+)
+def test_an_explanation_compares_no_device_with_each_other_one(build: Callable[[], dict[str, Any]]) -> None:
+    """Such a comparison takes many times the CPU time."""
+    query = build()
+    began = time.thread_time()
+    explanation = explain(**query, deadline=600)
+    assert time.thread_time() - began < 10
+    assert explanation["error"] is None
+    (report,) = explanation["claims"]
+    assert "is not explained completely" not in report["summary"]
+    devices = sum(len(entry["spec"].get("devices", [])) for entry in query["slices"])
+    assert all(len(request["devices"]) == devices for request in report["requests"])
 
 
 def test_unreadable_object_is_refused() -> None:

@@ -3,12 +3,14 @@
 //! Every device is checked individually with the checks of the search, before any claim of the query is allocated. The
 //! search itself determines whether the requests fit in combination.
 
-mod groups;
+mod constraints;
+mod counters;
 mod hint;
 mod joint_conflicts;
 mod rejections;
 mod report;
 mod summary;
+mod values;
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -18,11 +20,12 @@ use dra_api::{AllocationResult, DeviceRequest, ResourceClaim};
 use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::in_use::InUse;
-use crate::plan::{CandidateSet, Classes, Task, new_task};
+use crate::plan::{CandidateSet, Task, new_task};
 use crate::pools::{self, PoolState};
 use crate::programs::Programs;
-use crate::query::{Query, ResolvedQuery, allocation_of, classes_by_name};
+use crate::query::{Deadline, Query, ResolvedQuery, allocation_of, classes_by_name};
 use crate::request::{Request, claim_name};
+use counters::PoolCounters;
 
 pub use report::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
@@ -62,13 +65,30 @@ impl ResolvedQuery<'_> {
     }
 }
 
-/// Evaluates every device for every request.
+/// The input of an explanation, and what is computed once for all of its requests.
+struct Evaluation<'e, 'a> {
+    query: &'e ResolvedQuery<'a>,
+    in_use: &'e InUse<'a>,
+    candidate_set: CandidateSet<'a>,
+    /// By pool; created at the first device that consumes counters.
+    counters: Vec<Option<PoolCounters<'e, 'a>>>,
+    deadline: Deadline,
+}
+
+/// Evaluates every device for every request. After the deadline only the requests that are complete are reported.
 fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> Result<(), Error> {
     let in_use = query.in_use();
     // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
     let deadline = query.limits.deadline(Instant::now());
-    let mut candidate_set = query.candidate_set(deadline)?;
+    let candidate_set = query.candidate_set(deadline)?;
     explanation.pools = candidate_set.pools.iter().map(pool_report).collect();
+    let mut evaluation = Evaluation {
+        query,
+        in_use: &in_use,
+        counters: candidate_set.pools.iter().map(|_| None).collect(),
+        candidate_set,
+        deadline,
+    };
     for claim in query.claims {
         let mut report = ClaimReport {
             claim: claim_name(claim),
@@ -76,26 +96,84 @@ fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> 
             already_allocated: allocation_of(claim).is_some(),
             ..ClaimReport::default()
         };
-        if !report.already_allocated {
-            for request in &claim.spec.devices.requests {
-                for (part, alternative) in parts(request) {
-                    let evaluated =
-                        evaluate_request(claim, part, query.classes, &mut candidate_set, &in_use);
-                    report.requests.push(RequestReport {
-                        alternative,
-                        ..evaluated
-                    });
-                }
-            }
-            groups::check(
-                &mut report,
-                &Constraint::of_claim(claim, query.gates),
-                &candidate_set,
-            );
+        if !report.already_allocated
+            && let Err(late) = evaluation.evaluate_claim(claim, &mut report)
+        {
+            report.summary = format!("is not explained completely: {late}");
         }
         explanation.claims.push(report);
     }
     Ok(())
+}
+
+impl<'a> Evaluation<'_, 'a> {
+    /// The only error is the deadline.
+    fn evaluate_claim(
+        &mut self,
+        claim: &'a ResourceClaim,
+        report: &mut ClaimReport,
+    ) -> Result<(), Error> {
+        for request in &claim.spec.devices.requests {
+            for (part, alternative) in parts(request) {
+                let evaluated = self.evaluate_request(claim, part)?;
+                report.requests.push(RequestReport {
+                    alternative,
+                    ..evaluated
+                });
+            }
+        }
+        constraints::check(
+            report,
+            &Constraint::of_claim(claim, self.query.gates),
+            &self.candidate_set,
+            self.deadline,
+        )
+    }
+
+    fn evaluate_request(
+        &mut self,
+        claim: &'a ResourceClaim,
+        request: Request<'a>,
+    ) -> Result<RequestReport, Error> {
+        let mut report = RequestReport {
+            request: request.name(),
+            class: request.class.to_owned(),
+            all: request.mode == dra_api::ALL,
+            needed: if request.count == 0 { 1 } else { request.count },
+            admin_access: request.admin_access,
+            ..RequestReport::default()
+        };
+        match new_task(claim, request, self.query.classes, &mut self.candidate_set) {
+            Ok(task) => self.evaluate_devices(claim, &task, &mut report)?,
+            Err(error) => report.error = Some(error.to_string()),
+        }
+        Ok(report)
+    }
+
+    fn evaluate_devices(
+        &mut self,
+        claim: &'a ResourceClaim,
+        task: &Task<'a>,
+        report: &mut RequestReport,
+    ) -> Result<(), Error> {
+        let constraints = Constraint::of_request(claim, &task.request, self.query.gates);
+        for index in 0..self.candidate_set.candidates.len() {
+            self.deadline.check()?;
+            let device = self.evaluate_device(task, index, &constraints);
+            if report.error.is_none() {
+                report.error = device.failure();
+            }
+            report.devices.push(device);
+        }
+        for pool in &self.candidate_set.pools {
+            report.devices.extend(rejections::unusable_devices(pool));
+        }
+        report.count();
+        if report.all {
+            report.needed = i64::try_from(report.matching).unwrap_or(i64::MAX);
+        }
+        Ok(())
+    }
 }
 
 /// The request or its alternatives, each with whether it is an alternative.
@@ -112,52 +190,6 @@ pub(crate) fn parts(request: &DeviceRequest) -> Vec<(Request<'_>, bool)> {
         .iter()
         .map(|sub| (Request::alternative(request, sub), true))
         .collect()
-}
-
-fn evaluate_request<'a>(
-    claim: &'a ResourceClaim,
-    request: Request<'a>,
-    classes: &Classes<'a>,
-    candidate_set: &mut CandidateSet<'a>,
-    in_use: &InUse<'a>,
-) -> RequestReport {
-    let mut report = RequestReport {
-        request: request.name(),
-        class: request.class.to_owned(),
-        all: request.mode == dra_api::ALL,
-        needed: if request.count == 0 { 1 } else { request.count },
-        admin_access: request.admin_access,
-        ..RequestReport::default()
-    };
-    match new_task(claim, request, classes, candidate_set) {
-        Ok(task) => evaluate_devices(&mut report, claim, &task, candidate_set, in_use),
-        Err(error) => report.error = Some(error.to_string()),
-    }
-    report
-}
-
-fn evaluate_devices<'a>(
-    report: &mut RequestReport,
-    claim: &'a ResourceClaim,
-    task: &Task<'a>,
-    candidate_set: &mut CandidateSet<'a>,
-    in_use: &InUse<'a>,
-) {
-    let constraints = Constraint::of_request(claim, &task.request, candidate_set.gates);
-    for index in 0..candidate_set.candidates.len() {
-        let device = rejections::evaluate_device(task, index, &constraints, candidate_set, in_use);
-        if report.error.is_none() {
-            report.error = device.failure();
-        }
-        report.devices.push(device);
-    }
-    for pool in &candidate_set.pools {
-        report.devices.extend(rejections::unusable_devices(pool));
-    }
-    report.count();
-    if report.all {
-        report.needed = i64::try_from(report.matching).unwrap_or(i64::MAX);
-    }
 }
 
 fn pool_report(pool: &pools::Pool<'_>) -> PoolReport {

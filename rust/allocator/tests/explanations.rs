@@ -90,11 +90,18 @@ fn held(name: &str, results: Value) -> Value {
 }
 
 fn explained(slices: Value, claims: Value, allocated: Value) -> Explanation {
-    let query: Query = serde_json::from_value(json!({"node": "n1", "slices": slices, "claims": claims,
+    explained_with(slices, claims, allocated, json!({}))
+}
+
+/// With further members of the query.
+fn explained_with(slices: Value, claims: Value, allocated: Value, more: Value) -> Explanation {
+    let mut query = json!({"node": "n1", "slices": slices, "claims": claims,
         "allocated": allocated, "classes": [{"metadata": {"name": "any"}, "spec": {}},
-            {"metadata": {"name": "picky"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}]}))
-    .unwrap();
-    explain(&query)
+            {"metadata": {"name": "picky"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}]});
+    for (key, value) in more.as_object().unwrap() {
+        query[key] = value.clone();
+    }
+    explain(&serde_json::from_value::<Query>(query).unwrap())
 }
 
 /// The summary of the first request of one claim.
@@ -776,6 +783,90 @@ fn values_of_every_type_are_shown() {
         )]);
         let explanation = explained(of(with("x", &[value])), claims, json!([]));
         assert_eq!(explanation.claims[0].constraints[0].values[0].value, shown);
+    }
+}
+
+/// Values are in the order of their text, those of one device in the order of their type.
+#[test]
+fn lists_are_shown_by_value_with_their_devices() {
+    let lists = [[9, 10], [10, 11], [7, 8]].map(|list| json!({"ints": list}));
+    let claims = json!([claim(
+        "c",
+        json!([ask("main", 2, json!({})), ask("more", 3, json!({}))]),
+        json!([same("x", &[])])
+    )]);
+    let gates = json!({"gates": ["DRAListTypeAttributes"]});
+    let explanation = explained_with(of(with("x", &lists)), claims, json!([]), gates);
+    let values: Vec<(&str, String)> = explanation.claims[0].constraints[0]
+        .values
+        .iter()
+        .map(|value| (value.value.as_str(), value.devices.join(" ")))
+        .collect();
+    let shown = [
+        ("10", "d0 d1"),
+        ("11", "d1"),
+        ("7", "d2"),
+        ("8", "d2"),
+        ("9", "d0"),
+    ];
+    assert_eq!(
+        values,
+        shown.map(|(value, devices)| (value, devices.to_owned()))
+    );
+    let few = "1 device is available for request main, 2 are needed";
+    assert_eq!(
+        messages(&explanation, 0, 0),
+        [format!(
+            "with {DRIVER}/x = 9, {few}; with {DRIVER}/x = 10, 2 devices are available for request more, 3 are needed"
+        )]
+    );
+    assert_eq!(
+        explanation.claims[0].summary,
+        format!("no value of {DRIVER}/x is shared by enough available devices")
+    );
+}
+
+#[test]
+fn devices_of_one_name_in_two_pools_are_shown_with_their_pool() {
+    let of_pool = |pool: &str, names: &[&str]| {
+        let devices: Vec<Value> = names
+            .iter()
+            .map(|name| device(name, json!({"x": {"int": 1}})))
+            .collect();
+        slice(pool, pool, 1, json!({"devices": devices}))
+    };
+    let slices = json!([of_pool("p", &["a", "b"]), of_pool("q", &["a"])]);
+    let requests = json!([ask("main", 1, json!({})), ask("more", 1, json!({}))]);
+    let claims = json!([claim("c", requests, json!([same("x", &[])]))]);
+    let explanation = explained(slices, claims, json!([]));
+    assert_eq!(
+        explanation.claims[0].constraints[0].values[0].devices,
+        ["gpu.example.com/p/a", "b", "gpu.example.com/q/a"]
+    );
+}
+
+// === Deadline ===
+
+#[test]
+fn an_explanation_that_takes_too_long_says_so_and_keeps_the_verdict() {
+    let allocated = held("h", json!([{"device": "d0"}]));
+    for (count, fits) in [(1, true), (3, false)] {
+        let requests = json!([ask("main", count, json!({}))]);
+        let pending = claim("c", requests, json!([same("numa", &[])]));
+        let claims = json!([pending, allocated]);
+        let late = json!({"deadline_ms": 0});
+        let explanation = explained_with(of(numa(&[0, 1])), claims, json!([]), late);
+        assert_eq!((explanation.fits, &explanation.error), (fits, &None));
+        let report = &explanation.claims[0];
+        assert!(
+            report
+                .summary
+                .starts_with("is not explained completely: no result within 0 ms"),
+            "{}",
+            report.summary
+        );
+        assert!(report.requests.is_empty() && report.constraints.is_empty());
+        assert_eq!(explanation.claims[1].summary, "is already allocated");
     }
 }
 

@@ -30,7 +30,8 @@ pub(super) fn find(query: &ResolvedQuery<'_>, explanation: &mut Explanation) {
         let Some(report) = explanation.claims.get_mut(count - 1) else {
             return;
         };
-        if summary::blocker(report).is_some() {
+        let is_incomplete = !report.summary.is_empty();
+        if is_incomplete || summary::blocker(report).is_some() {
             return;
         }
         let requests = claim.spec.devices.requests.len();

@@ -1,67 +1,64 @@
 //! The reasons against one device for one request.
 
-use dra_api::{Device, DeviceAttribute, DeviceCounterConsumption, DeviceSelector};
+use dra_api::DeviceSelector;
 
-use super::hint;
-use super::report::{Consumer, DeviceReport, Rejection};
+use super::counters::PoolCounters;
+use super::report::{DeviceReport, Rejection};
+use super::{Evaluation, hint};
 use crate::capacity::{self, Shortfall};
 use crate::constraints::{Constraint, look_up};
-use crate::counters::{Counters, Shortage};
 use crate::gates::OPTIONAL_NODE_OPERATIONS;
-use crate::groups::{Members, label};
-use crate::in_use::{DeviceId, Holder, InUse, Use};
+use crate::in_use::{Holder, Use};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::plan::{CandidateSet, Task};
 use crate::pools::{Candidate, Pool, PoolState};
 use crate::selectors::{Failure, SelectorResult};
 
-/// All reasons against the device, individually.
-pub(super) fn evaluate_device<'a>(
-    task: &Task<'a>,
-    index: usize,
-    constraints: &[Constraint<'a>],
-    candidate_set: &mut CandidateSet<'a>,
-    in_use: &InUse<'a>,
-) -> DeviceReport {
-    let candidate = candidate_set.candidates[index];
-    let mut rejections = selectors(task, index, &candidate, candidate_set);
-    rejections.extend(node(&candidate, candidate_set));
-    // "All" includes devices with enough total capacity, in use or not.
-    let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
-    let matches = rejections.is_empty() && in_all;
-    let used = in_use.of(candidate.id());
-    rejections.extend(holders(task, used));
-    // "All" includes devices whose node operations cannot be skipped, and then does not fit.
-    rejections.extend(operations(&candidate, candidate_set));
-    rejections.extend(taint(task, &candidate));
-    rejections.extend(counters(&candidate, candidate_set, in_use, used));
-    rejections.extend(capacity(task, &candidate, used));
-    rejections.extend(
-        constraints
-            .iter()
-            .filter(|constraint| {
-                look_up(candidate.device, candidate.id(), constraint.attribute).is_none()
-            })
-            .map(|constraint| Rejection::Constraint {
-                attribute: constraint.attribute.to_owned(),
-                value: None,
-                message: format!(
-                    "it has no attribute {}, which a constraint compares",
-                    constraint.attribute
-                ),
-            }),
-    );
-    let id = candidate.id();
-    DeviceReport {
-        driver: id.driver.to_owned(),
-        pool: id.pool.to_owned(),
-        device: id.device.to_owned(),
-        matches,
-        accepted: rejections.is_empty(),
-        allocated: false,
-        rejections,
-        holders: used.map(|used| used.holders.clone()).unwrap_or_default(),
-        candidate: Some(index),
+impl<'a> Evaluation<'_, 'a> {
+    /// All reasons against the device, individually.
+    pub(super) fn evaluate_device(
+        &mut self,
+        task: &Task<'a>,
+        index: usize,
+        constraints: &[Constraint<'a>],
+    ) -> DeviceReport {
+        let candidate = self.candidate_set.candidates[index];
+        let mut rejections = selectors(task, index, &candidate, &mut self.candidate_set);
+        rejections.extend(node(&candidate, &self.candidate_set));
+        // "All" includes devices with enough total capacity, in use or not.
+        let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
+        let matches = rejections.is_empty() && in_all;
+        let used = self.in_use.of(candidate.id());
+        rejections.extend(holders(task, used));
+        // "All" includes devices whose node operations cannot be skipped, and then does not fit.
+        rejections.extend(operations(&candidate, &self.candidate_set));
+        rejections.extend(taint(task, &candidate));
+        rejections.extend(self.counters(&candidate, used));
+        rejections.extend(capacity(task, &candidate, used));
+        rejections.extend(missing_attributes(&candidate, constraints));
+        let id = candidate.id();
+        DeviceReport {
+            driver: id.driver.to_owned(),
+            pool: id.pool.to_owned(),
+            device: id.device.to_owned(),
+            matches,
+            accepted: rejections.is_empty(),
+            allocated: false,
+            rejections,
+            holders: used.map(|used| used.holders.clone()).unwrap_or_default(),
+            candidate: Some(index),
+        }
+    }
+
+    fn counters(&mut self, candidate: &Candidate<'a>, used: Option<&Use>) -> Vec<Rejection> {
+        let counters_consumed = candidate.shared() && used.is_some_and(|used| used.shared);
+        if counters_consumed || candidate.device.consumes_counters.is_empty() {
+            return Vec::new();
+        }
+        let pool = &self.candidate_set.pools[candidate.pool];
+        self.counters[candidate.pool]
+            .get_or_insert_with(|| PoolCounters::new(pool, self.in_use))
+            .rejections(candidate.device)
     }
 }
 
@@ -86,19 +83,19 @@ pub(super) fn unusable_devices(pool: &Pool<'_>) -> Vec<DeviceReport> {
         .collect()
 }
 
-/// The text of an attribute value.
-pub(super) fn value_text(value: &DeviceAttribute) -> String {
-    if let Some(text) = &value.string {
-        text.clone()
-    } else if let Some(number) = value.int {
-        number.to_string()
-    } else if let Some(truth) = value.bool {
-        truth.to_string()
-    } else if let Some(version) = &value.version {
-        version.clone()
-    } else {
-        "(a list)".to_owned()
-    }
+fn missing_attributes<'a>(
+    candidate: &Candidate<'a>,
+    constraints: &[Constraint<'a>],
+) -> impl Iterator<Item = Rejection> {
+    constraints
+        .iter()
+        .map(|constraint| constraint.attribute)
+        .filter(|attribute| look_up(candidate.device, candidate.id(), attribute).is_none())
+        .map(|attribute| Rejection::Constraint {
+            attribute: attribute.to_owned(),
+            value: None,
+            message: format!("it has no attribute {attribute}, which a constraint compares"),
+        })
 }
 
 fn selectors<'a>(
@@ -230,116 +227,6 @@ fn taint(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<Rejection> {
         value: taint.value.clone(),
         effect: taint.effect.clone(),
     })
-}
-
-fn counters<'a>(
-    candidate: &Candidate<'a>,
-    candidate_set: &CandidateSet<'a>,
-    in_use: &InUse<'a>,
-    used: Option<&Use>,
-) -> Vec<Rejection> {
-    let counters_consumed = candidate.shared() && used.is_some_and(|used| used.shared);
-    if counters_consumed || candidate.device.consumes_counters.is_empty() {
-        return Vec::new();
-    }
-    let pool = &candidate_set.pools[candidate.pool];
-    let counters = Counters::new(pool, in_use);
-    let incompatible = counters.incompatible(candidate.device);
-    let groups = incompatible
-        .map(|(set, members)| incompatible_groups(candidate.device, set, &members, pool, in_use));
-    let shortages = counters.shortages(candidate.device).into_iter();
-    groups
-        .into_iter()
-        .chain(shortages.map(|shortage| counter(&shortage, pool, in_use)))
-        .collect()
-}
-
-fn incompatible_groups(
-    device: &Device,
-    set: &str,
-    members: &Members<'_>,
-    pool: &Pool<'_>,
-    in_use: &InUse<'_>,
-) -> Rejection {
-    let consumption = device
-        .consumes_counters
-        .iter()
-        .find(|consumption| consumption.counter_set == set);
-    let groups = consumption.map_or_else(Vec::new, |found| found.compatibility_groups.clone());
-    let own = if groups.is_empty() {
-        "no compatibility group".to_owned()
-    } else {
-        format!("compatibility {}", label(groups.iter().map(String::as_str)))
-    };
-    let consumers = consumers(pool, in_use, |entry| entry.counter_set == set);
-    Rejection::CompatibilityGroups {
-        message: format!(
-            "it has {own}, but {} use counter set {set}{}",
-            members.text(),
-            held_by(&consumers)
-        ),
-        set: set.to_owned(),
-        groups,
-        consumers,
-    }
-}
-
-fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejection {
-    let Shortage {
-        set,
-        counter,
-        needed,
-        free,
-    } = shortage;
-    let consumers = consumers(pool, in_use, |entry| {
-        entry.counter_set == *set && entry.counters.contains_key(counter)
-    });
-    Rejection::Counter {
-        message: format!(
-            "counter {set}/{counter} has {free} left, {needed} are needed{}",
-            held_by(&consumers)
-        ),
-        set: set.clone(),
-        counter: counter.clone(),
-        needed: needed.to_string(),
-        free: free.to_string(),
-        consumers,
-    }
-}
-
-/// The allocated devices with their claims: `, gpu-0 is held by claim ns/a, gpu-1 is held by claim ns/b`.
-fn held_by(consumers: &[Consumer]) -> String {
-    let parts = consumers.iter();
-    parts
-        .map(|consumer| format!(", {} is held by claim {}", consumer.device, consumer.claim))
-        .collect()
-}
-
-/// The allocated devices of the pool with a consumption that is meant.
-fn consumers(
-    pool: &Pool<'_>,
-    in_use: &InUse<'_>,
-    is_meant: impl Fn(&DeviceCounterConsumption) -> bool,
-) -> Vec<Consumer> {
-    let mut consumers = Vec::new();
-    for slice in pool.slices.iter().chain(&pool.other_node_slices) {
-        for device in &slice.spec.devices {
-            let consumes = device.consumes_counters.iter().any(&is_meant);
-            let used = in_use.of(DeviceId {
-                driver: pool.driver,
-                pool: pool.name,
-                device: &device.name,
-            });
-            let Some(used) = used.filter(|used| consumes && used.any()) else {
-                continue;
-            };
-            consumers.extend(used.holders.iter().map(|holder| Consumer {
-                device: device.name.clone(),
-                claim: holder.claim.clone(),
-            }));
-        }
-    }
-    consumers
 }
 
 /// The consumption of a capacity by claim: `; claim ns/a has 4Gi, claim ns/b has 8Gi`.
