@@ -3,11 +3,11 @@
 use dra_api::{DeviceClass, DeviceRequest, Node, ResourceClaim};
 
 use crate::capacity;
-use crate::constraints::{Constraint, is_comparable, look_up};
+use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::gates::{Gates, OPTIONAL_NODE_OPERATIONS};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
-use crate::pools::{Candidate, Pool, PoolState, candidates, has_groups};
+use crate::pools::{Candidate, Pool, PoolState, candidates};
 use crate::programs::Programs;
 use crate::query::Deadline;
 use crate::request::{Request, claim_name};
@@ -104,22 +104,6 @@ impl<'a> CandidateSet<'a> {
         candidate.slice.spec.skip_node_operations.is_empty()
             || !self.gates.any()
             || self.gates.optional_node_operations && declares(&self.node.status.declared_features)
-    }
-
-    /// Whether a gate changes the rules for a device. Pruning knows only the rules of the default gates.
-    pub(crate) fn has_gated_devices(&self, constraints: &[Vec<Constraint<'a>>]) -> bool {
-        let is_compared_as_list = |candidate: &Candidate<'a>| {
-            constraints.iter().flatten().any(|constraint| {
-                look_up(candidate.device, candidate.id(), constraint.attribute)
-                    .is_some_and(|value| !is_comparable(value))
-            })
-        };
-        self.gates.any()
-            && self.candidates.iter().any(|candidate| {
-                has_groups(candidate.device)
-                    || !candidate.slice.spec.skip_node_operations.is_empty()
-                    || is_compared_as_list(candidate)
-            })
     }
 
     /// Whether the selectors of class and request match, and the device can be used on the node. The order matters: a

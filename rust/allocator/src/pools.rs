@@ -128,7 +128,7 @@ fn is_read(slice: &Published, gates: Gates) -> bool {
 }
 
 /// Whether the device has a compatibility group.
-pub(crate) fn has_groups(device: &Device) -> bool {
+fn has_groups(device: &Device) -> bool {
     device
         .consumes_counters
         .iter()

@@ -10,6 +10,7 @@ mod assign;
 mod bound;
 mod facts;
 mod failed_states;
+mod values;
 
 use std::collections::HashMap;
 
@@ -124,18 +125,14 @@ impl<'s, 'a> Search<'s, 'a> {
         candidate_set: &'s mut CandidateSet<'a>,
         claims: &'s [PlannedClaim<'a>],
         in_use: &'s InUse<'a>,
-        mut limits: Limits,
+        limits: Limits,
         deadline: Deadline,
     ) -> Self {
-        let constraints: Vec<Vec<Constraint<'a>>> = claims
-            .iter()
-            .map(|planned| Constraint::of_claim(planned.claim, candidate_set.gates))
-            .collect();
-        if candidate_set.has_gated_devices(&constraints) {
-            limits.attempts_before_pruning = u64::MAX;
-        }
         Self {
-            constraints,
+            constraints: claims
+                .iter()
+                .map(|planned| Constraint::of_claim(planned.claim, candidate_set.gates))
+                .collect(),
             counters: candidate_set.pools.iter().map(|_| None).collect(),
             allocating: vec![Vec::new(); candidate_set.candidates.len()],
             allocated: Allocated::default(),
@@ -207,6 +204,10 @@ impl<'s, 'a> Search<'s, 'a> {
     /// candidate to try.
     fn allocate(&mut self, position: Position, committed: bool, from: usize) -> Result<bool, Halt> {
         self.check_deadline()?;
+        // A bound compares all devices, so a step with pruning can take milliseconds.
+        if self.pruning.is_some() {
+            self.deadline.check()?;
+        }
         let Some(mut pruning) = self.pruning.take() else {
             let result = self.allocate_next(position, committed, from);
             if matches!(result, Ok(false)) {
@@ -395,7 +396,8 @@ impl<'s, 'a> Search<'s, 'a> {
         repeated
     }
 
-    /// Checks the deadline. Reads the clock once in many steps, because a step takes much less than a millisecond.
+    /// Checks the deadline. Reads the clock once in many steps, because a step without pruning takes much less
+    /// than a millisecond.
     fn check_deadline(&mut self) -> Result<(), Error> {
         const STEPS_BETWEEN: u64 = 256;
         self.steps += 1;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use dra_api::DeviceAttribute;
 
 /// Values of one type.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ValueSet<'a> {
     Ints(BTreeSet<i64>),
     Bools(BTreeSet<bool>),
@@ -55,6 +55,16 @@ impl<'a> ValueSet<'a> {
         }
     }
 
+    /// Each value as a set of one.
+    pub(crate) fn members(&self) -> Vec<Self> {
+        match self {
+            Self::Ints(values) => each(values).map(Self::Ints).collect(),
+            Self::Bools(values) => each(values).map(Self::Bools).collect(),
+            Self::Strings(values) => each(values).map(Self::Strings).collect(),
+            Self::Versions(values) => each(values).map(Self::Versions).collect(),
+        }
+    }
+
     /// Each value as text, for explanations.
     pub(crate) fn texts(&self) -> Vec<String> {
         match self {
@@ -69,6 +79,10 @@ impl<'a> ValueSet<'a> {
 
 fn texts(values: &[String]) -> BTreeSet<&str> {
     values.iter().map(String::as_str).collect()
+}
+
+fn each<T: Ord + Copy>(values: &BTreeSet<T>) -> impl Iterator<Item = BTreeSet<T>> {
+    values.iter().map(|value| BTreeSet::from([*value]))
 }
 
 fn common<T: Ord + Copy>(one: &BTreeSet<T>, other: &BTreeSet<T>) -> Option<BTreeSet<T>> {

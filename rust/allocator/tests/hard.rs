@@ -19,16 +19,94 @@ fn questions_with_many_equal_combinations_are_answered_in_few_steps() {
 fn lists_that_no_constraint_compares_take_no_more_steps() {
     check_answers(|question| {
         question["gates"] = json!(["DRAListTypeAttributes"]);
-        for slice in question["slices"].as_array_mut().unwrap() {
-            for device in slice["spec"]["devices"]
-                .as_array_mut()
-                .into_iter()
-                .flatten()
-            {
-                device["attributes"]["unused"] = json!({"ints": [1, 2]});
+        for_each_device(question, |_, device| {
+            device["attributes"]["unused"] = json!({"ints": [1, 2]});
+        });
+    });
+}
+
+/// Each constraint compares a list: the value, and one that is derived from it. Two of them have a value in common if the
+/// values are equal.
+#[test]
+fn lists_that_a_constraint_compares_take_no_more_steps() {
+    check_answers(|question| {
+        question["gates"] = json!(["DRAListTypeAttributes"]);
+        for_each_device(question, |driver, device| {
+            let attributes = device["attributes"].as_object().cloned();
+            for (name, value) in attributes.into_iter().flatten() {
+                let name = match name.split_once('/') {
+                    Some(_) => name,
+                    None => format!("{driver}/{name}"),
+                };
+                device["attributes"][format!("{name}List")] = list_of(&value);
+            }
+        });
+        for claim in question["claims"].as_array_mut().unwrap() {
+            let constraints = claim["spec"]["devices"]["constraints"].as_array_mut();
+            for constraint in constraints.into_iter().flatten() {
+                for kind in ["matchAttribute", "distinctAttribute"] {
+                    if let Some(name) = constraint[kind].as_str() {
+                        constraint[kind] = json!(format!("{name}List"));
+                    }
+                }
             }
         }
     });
+}
+
+fn list_of(value: &Value) -> Value {
+    let (kind, value) = value.as_object().unwrap().iter().next().unwrap();
+    match value {
+        Value::Number(number) => json!({"ints": [number, number.as_i64().unwrap() + 1_000_000]}),
+        Value::String(text) => json!({format!("{kind}s"): [format!("{text}-derived"), text]}),
+        other => json!({format!("{kind}s"): [other]}),
+    }
+}
+
+/// Gates whose fields no device has change no rule.
+#[test]
+fn gates_without_their_fields_take_no_more_steps() {
+    check_answers(|question| {
+        question["gates"] = json!([
+            "DRADeviceCompatibilityGroups",
+            "DRAListTypeAttributes",
+            "DRAOptionalNodeOperations"
+        ]);
+    });
+}
+
+/// All devices with counters have one group in common, and all operations can be skipped.
+#[test]
+fn groups_and_skipped_operations_take_no_more_steps() {
+    check_answers(|question| {
+        question["gates"] = json!(["DRADeviceCompatibilityGroups", "DRAOptionalNodeOperations"]);
+        if question["node"].is_string() {
+            question["node"] = json!({"metadata": {"name": question["node"]}});
+        }
+        question["node"]["status"] = json!({"declaredFeatures": ["DRAOptionalNodeOperations"]});
+        for_each_device(question, |_, device| {
+            let consumptions = device["consumesCounters"].as_array_mut();
+            for consumption in consumptions.into_iter().flatten() {
+                consumption["compatibilityGroups"] = json!(["common"]);
+            }
+        });
+        for slice in question["slices"].as_array_mut().unwrap() {
+            if slice["spec"]["devices"].is_array() {
+                slice["spec"]["skipNodeOperations"] = json!(["*"]);
+            }
+        }
+    });
+}
+
+/// Calls `change` with the driver of each device and the device.
+fn for_each_device(question: &mut Value, mut change: impl FnMut(&str, &mut Value)) {
+    for slice in question["slices"].as_array_mut().unwrap() {
+        let driver = slice["spec"]["driver"].as_str().unwrap().to_owned();
+        let devices = slice["spec"]["devices"].as_array_mut();
+        for device in devices.into_iter().flatten() {
+            change(&driver, device);
+        }
+    }
 }
 
 fn check_answers(change: impl Fn(&mut Value)) {

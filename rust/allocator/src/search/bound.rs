@@ -48,36 +48,18 @@ impl<'s, 'a> Search<'s, 'a> {
         let free: Vec<bool> = (0..facts.class.len())
             .map(|index| self.counters_suffice(index))
             .collect();
-        let mut groups: HashMap<(usize, usize), Group> = HashMap::new();
-        let mut alone = 0;
+        let mut possible: Vec<Vec<usize>> = Vec::new();
         for demand in &demands {
             let devices = self.devices(facts, position, demand, &free);
             if devices.len() < demand.count {
                 return true;
             }
-            // Admin access does not use up devices.
-            if demand.tasks.iter().any(|task| task.request.admin_access) {
-                continue;
-            }
-            let current = demand.claim == position.claim || demand.tasks.len() > 1;
-            let key = if current {
-                alone += 1;
-                (usize::MAX, alone)
-            } else {
-                (0, facts.equivalent_tasks[demand.tasks[0].key])
-            };
-            let group = groups.entry(key).or_insert(Group {
-                count: 0,
-                members: 0,
-                devices,
-            });
-            group.count += demand.count;
-            group.members += 1;
+            possible.push(devices);
         }
-        let groups: Vec<Group> = groups.into_values().collect();
+        let groups = groups(facts, position, &demands, &possible);
         !self.devices_suffice(facts, &groups)
             || !self.sums_suffice(facts, &groups)
-            || !self.values_suffice(facts, position, &demands, &free)
+            || !self.values_suffice(facts, position, &demands, &possible)
     }
 
     /// Whether the branch may end with an error, or with too many devices for a claim. The latter is an error only for the
@@ -279,22 +261,55 @@ impl<'s, 'a> Search<'s, 'a> {
         facts: &Facts,
         position: Position,
         demands: &[Demand<'_, 'a>],
-        free: &[bool],
+        possible: &[Vec<usize>],
     ) -> bool {
         for (claim, constraints) in self.constraints.iter().enumerate().skip(position.claim) {
             for (constraint, values) in constraints.iter().zip(&facts.values[claim]) {
-                let bound: Vec<(usize, Vec<usize>)> = demands
+                let bound: Vec<(usize, &[usize])> = demands
                     .iter()
-                    .filter(|demand| demand.claim == claim && applies(constraint, demand))
-                    .map(|demand| (demand.count, self.devices(facts, position, demand, free)))
+                    .zip(possible)
+                    .filter(|(demand, _)| demand.claim == claim && applies(constraint, demand))
+                    .map(|(demand, devices)| (demand.count, devices.as_slice()))
                     .collect();
-                if !values_of(constraint, values, &bound) {
+                if !values.suffice(&bound, constraint.distinct) {
                     return false;
                 }
             }
         }
         true
     }
+}
+
+/// The demands that use up devices, with the possible devices of each.
+fn groups(
+    facts: &Facts,
+    position: Position,
+    demands: &[Demand<'_, '_>],
+    possible: &[Vec<usize>],
+) -> Vec<Group> {
+    let mut groups: HashMap<(usize, usize), Group> = HashMap::new();
+    let mut alone = 0;
+    for (demand, devices) in demands.iter().zip(possible) {
+        // Admin access does not use up devices.
+        if demand.tasks.iter().any(|task| task.request.admin_access) {
+            continue;
+        }
+        let current = demand.claim == position.claim || demand.tasks.len() > 1;
+        let key = if current {
+            alone += 1;
+            (usize::MAX, alone)
+        } else {
+            (0, facts.equivalent_tasks[demand.tasks[0].key])
+        };
+        let group = groups.entry(key).or_insert_with(|| Group {
+            count: 0,
+            members: 0,
+            devices: devices.clone(),
+        });
+        group.count += demand.count;
+        group.members += 1;
+    }
+    groups.into_values().collect()
 }
 
 fn consumed(facts: &Facts, index: usize, name: usize) -> f64 {
@@ -309,39 +324,6 @@ fn applies(constraint: &Constraint<'_>, demand: &Demand<'_, '_>) -> bool {
         .tasks
         .iter()
         .all(|task| constraint.applies_to(&task.request))
-}
-
-fn values_of(
-    constraint: &Constraint<'_>,
-    values: &[Option<usize>],
-    bound: &[(usize, Vec<usize>)],
-) -> bool {
-    let by_value = |devices: &[usize]| {
-        let mut counts: HashMap<usize, usize> = HashMap::new();
-        for value in devices.iter().filter_map(|index| values[*index]) {
-            *counts.entry(value).or_default() += 1;
-        }
-        counts
-    };
-    let counts: Vec<_> = bound.iter().map(|(_, devices)| by_value(devices)).collect();
-    let Some(first) = counts.first() else {
-        return true;
-    };
-    if constraint.distinct {
-        let different: std::collections::HashSet<usize> =
-            counts.iter().flat_map(HashMap::keys).copied().collect();
-        let expected = bound
-            .iter()
-            .map(|(count, _)| *count)
-            .fold(0, usize::saturating_add);
-        return different.len() >= expected;
-    }
-    first.keys().any(|value| {
-        let enough = |(counts, (expected, _)): (&HashMap<usize, usize>, &(usize, _))| {
-            counts.get(value).is_some_and(|count| count >= expected)
-        };
-        counts.iter().zip(bound).all(enough)
-    })
 }
 
 /// A flow from groups of demands to devices, extended by augmenting paths.

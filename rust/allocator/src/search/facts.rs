@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::Search;
+use super::values::{self, Values};
 use crate::capacity;
 use crate::constraints::{is_comparable, look_up};
 use crate::error::Error;
@@ -32,8 +33,8 @@ pub(super) struct Facts {
     pub(super) class: Vec<usize>,
     /// By candidate: the previous member of its class.
     pub(super) previous: Vec<Option<usize>>,
-    /// By claim, constraint and candidate: the number of the attribute value.
-    pub(super) values: Vec<Vec<Vec<Option<usize>>>>,
+    /// By claim and constraint.
+    pub(super) values: Vec<Vec<Values>>,
     /// By the task's key: whether it can end the search with an error.
     pub(super) fails: Vec<bool>,
     /// By claim and choice, and after the last one: whether the rest of the search can end with an error.
@@ -65,9 +66,14 @@ impl Facts {
                 }
             }
         }
-        let values = values(search);
+        let values = values::gather(&search.constraints, search.candidate_set);
         let (consumption, counter_names, negative) = consumption(search);
-        let class = classes(search, &fits, &values, negative || order_matters(search));
+        let fails = fails(claims, &fits);
+        let mut alone = in_order(claims, &fails, count);
+        if negative || order_matters(search) {
+            alone.fill(true);
+        }
+        let class = classes(search, &fits, &values, &alone);
         let mut last = HashMap::new();
         let previous = class
             .iter()
@@ -77,7 +83,6 @@ impl Facts {
         let shares = (0..count)
             .map(|index| search.max_shares(&fits, index))
             .collect();
-        let fails = fails(claims, &fits);
         Ok(Self {
             fails_from: fails_from(claims, &fails),
             fails,
@@ -107,8 +112,9 @@ impl<'a> Search<'_, 'a> {
             constraint.applies_to(&task.request)
                 && look_up(candidate.device, candidate.id(), constraint.attribute).is_none()
         });
+        let skippable = self.candidate_set.operations_are_skippable(&candidate);
         if task.all.is_some() {
-            if tainted {
+            if tainted || !skippable {
                 return Ok(Fit::No);
             }
             if incomparable {
@@ -129,7 +135,7 @@ impl<'a> Search<'_, 'a> {
         Ok(
             match capacity::shortfall(task.request.capacity, candidate.device, used, None) {
                 Err(_) => Fit::Fails,
-                Ok(None) if !tainted && !incomparable => Fit::Yes,
+                Ok(None) if !tainted && !incomparable && skippable => Fit::Yes,
                 Ok(_) => Fit::No,
             },
         )
@@ -181,8 +187,8 @@ impl<'a> Search<'_, 'a> {
 fn classes(
     search: &Search<'_, '_>,
     fits: &[Vec<Fit>],
-    values: &[Vec<Vec<Option<usize>>>],
-    each_alone: bool,
+    values: &[Vec<Values>],
+    alone: &[bool],
 ) -> Vec<usize> {
     let mut known = HashMap::new();
     (0..search.candidate_set.candidates.len())
@@ -197,9 +203,12 @@ fn classes(
                 (json(&device.capacity), used)
             });
             let fits: Vec<Fit> = fits.iter().map(|row| row[index]).collect();
-            let values: Vec<Option<usize>> =
-                values.iter().flatten().map(|row| row[index]).collect();
-            let alone = each_alone.then_some(index);
+            let values: Vec<Option<usize>> = values
+                .iter()
+                .flatten()
+                .map(|values| values.whole[index])
+                .collect();
+            let alone = alone[index].then_some(index);
             let next = known.len();
             *known
                 .entry((counters, share, fits, values, alone))
@@ -208,8 +217,29 @@ fn classes(
         .collect()
 }
 
+/// By candidate: whether its position matters. The devices of "All" are allocated in order, and whether one that is in use
+/// or one that causes an error comes first decides the result.
+fn in_order(claims: &[PlannedClaim<'_>], fails: &[bool], count: usize) -> Vec<bool> {
+    let mut in_order = vec![false; count];
+    for task in claims
+        .iter()
+        .flat_map(|planned| &planned.choices)
+        .flat_map(|choice| choice.tasks())
+        .filter(|task| fails[task.key])
+    {
+        for index in task.all.iter().flatten() {
+            in_order[*index] = true;
+        }
+    }
+    in_order
+}
+
 /// Whether a constraint accepts a set of devices only in some orders. Devices of one class are then not interchangeable.
+/// The order of sets of values never matters.
 fn order_matters(search: &Search<'_, '_>) -> bool {
+    if search.candidate_set.gates.list_attributes {
+        return false;
+    }
     let constraints = search.constraints.iter().flatten();
     constraints
         .filter(|constraint| constraint.distinct)
@@ -221,33 +251,8 @@ fn order_matters(search: &Search<'_, '_>) -> bool {
         })
 }
 
-fn json(value: &impl Serialize) -> String {
+pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
-}
-
-fn values(search: &Search<'_, '_>) -> Vec<Vec<Vec<Option<usize>>>> {
-    let candidates = &search.candidate_set.candidates;
-    search
-        .constraints
-        .iter()
-        .map(|constraints| {
-            constraints
-                .iter()
-                .map(|constraint| {
-                    let mut known = HashMap::new();
-                    candidates
-                        .iter()
-                        .map(|candidate| {
-                            let value =
-                                look_up(candidate.device, candidate.id(), constraint.attribute)?;
-                            let next = known.len();
-                            Some(*known.entry(json(value)).or_insert(next))
-                        })
-                        .collect()
-                })
-                .collect()
-        })
-        .collect()
 }
 
 type Consumption = (Vec<Vec<(usize, f64)>>, BTreeMap<String, usize>, bool);
@@ -315,12 +320,12 @@ fn equivalent_tasks(claims: &[PlannedClaim<'_>], fits: &[Vec<Fit>]) -> Vec<usize
         .flat_map(|planned| &planned.choices)
         .flat_map(|choice| choice.tasks())
     {
-        let message = (
+        let key = (
             &fits[task.key],
             task.request.admin_access,
             json(&task.request.capacity),
         );
-        equivalent_tasks[task.key] = *known.entry(message).or_insert(task.key);
+        equivalent_tasks[task.key] = *known.entry(key).or_insert(task.key);
     }
     equivalent_tasks
 }

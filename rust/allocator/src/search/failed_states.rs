@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use super::facts::{Facts, Fit};
+use super::values::Values;
 use super::{Position, Search};
+use crate::constraints::Constraint;
 
 /// Limit for all recorded states, in bytes.
 const MAX_BYTES: usize = 64 << 20;
@@ -115,35 +117,35 @@ impl Search<'_, '_> {
             .map_or(facts.class.len(), |next| from + next)
     }
 
-    /// The accepted values of the claim's constraints: the first one if all must be equal, all if they must differ.
+    /// The different values that the claim's constraints accepted. What they have in common depends on nothing else.
     fn add_values(&self, facts: &Facts, position: Position, state: &mut Vec<u32>) {
         let Some(constraints) = self.constraints.get(position.claim) else {
             return;
         };
         for (constraint, values) in constraints.iter().zip(&facts.values[position.claim]) {
-            let accepted = self.accepted(position.claim, constraint, values);
-            let mut accepted: Vec<u32> = accepted
+            let mut accepted: Vec<u32> = self
+                .accepted(position.claim, constraint, values)
                 .map(number)
-                .take(if constraint.distinct { usize::MAX } else { 1 })
                 .collect();
             accepted.sort_unstable();
+            accepted.dedup();
             state.push(number(accepted.len()));
             state.extend(accepted);
         }
     }
 
     /// The numbers of the accepted values of a constraint.
-    pub(super) fn accepted<'v>(
+    fn accepted<'v>(
         &'v self,
         claim: usize,
-        constraint: &'v crate::constraints::Constraint<'_>,
-        values: &'v [Option<usize>],
+        constraint: &'v Constraint<'_>,
+        values: &'v Values,
     ) -> impl Iterator<Item = usize> + 'v {
         self.found.devices[claim].iter().filter_map(move |chosen| {
             let task = self.claims[claim].choices[chosen.choice].task(chosen.alternative)?;
             constraint
                 .applies_to(&task.request)
-                .then_some(values[chosen.candidate])
+                .then_some(values.whole[chosen.candidate])
                 .flatten()
         })
     }
