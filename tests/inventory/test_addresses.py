@@ -78,9 +78,11 @@ def test_an_error_of_the_kernel_is_not_an_interface_without_addresses(monkeypatc
     ("message", "number"),
     [
         (struct.pack("=IHHII", 16, 3, 0x10, 1, 0), errno.EINTR),
+        (struct.pack("=IHHIIi", 20, 3, 0x2, 1, 0, -errno.ENOBUFS), errno.ENOBUFS),
         (struct.pack("=IHHII", 4, 20, 0, 1, 0), errno.EBADMSG),
+        (struct.pack("=IHHIIBBBBI", 28, 20, 0x2, 1, 0, socket.AF_INET, 24, 0, 0, 1), errno.EBADMSG),
     ],
-    ids=["changed meanwhile", "damaged"],
+    ids=["changed meanwhile", "failed in the middle", "damaged", "truncated"],
 )
 def test_an_incomplete_response_is_an_error(monkeypatch: pytest.MonkeyPatch, message: bytes, number: int) -> None:
     kernel, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

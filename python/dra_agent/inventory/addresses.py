@@ -53,14 +53,18 @@ def _dump(index: int, flags: int) -> tuple[str, ...]:
         body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         link.send(_HEADER.pack(_HEADER.size + len(body), _RTM_GETADDR, _REQUEST | _DUMP, 1, 0) + body)
         while True:
-            data = link.recv(1 << 16)
-            while len(data) >= _HEADER.size:
+            data, _, received, _ = link.recvmsg(1 << 16)
+            if received & socket.MSG_TRUNC:
+                raise ValueError(received)
+            while data:
                 length, kind, state, *_ = _HEADER.unpack_from(data)
-                if length < _HEADER.size:
+                if not _HEADER.size <= length <= len(data):
                     raise ValueError(length)
-                if kind == _NLMSG_ERROR:
+                # The end of a dump has the error that stopped it (netlink_dump_done in net/netlink/af_netlink.c).
+                if kind == _NLMSG_ERROR or (kind == _NLMSG_DONE and length >= _HEADER.size + _ERROR.size):
                     number = -_ERROR.unpack_from(data, _HEADER.size)[0]
-                    raise OSError(number, os.strerror(number))
+                    if kind == _NLMSG_ERROR or number > 0:
+                        raise OSError(number, os.strerror(number))
                 if state & _INTERRUPTED:  # addresses changed between two parts, and one may be missing
                     raise OSError(errno.EINTR, os.strerror(errno.EINTR))
                 if kind == _NLMSG_DONE:
