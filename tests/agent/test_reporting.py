@@ -128,9 +128,9 @@ def test_claim_status_can_be_disabled(
     assert not call(kubelet_dir, "prepare", claim)[claim[2]].error
     metrics = process.get("/metrics")[1]
     assert "dra_agent_events_written" in metrics and "dra_agent_claim_status" not in metrics
-    assert not [request for request in fake_api.requests if request.write and "resourceclaims" in request.path]
     assert not (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").exists()
     assert process.end() == 0
+    assert not [request for request in fake_api.requests if request.write and "resourceclaims" in request.path]
 
 
 def test_a_refused_slice_is_reported_by_an_event_on_the_node(
