@@ -168,12 +168,13 @@ def test_a_node_that_the_kernel_has_not_filled_in_is_waited_for(bench: Bench) ->
 
 
 @pytest.mark.usefixtures("unsettled")
-def test_links_that_the_kernel_has_not_created_are_waited_for(bench: Bench) -> None:
-    # kfd_build_sysfs_node_entry creates the properties of a node, and then its links.
+@pytest.mark.parametrize("missing", ["1", "1/properties"])
+def test_links_that_the_kernel_has_not_created_are_waited_for(missing: str, bench: Bench) -> None:
+    # kfd_build_sysfs_node_entry creates the properties of a node, then its links, and then their properties.
     before = [device.to_api() for device in bench.look().devices]
     bench.divide("CPX")
     bench.divide("SPX")
-    link, aside = bench.host.sysfs / NODES / "1/io_links/1", bench.host.sysfs.parent / "link"
+    link, aside = bench.host.sysfs / NODES / "1/io_links" / missing, bench.host.sysfs.parent / "link"
     link.rename(aside)
     kernel = threading.Timer(REBUILD_S, aside.rename, (link,))
     kernel.start()

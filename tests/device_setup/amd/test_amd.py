@@ -147,11 +147,13 @@ def test_errors_of_the_driver_are_reported(bench: Bench, errno: int, error: type
 
 def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> None:
     setup = bench.setup(deadline=patience)
-    item = bench.item("-cpx-0")
+    item, other = bench.item("-cpx-0"), bench.item("-cpx-0", SECOND)
     inject.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not returned"):
         given(setup, "uid-1", item)
-    assert len(given(bench.setup(), "uid-2", bench.item("-cpx-0", SECOND))) == 1
+    unread(bench.host, FIRST)
+    assert len(given(setup, "uid-2", other)) == 1
+    assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     inject.clear(bench.root)
     setup._writes._pending[FIRST][0].join(DEADLINE_S)
     given(setup, "uid-1", item)

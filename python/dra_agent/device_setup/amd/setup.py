@@ -94,8 +94,9 @@ class AmdPartitionSetup:
     ) -> None:
         """`changes` is informed of GPUs whose mode is being changed, for components that read them concurrently."""
         self._host = host
-        self._topology = KfdReader(host)
         self._changes = changes or ModeChanges()
+        self._topology = KfdReader(host)
+        self._topology.follow(self._changes)
         self._writes = TimedWriter(NotifyingWriter(kernel, self._changes, deadline + SETTLE_TIMEOUT_S), deadline)
         self._holders = StateFiles(state_dir / "amd", GpuModeHolders)
         self._locks = setup_locks(state_dir, "amd")

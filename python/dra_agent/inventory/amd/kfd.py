@@ -114,7 +114,8 @@ class KfdReader:
                     Diagnostic(
                         str(self._host.sysfs / NODES),
                         f"the compute topology of AMD GPUs changes while it is read, for {REBUILD_TIMEOUT_S:g} s",
-                        "check the kernel log (dmesg) for a GPU that does not complete a change of its partition mode",
+                        "check the kernel log (dmesg): a change of a partition mode may not complete, or nodes or "
+                        "links of a GPU may be hidden from the agent",
                         severity="warning",
                     )
                 )
@@ -145,9 +146,11 @@ class KfdReader:
         if any(self._must_have_nodes(address) for address in self._nodes.keys() - nodes.keys()):
             return False
         for node in itertools.chain.from_iterable(nodes.values()):
-            # The kernel creates this directory, then the properties with the number of links, and then the links.
-            links = SysfsDir(self._host.sysfs / NODES / str(node.node_id), []).subdir("io_links")
-            if links.folder.is_dir() and len(links.names()) < node.link_count:
+            # The kernel creates this directory, then the properties with the number of links, then each link, and then
+            # its properties (kfd_build_sysfs_node_entry).
+            links = self._host.sysfs / NODES / str(node.node_id) / "io_links"
+            complete = [name for name in SysfsDir(links, []).names() if (links / name / "properties").exists()]
+            if links.is_dir() and len(complete) < node.link_count:
                 return False
         return True
 
