@@ -124,8 +124,13 @@ def test_claim_status_can_be_disabled(
     fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
 ) -> None:
     process = agent("--no-claim-status", "--metrics-address", "127.0.0.1:0")
-    claim = make_claim(fake_api, "first", gpu(tmp_path))
-    assert not call(kubelet_dir, "prepare", claim)[claim[2]].error
+    # The Event of the second claim is written later than a status would be (claim_status.DEBOUNCE_S).
+    fake_api.fail(503, path="/events", retry_after=2)
+    device = gpu(tmp_path)
+    claims = make_claim(fake_api, "first", device), make_claim(fake_api, "second", device)
+    responses = call(kubelet_dir, "prepare", *claims)
+    assert sorted(bool(response.error) for response in responses.values()) == [False, True]
+    eventually(lambda: fake_api.objects("events"))
     metrics = process.get("/metrics")[1]
     assert "dra_agent_events_written" in metrics and "dra_agent_claim_status" not in metrics
     assert not (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").exists()
