@@ -5,6 +5,8 @@ Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are ev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
@@ -161,8 +163,15 @@ def node_blockers(pod: Object, node: Object) -> list[str]:
     Raises:
         PermanentError: A field has a wrong type.
     """
-    try:
+    with fields_read(node):
         return scheduling_blockers(pod, node)
+
+
+@contextmanager
+def fields_read(node: Object) -> Iterator[None]:
+    """Report a field of a wrong type, of this node or of a pod that is compared with it, as a PermanentError."""
+    try:
+        yield
     except (AttributeError, TypeError, KeyError) as error:
         name = node["metadata"]["name"]
         raise PermanentError(

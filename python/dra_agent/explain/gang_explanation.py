@@ -5,7 +5,6 @@ docs/how-to/operate/gangs.md describes the result.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,13 +15,13 @@ from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
+from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
-from dra_agent.explain.kueue_flavors import NOT_EVALUATED, flavor_blockers
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 
@@ -31,7 +30,7 @@ MAX_EXPLAINED_NODES = 8
 SWEEPS_SHARE = 0.3
 """The part of the time in which the nodes of each kind are examined before members are placed."""
 MIN_COUNT_S = 1.0
-"""For the count of devices, if the deadline is over."""
+"""For all counts of devices, if the deadline is over."""
 ASSUMED = (
     "assumed: of several nodes, a pod gets the one with its best alternative, then with the fewest of these pods, then "
     "the first by name; kube-scheduler also considers CPU, memory, images, spread and pod affinity"
@@ -135,24 +134,13 @@ def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float
     cluster = Cluster(slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
     found = _Evaluation(gang, cluster, known, [], [], end)
     sweeps_end = time.monotonic() + found.seconds * SWEEPS_SHARE
-    blockers: dict[tuple[str, str], dict[str, list[str]]] = {}
+    comparison = NodeComparison(known, end, has_fields=snapshot.nodes is not None)
     for kind in gang.kinds:
-        spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
-        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors)
-        if constraints not in blockers:
-            blockers[constraints] = {
-                name: flavor_blockers(kind.flavors, {"spec": spec}, node) if snapshot.nodes is not None else []
-                for name, node in known.items()
-            }
-        usable = sorted(name for name, reasons in blockers[constraints].items() if not reasons)
+        permitted = comparison.permitted(kind)
+        usable = permitted.usable
         found.usable.append(usable)
-        found.blocked.append(Counter("; ".join(reasons) for reasons in blockers[constraints].values() if reasons))
-        found.unknown |= {
-            name: reason
-            for name, reasons in blockers[constraints].items()
-            for reason in reasons
-            if reason.startswith(NOT_EVALUATED)
-        }
+        found.blocked.append(permitted.blocked)
+        found.unknown |= permitted.unknown
         seconds = sweeps_end - time.monotonic()
         if not kind.members or seconds <= 0:
             found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
@@ -160,9 +148,6 @@ def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float
         sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=seconds)
         found.fitting.append(sorted([*sweep.fits, *sweep.unexamined]))
     return found
-
-
-_PLACING = ("nodeSelector", "affinity", "tolerations")
 
 
 def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node: str | None) -> Object:
@@ -201,8 +186,8 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
         more = f" and {len(others)} more" if others else ""
         result["notes"].append(f"node {name}{more}: {reason}")
     elif not result["fits"] and not outcome.is_late:
-        seconds = max(MIN_COUNT_S, evaluation.seconds)
-        proof = impossible(gang, snapshot, evaluation.fitting, deadline=seconds)
+        end = time.monotonic() + max(MIN_COUNT_S, evaluation.seconds)
+        proof = impossible(gang, snapshot, evaluation.fitting, end)
         result["search"] = remedy(gang, snapshot, [placer for _, placer, _ in attempts], outcome, proof)
     return result
 

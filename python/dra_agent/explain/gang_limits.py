@@ -7,6 +7,7 @@ it is never too low.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,14 +32,14 @@ class _Need(NamedTuple):
     """Devices of each member."""
 
 
-def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], *, deadline: float) -> str | None:
+def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], end: float) -> str | None:
     """Return why no placement has enough members; None if that is not certain.
 
     Arguments:
         gang: The members.
         snapshot: The cluster.
         nodes: For each kind, the nodes on which one member fits alone.
-        deadline: Seconds for one count of devices.
+        end: The deadline of all counts of devices together, of the monotonic clock.
     """
     for number, kind in enumerate(gang.kinds):
         if kind.members and not nodes[number] and gang.total - len(kind.members) < gang.needed:
@@ -59,12 +60,12 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], *
         if need.devices > 1 and _has_shares(slices):
             continue  # Which devices shares are taken from decides how many requests for several devices fit.
         members = len(gang.kinds[need.kind].members)
-        most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, deadline)
+        most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, end)
         if most is not None and most < members:
             each = f" ({need.devices} devices)" if need.devices > 1 else ""
             name = gang.kinds[need.kind].name
             return f"there are devices for request {need.request}{each} of {most} pods, and {name} has {members}"
-    return _too_few_in_total(gang, cluster, needs, nodes, deadline)
+    return _too_few_in_total(gang, cluster, needs, nodes, end)
 
 
 def _without_counters(slices: Iterable[Object]) -> list[Object]:
@@ -91,7 +92,7 @@ def _has_shares(slices: Iterable[Object]) -> bool:
 
 
 def _too_few_in_total(
-    gang: Gang, cluster: Cluster, needs: Sequence[_Need], nodes: Sequence[Sequence[str]], deadline: float
+    gang: Gang, cluster: Cluster, needs: Sequence[_Need], nodes: Sequence[Sequence[str]], end: float
 ) -> str | None:
     same: dict[str, list[_Need]] = {}
     for need in needs:
@@ -99,7 +100,7 @@ def _too_few_in_total(
     for group in same.values():
         wanted = sum(need.devices * len(gang.kinds[need.kind].members) for need in group)
         everywhere = sorted({node for need in group for node in nodes[need.kind]})
-        found = _copies(cluster, group[0].exactly, 1, everywhere, wanted, deadline)
+        found = _copies(cluster, group[0].exactly, 1, everywhere, wanted, end)
         if found is not None and found < wanted:
             where = f"class {group[0].exactly.get('deviceClassName')}"
             return f"the pods need {wanted} devices of {where}, and {found} are available to them"
@@ -121,12 +122,13 @@ def _needs(gang: Gang) -> Iterator[_Need]:
                 yield _Need(number, str(request.get("name")), selecting, exactly.get("count") or 1)
 
 
-def _copies(
-    cluster: Cluster, exactly: Object, count: int, nodes: Sequence[str], needed: int, deadline: float
-) -> int | None:
+def _copies(cluster: Cluster, exactly: Object, count: int, nodes: Sequence[str], needed: int, end: float) -> int | None:
     """Return how many times the nodes have `count` of these devices; None if it is not known exactly, or enough."""
+    seconds = end - time.monotonic()
+    if seconds <= 0:
+        return None
     request = {"name": "devices", "exactly": {**exactly, "allocationMode": "ExactCount", "count": count}}
     claim = {"metadata": {"name": "devices"}, "spec": {"devices": {"requests": [request]}}}
-    found = cluster.capacity([claim], nodes=nodes, limit=needed, deadline=deadline)
+    found = cluster.capacity([claim], nodes=nodes, limit=needed, deadline=seconds)
     is_shared = any(entry.has_network_devices for entry in found.nodes) and count > 1
     return None if found.total_is_partial or is_shared else found.total

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dra_agent.api_object import Object
-from dra_agent.explain.capacity import node_blockers
+from dra_agent.explain.capacity import fields_read, node_blockers
+from dra_agent.explain.placement import tolerates, untolerated
 
 MAX_TAINT_SETS = 128
 """Sets of taints of a node that can remain with different flavors; those that have another one as a part do not count.
 A node with at most 9 taints has no more: 9 over 4 are 126."""
 NOT_EVALUATED = "not evaluated"
+_Permitted = tuple[tuple[int, ...], ...]
+"""For each group, the numbers of flavors."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -83,58 +87,96 @@ def _relevant_affinity(spec: Object, labels: Mapping[str, str]) -> Object | None
     return {"nodeSelectorTerms": terms} if terms else None
 
 
-def flavor_blockers(choice: FlavorChoice, pod: Object, node: Object) -> list[str]:
-    """Return why pods with one of these flavors of each group cannot be on a node, without devices; empty if they can.
+class FlavoredPods:
+    """Pods with one of these flavors of each group, which are compared with nodes.
 
-    The only reason begins with NOT_EVALUATED if that is not known.
-
-    Raises:
-        PermanentError: A field has a wrong type.
+    What nodes with the same taints and the same permitted flavors have in common is computed once.
     """
-    spec = pod.get("spec") or {}
-    labels = (node.get("metadata") or {}).get("labels") or {}
-    found: list[str] = []
-    permitted: list[Sequence[Flavor]] = []
-    for group in filter(None, choice):
-        missing = [list(_missing_labels(flavor, labels)) for flavor in group]
-        matching = [flavor for flavor, reasons in zip(group, missing, strict=True) if not reasons]
-        permitted.append(matching or group[:1])
-        if not matching:
-            found += missing[0]
-            if others := len(group) - 1:
-                found.append(
-                    f"{others} other ResourceFlavor{'s do' if others > 1 else ' does'} not match the node either"
-                )
-    own = _untolerated(spec.get("tolerations") or (), node)
-    remaining = _remaining_taints(permitted, own, node)
-    kept = own if remaining is None else remaining
-    found += [reason for reason in node_blockers({"spec": spec}, node) if reason not in own or reason in kept]
-    if remaining is None and own.issuperset(found):
-        number = f"more than {MAX_TAINT_SETS} combinations of ResourceFlavors"
-        return [f"{NOT_EVALUATED}: {number} tolerate different taints of the node"]
-    return found
 
+    def __init__(self, choice: FlavorChoice, pod: Object) -> None:
+        """Compare with no node yet."""
+        self._spec = pod.get("spec") or {}
+        self._flavors = [flavor for group in choice for flavor in group]
+        numbers = iter(range(len(self._flavors)))
+        self._groups = [[next(numbers) for _ in group] for group in choice if group]
+        self._compared: dict[str, set[int]] = {}
+        """For each taint, as a reason, the flavors that were compared with it."""
+        self._tolerant: dict[str, set[int]] = {}
+        """Those of them that tolerate it."""
+        self._fewest: dict[tuple[frozenset[str], _Permitted], frozenset[str] | None] = {}
 
-def _untolerated(tolerations: Sequence[Object], node: Object) -> frozenset[str]:
-    """Return the taints of a node, as reasons, that these tolerations do not tolerate."""
-    return frozenset(node_blockers({"spec": {"tolerations": tolerations}}, node))
+    def blockers(self, node: Object) -> list[str]:
+        """Return why the pods cannot be on a node, without devices; empty if they can.
 
+        The only reason begins with NOT_EVALUATED if that is not known.
 
-def _remaining_taints(groups: Iterable[Sequence[Flavor]], own: frozenset[str], node: Object) -> frozenset[str] | None:
-    """Return the fewest taints that pods with one flavor of each group do not tolerate; None if that is not known.
+        Raises:
+            PermanentError: A field has a wrong type.
+        """
+        with fields_read(node):
+            return self._blockers(node)
 
-    Arguments:
-        groups: The flavors of each group.
-        own: The taints that the pods do not tolerate without a flavor.
-        node: The node with the taints.
-    """
-    found = {own}
-    for group in groups if own else ():
-        of_flavors = {_untolerated(flavor.tolerations, node) for flavor in group}
-        found = _smallest(before & one for before in found for one in of_flavors)
-        if len(found) > MAX_TAINT_SETS:
-            return None
-    return min(found, key=lambda taints: (len(taints), sorted(taints)))
+    def _blockers(self, node: Object) -> list[str]:
+        labels = (node.get("metadata") or {}).get("labels") or {}
+        found: list[str] = []
+        permitted: list[tuple[int, ...]] = []
+        for group in self._groups:
+            matching = [number for number in group if _has_labels(self._flavors[number], labels)]
+            permitted.append(tuple(matching or group[:1]))
+            if not matching:
+                found += _missing_labels(self._flavors[group[0]], labels)
+                if others := len(group) - 1:
+                    found.append(
+                        f"{others} other ResourceFlavor{'s do' if others > 1 else ' does'} not match the node either"
+                    )
+        own = dict(untolerated(self._spec.get("tolerations") or (), node.get("spec") or {}))
+        remaining = self._remaining_taints(tuple(permitted), own)
+        kept = own.keys() if remaining is None else remaining
+        reasons = node_blockers({"spec": self._spec}, node)
+        found += [reason for reason in reasons if reason not in own or reason in kept]
+        if remaining is None and own.keys() >= set(found):
+            number = f"more than {MAX_TAINT_SETS} combinations of ResourceFlavors"
+            return [f"{NOT_EVALUATED}: {number} tolerate different taints of the node"]
+        return found
+
+    def _remaining_taints(self, permitted: _Permitted, own: Mapping[str, Mapping[str, Any]]) -> frozenset[str] | None:
+        """Return the fewest taints that pods with one flavor of each group do not tolerate; None if that is not known.
+
+        Arguments:
+            permitted: The flavors of each group.
+            own: The taints that the pods do not tolerate without a flavor, by reason.
+        """
+        flavors = {flavor for group in permitted for flavor in group}
+        # A taint that no flavor tolerates remains in any case. Without it, more nodes are alike.
+        tolerated = frozenset(
+            reason for reason, taint in own.items() if not flavors.isdisjoint(self._tolerating(reason, taint, flavors))
+        )
+        known = (tolerated, permitted)
+        if known not in self._fewest:
+            self._fewest[known] = self._fewest_taints(tolerated, permitted)
+        fewest = self._fewest[known]
+        return None if fewest is None else fewest | (own.keys() - tolerated)
+
+    def _tolerating(self, reason: str, taint: Mapping[str, Any], flavors: set[int]) -> set[int]:
+        """Return the flavors that tolerate a taint: those of `flavors`, and others that were compared earlier."""
+        compared = self._compared.setdefault(reason, set())
+        tolerant = self._tolerant.setdefault(reason, set())
+        for flavor in flavors - compared:
+            if any(tolerates(toleration, taint) for toleration in self._flavors[flavor].tolerations):
+                tolerant.add(flavor)
+        compared |= flavors
+        return tolerant
+
+    def _fewest_taints(self, tolerated: frozenset[str], permitted: _Permitted) -> frozenset[str] | None:
+        found = {tolerated}
+        for group in permitted if tolerated else ():
+            of_flavors = {
+                frozenset(reason for reason in tolerated if flavor not in self._tolerant[reason]) for flavor in group
+            }
+            found = _smallest(before & one for before in found for one in of_flavors)
+            if len(found) > MAX_TAINT_SETS:
+                return None
+        return min(found, key=lambda taints: (len(taints), sorted(taints)))
 
 
 def _smallest(sets: Iterable[frozenset[str]]) -> set[frozenset[str]]:
@@ -144,6 +186,10 @@ def _smallest(sets: Iterable[frozenset[str]]) -> set[frozenset[str]]:
         if len(found) <= MAX_TAINT_SETS and not any(smaller <= one for smaller in found):
             found.append(one)
     return set(found)
+
+
+def _has_labels(flavor: Flavor, labels: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in flavor.labels.items())
 
 
 def _missing_labels(flavor: Flavor, labels: Mapping[str, str]) -> Iterable[str]:

@@ -30,13 +30,34 @@ def scheduling_blockers(pod: Object, node: Object) -> list[str]:
     )
     if required is not None and not matches(required, name, labels):
         found.append("the pod's node affinity does not match the node")
-    found += _taints(spec.get("tolerations") or (), node.get("spec") or {})
+    found += [reason for reason, _ in untolerated(spec.get("tolerations") or (), node.get("spec") or {})]
     return found
 
 
 def matches(selector: Object, name: str, labels: Mapping[str, str]) -> bool:
     """Return whether a NodeSelector matches a node: any of its terms, with all expressions of that term."""
     return any(_term(term, name, labels) for term in selector.get("nodeSelectorTerms") or ())
+
+
+def untolerated(tolerations: Iterable[Object], spec: Object) -> list[tuple[str, Object]]:
+    """Return what these tolerations do not tolerate of a node with this spec: each reason with the taint.
+
+    A cordon is a taint, too.
+    """
+    tolerations = list(tolerations)
+    found: list[tuple[str, Object]] = []
+    if spec.get("unschedulable") and not any(tolerates(one, _UNSCHEDULABLE) for one in tolerations):
+        found.append(("the node is cordoned", _UNSCHEDULABLE))
+    for taint in spec.get("taints") or ():
+        if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
+            continue
+        if spec.get("unschedulable") and taint.get("key") == _UNSCHEDULABLE["key"]:
+            continue  # reported above
+        if not any(tolerates(one, taint) for one in tolerations):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            reason = f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}"
+            found.append((reason, taint))
+    return found
 
 
 def tolerates(toleration: Object, taint: Object) -> bool:
@@ -52,22 +73,6 @@ def tolerates(toleration: Object, taint: Object) -> bool:
     if operator in {"Gt", "Lt"}:
         return _compared(actual, operator, [tolerated])
     return bool(toleration.get("key")) and tolerated == actual
-
-
-def _taints(tolerations: Iterable[Object], spec: Object) -> list[str]:
-    tolerations = list(tolerations)
-    found = []
-    if spec.get("unschedulable") and not any(tolerates(one, _UNSCHEDULABLE) for one in tolerations):
-        found.append("the node is cordoned")
-    for taint in spec.get("taints") or ():
-        if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
-            continue
-        if spec.get("unschedulable") and taint.get("key") == _UNSCHEDULABLE["key"]:
-            continue  # reported above
-        if not any(tolerates(one, taint) for one in tolerations):
-            value = f"={taint['value']}" if taint.get("value") else ""
-            found.append(f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}")
-    return found
 
 
 def _term(term: Object, name: str, labels: Mapping[str, str]) -> bool:
