@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import os
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.device_setup.open_files import (
     DeviceNode,
     class_node,
@@ -33,6 +35,7 @@ from dra_agent.processes.visibility import hidden_processes_reason
 from eventually import eventually
 
 NODE = DeviceNode("/dev/accelerator0")
+IN_TIME = Deadline(math.inf)
 HOSTS, PODS = "pid:[4026531836]", "pid:[4026532201]"
 
 
@@ -57,7 +60,7 @@ def hidden(host: Host) -> None:
 
 def test_a_node_is_unused_if_all_processes_are_visible(host: Host) -> None:
     assert hidden_processes_reason(host) == ""
-    require_unused(host, [NODE], "device a")
+    require_unused(host, [NODE], "device a", IN_TIME)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_hidden_processes_are_an_error_with_a_hint(host: Host, where: Callable[[
     where(host)
     assert reason in hidden_processes_reason(host)
     with pytest.raises(RetryableError, match=rf"a process has {NODE} open: .*{reason}.*hostPID.*devices\.conf"):
-        require_unused(host, [NODE], "device a")
-    require_unused(host, [], "device a")  # without a node there is nothing to have open
+        require_unused(host, [NODE], "device a", IN_TIME)
+    require_unused(host, [], "device a", IN_TIME)  # without a node there is nothing to have open
 
 
 def test_a_visible_process_is_named_also_with_hidden_ones(host: Host) -> None:
@@ -77,7 +80,7 @@ def test_a_visible_process_is_named_also_with_hidden_ones(host: Host) -> None:
     (host.proc / "4711/comm").write_text("train\n")
     (host.proc / "4711/fd/3").symlink_to(host.dev / "accelerator0")
     with pytest.raises(RetryableError, match=r"it is busy: train \(process 4711\) has /dev/accelerator0 open"):
-        require_unused(host, [NODE], "device a", "it is busy")
+        require_unused(host, [NODE], "device a", IN_TIME, "it is busy")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -97,7 +100,7 @@ def test_a_real_process_is_found(host: Host) -> None:
     real = Host(dev=host.dev)
     with (host.dev / "accelerator0").open("rb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as process:
         try:
-            assert [holder.pid for holder in processes_holding(real, [NODE]).found] == [process.pid]
+            assert [holder.pid for holder in processes_holding(real, [NODE], IN_TIME).found] == [process.pid]
         finally:
             process.kill()
 
@@ -142,21 +145,21 @@ OPENS_A_FILE = """
 def test_a_process_whose_first_thread_has_ended_is_found(host: Host) -> None:
     with a_process(FIRST_THREAD_ENDS, host.dev / "accelerator0") as pid:
         eventually(lambda: (read_stat(pid) or pytest.fail("it has ended")).state == "Z")
-        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE]).found] == [pid]
+        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE], IN_TIME).found] == [pid]
         stat = read_stat(pid)
         assert stat is not None and not stat.has_ended
 
 
 def test_a_thread_with_another_table_of_files_is_found(host: Host) -> None:
     with a_process(THREAD_WITH_OTHER_FILES, host.dev / "accelerator0") as pid:
-        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE]).found] == [pid]
+        assert [holder.pid for holder in processes_holding(Host(dev=host.dev), [NODE], IN_TIME).found] == [pid]
 
 
 def test_a_device_is_found_by_its_number(host: Host) -> None:
     """The host has no node of it in /dev, or a container has another one."""
     node = DeviceNode("/dev/accelerator1", (1, 7))
     with a_process(OPENS_A_FILE, "/dev/full") as pid:
-        holders = processes_holding(Host(dev=host.dev), [node]).found
+        holders = processes_holding(Host(dev=host.dev), [node], IN_TIME).found
         assert [(holder.pid, holder.node) for holder in holders if holder.pid == pid] == [(pid, node.path)]
 
 
@@ -170,7 +173,7 @@ def test_a_node_that_was_made_elsewhere_is_found(host: Host, tmp_path: Path) -> 
     except OSError as error:
         pytest.skip(f"no device nodes here: {error}")
     with a_process(OPENS_A_FILE, elsewhere) as pid:
-        holders = processes_holding(Host(dev=host.dev), [DeviceNode("/dev/accelerator1")]).found
+        holders = processes_holding(Host(dev=host.dev), [DeviceNode("/dev/accelerator1")], IN_TIME).found
         assert pid in [holder.pid for holder in holders]
 
 
@@ -189,13 +192,13 @@ def test_a_block_device_is_not_the_character_device_with_its_number(host: Host, 
     for kind, path in nodes.items():
         (files / "3").symlink_to(path)
         expected = block if kind == stat.S_IFBLK else character
-        assert [one.node for one in processes_holding(host, [character, block]).found] == [expected.path]
+        assert [one.node for one in processes_holding(host, [character, block], IN_TIME).found] == [expected.path]
         (host.dev / "here").unlink(missing_ok=True)
         os.mknod(host.dev / "here", 0o600 | kind, os.makedev(1, 7))
-        assert [one.node for one in processes_holding(host, [DeviceNode("/dev/here")]).found] == ["/dev/here"]
+        assert [one.node for one in processes_holding(host, [DeviceNode("/dev/here")], IN_TIME).found] == ["/dev/here"]
         (files / "3").unlink()
         (files / "3").symlink_to(nodes[stat.S_IFBLK if kind == stat.S_IFCHR else stat.S_IFCHR])
-        assert processes_holding(host, [expected, DeviceNode("/dev/here")]).found == []
+        assert processes_holding(host, [expected, DeviceNode("/dev/here")], IN_TIME).found == []
         (files / "3").unlink()
 
 
@@ -208,14 +211,14 @@ def test_a_node_of_the_driver_is_found(host: Host, tmp_path: Path) -> None:
     (host.proc / "4711/fd/3").symlink_to(tmp_path / "driver/dev/nvidia0")
     root = DriverRoot(tmp_path / "driver", tmp_path / "driver")
     with_driver = dataclasses.replace(host, driver_root=root)
-    assert [one.pid for one in processes_holding(with_driver, [DeviceNode("/dev/nvidia0")]).found] == [4711]
+    assert [one.pid for one in processes_holding(with_driver, [DeviceNode("/dev/nvidia0")], IN_TIME).found] == [4711]
 
 
 def test_a_process_whose_files_cannot_be_read_may_have_a_node_open(host: Host) -> None:
     (host.proc / "4711").mkdir()
     (host.proc / "4711/fd").touch()
     with pytest.raises(RetryableError, match=rf"a process has {NODE} open: .*open files of process 4711 \(Not a dir"):
-        require_unused(host, [NODE], "device a")
+        require_unused(host, [NODE], "device a", IN_TIME)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOTCONN, errno.ESTALE])
@@ -235,10 +238,10 @@ def test_a_file_system_of_another_user_hides_no_other_file(
     files = host.proc / "4711/fd"
     files.mkdir(parents=True)
     (files / "3").symlink_to(refused)
-    require_unused(host, [NODE], "device a")
+    require_unused(host, [NODE], "device a", IN_TIME)
     (files / "4").symlink_to(host.dev / "accelerator0")
     with pytest.raises(RetryableError, match="4711"):
-        require_unused(host, [NODE], "device a")
+        require_unused(host, [NODE], "device a", IN_TIME)
 
 
 def test_processes_that_are_not_read_in_time_may_have_a_node_open(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,15 +258,22 @@ def test_processes_that_are_not_read_in_time_may_have_a_node_open(host: Host, mo
         (host.proc / f"{pid}/fd").mkdir(parents=True)
         for number in range(3):
             (host.proc / f"{pid}/fd/{number}").touch()
-    require_unused(host, [], "device a")  # without a node nothing is searched
+    require_unused(host, [], "device a", IN_TIME)  # without a node nothing is searched
     late = r"device a: it is busy: .*in use: .* not read the open files of 2 processes within 30 s; end processes"
     with pytest.raises(RetryableError, match=late):
-        require_unused(host, [NODE], "device a", "it is busy")
+        require_unused(host, [NODE], "device a", IN_TIME, "it is busy")
+    for seconds, unread in (
+        (60, "2 processes within 30 s"),
+        (26, "3 processes within 10 s"),  # after the node itself, with 2 paths
+        (-1, "4 processes within 0 s"),
+    ):
+        with pytest.raises(RetryableError, match=f"open files of {unread}"):
+            require_unused(host, [NODE], "device a", Deadline.of(seconds))
     with pytest.raises(RetryableError, match="open files of 2 processes within"):
-        refuse_holders(processes_holding(host, [NODE]), "device a")
+        refuse_holders(processes_holding(host, [NODE], IN_TIME), "device a")
     (host.proc / "4711/fd/4").symlink_to(host.dev / "accelerator0")
     with pytest.raises(RetryableError, match=rf"process 4711\) has {NODE} open; stop them"):
-        require_unused(host, [NODE], "device a")
+        require_unused(host, [NODE], "device a", IN_TIME)
 
 
 def test_threads_are_not_searched_without_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +289,7 @@ def test_threads_are_not_searched_without_end(host: Host, monkeypatch: pytest.Mo
     for thread in range(100, 200):
         (host.proc / f"4711/task/{thread}/fd").mkdir(parents=True)
     with pytest.raises(RetryableError, match="open files of 1 process within"):
-        require_unused(host, [NODE], "device a")
+        require_unused(host, [NODE], "device a", IN_TIME)
 
 
 def test_files_without_a_path_are_not_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +302,7 @@ def test_files_without_a_path_are_not_read(host: Host, monkeypatch: pytest.Monke
     for number, target in enumerate(("socket:[123]", "pipe:[7]", "anon_inode:[eventpoll]")):
         (host.proc / f"4711/fd/{number}").symlink_to(target)
     (host.proc / "4711/fd/5").symlink_to(host.dev / "accelerator0")
-    assert [one.pid for one in processes_holding(host, [NODE]).found] == [4711]
+    assert [one.pid for one in processes_holding(host, [NODE], IN_TIME).found] == [4711]
 
 
 def test_the_kind_of_a_device_node_is_that_of_its_class(tmp_path: Path) -> None:

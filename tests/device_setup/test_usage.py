@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.claim import ClaimDevice
 from dra_agent.cli.main import main
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S
 from dra_agent.device_setup.shares.limiter import CgroupMemory, DriverLimit, ShareLimit, ShareLimitStore
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners
 from dra_agent.device_setup.shares.usage import Usage, UsageReader
@@ -19,6 +21,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.prepare import JournalLedger
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
+from dra_agent.processes.open_file import FileIdentity, identity_of
 from dra_agent.simulate import inject
 from fake_apiserver.fake import FakeApi
 
@@ -168,6 +171,39 @@ def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Pa
     (tree / "proc/1/fd/3").symlink_to(tree / "dev/card0")
     usage = meter(tree).read(held(), amd())
     assert usage.used is None and "process 1" in (usage.note or "") and "user.slice" in (usage.note or "")
+
+
+def test_a_late_search_of_open_files_is_not_repeated_for_each_share(
+    tree: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each open file takes 20 s to read."""
+    now_s = [1000.0]
+
+    def identity(path: Path | str) -> FileIdentity:
+        now_s[0] += 20 if "fd" in Path(path).parts else 0
+        return identity_of(path)
+
+    monkeypatch.setattr("dra_agent.device_setup.open_files.identity_of", identity)
+    monkeypatch.setattr("dra_agent.deadline.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    addresses = "0000:1b:00.0", "0000:1c:00.0"
+    (tree / "dev").mkdir()
+    (tree / "dev/card0").touch()
+    for address in addresses:
+        function = tree / f"sys/bus/pci/devices/{address}/drm/card0"
+        function.mkdir(parents=True)
+        (function / "dev").touch()
+        (function / "uevent").write_text("DEVNAME=card0\n")
+    process(tree, 1, f"user.slice/user-1000.slice/{PODMAN}")
+    (tree / "proc/1/fd").mkdir()
+    for number in range(9):
+        (tree / f"proc/1/fd/{number}").touch()
+    shares = held(), held("default/other", OTHER_POD, share="share-2")
+    reader = meter(tree, *shares)
+    for address in addresses:
+        for share in shares:
+            usage = reader.read(share, msgspec.structs.replace(amd(), pci_address=address))
+            assert usage.used is None and "not read in time" in (usage.note or "")
+    assert now_s[0] < 1000 + 2 * SEARCH_TIMEOUT_S
 
 
 def test_usage_is_unknown_without_the_processes_of_the_host(tree: Path, meter: Meter) -> None:

@@ -72,20 +72,22 @@ class FileHolders:
     """Processes whose open files cannot be read, with the reason."""
     unsearched: int = 0
     """Processes whose open files were not all read in time."""
+    available_s: float = SEARCH_TIMEOUT_S
+    """Seconds that the search had."""
 
 
 class _LateError(Exception):
     """The time for the search is over."""
 
 
-def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, why: str = "") -> None:
+def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, deadline: Deadline, why: str = "") -> None:
     """Reject a driver change while a process uses the device; RetryableError names the process, or why it is unknown.
 
-    `why` starts the message: "it is in mode SPX and in use". It takes at most SEARCH_TIMEOUT_S, and a little for the
-    file that is read then.
+    `why` starts the message: "it is in mode SPX and in use". It takes at most SEARCH_TIMEOUT_S, ends at the deadline,
+    and takes a little more for the file that is read then.
     """
     prefix = f"{why}: " if why else ""
-    holders = processes_holding(host, nodes)
+    holders = processes_holding(host, nodes, deadline)
     refuse_holders(holders, where, prefix)
     hidden = hidden_processes_reason(host) if nodes else ""
     if not hidden and holders.unread:
@@ -105,19 +107,23 @@ def refuse_holders(holders: FileHolders, where: str, prefix: str = "") -> None:
         number = "1 process" if holders.unsearched == 1 else f"{holders.unsearched} processes"
         raise RetryableError(
             f"{prefix}cannot determine if it is in use: the agent has not read the open files of {number} within "
-            f"{SEARCH_TIMEOUT_S:g} s",
+            f"{holders.available_s:.3g} s",
             where=where,
             hint="end processes with very many threads or open files; the agent retries",
         )
 
 
-def processes_holding(host: Host, nodes: Iterable[DeviceNode]) -> FileHolders:
-    """Return the processes that have one of the nodes open, by any path, except for the agent."""
+def processes_holding(host: Host, nodes: Iterable[DeviceNode], deadline: Deadline) -> FileHolders:
+    """Return the processes that have one of the nodes open, by any path, except for the agent.
+
+    The search ends at the deadline, and after SEARCH_TIMEOUT_S.
+    """
     node_by_identity = {identity: node.path for node in nodes for identity in _identities(host, node)}
     found: list[FileHolder] = []
     unread: dict[int, str] = {}
     pids = sorted(process_ids(host.proc)) if node_by_identity else []
-    deadline = Deadline.of(SEARCH_TIMEOUT_S)
+    deadline = deadline.capped(SEARCH_TIMEOUT_S)
+    available_s = deadline.remaining()
     for number, pid in enumerate(pids):
         if pid == os.getpid():
             continue
@@ -130,7 +136,7 @@ def processes_holding(host: Host, nodes: Iterable[DeviceNode]) -> FileHolders:
             continue  # it has exited
         except _LateError:
             found += _holders(host, pid, opened)
-            return FileHolders(found, unread, len(pids) - number)
+            return FileHolders(found, unread, len(pids) - number, available_s)
         except OSError as error:
             unread[pid] = error.strerror or str(error)
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import time
 
+from dra_agent.deadline import Deadline
 from dra_agent.device_setup.open_files import DeviceNode, class_node, require_unused
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
@@ -36,23 +37,23 @@ class Gpu:
         """The current mode."""
         return self._files().text(COMPUTE_MODE)
 
-    def set_mode(self, mode: str, partitions: int) -> None:
-        """Change the mode.
+    def set_mode(self, mode: str, partitions: int, deadline: Deadline) -> None:
+        """Change the mode; it is not begun after the deadline.
 
         Raises:
-            RetryableError: a process uses the GPU.
+            RetryableError: a process uses the GPU, or that is not known at the deadline.
             PermanentError: the GPU does not support the mode.
         """
         why = f"it is in mode {self.mode} and cannot be switched to {mode}"
-        require_unused(self._host, self._nodes(), self._where, why)
+        require_unused(self._host, self._nodes(), self._where, deadline, why)
         path = f"bus/pci/devices/{self._address}/{COMPUTE_MODE}"
         try:
             self._writes.write(self._address, path, mode)
         except OSError as error:
             raise self._mode_error(mode, error) from error
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        settle_deadline = Deadline.of(SETTLE_TIMEOUT_S)
         while self.mode != mode or len(self._partitions()) != partitions:
-            if time.monotonic() > deadline:
+            if not settle_deadline.remaining():
                 raise RetryableError(
                     f"its driver has created {len(self._partitions())} of the {partitions} partitions of mode {mode}",
                     where=self._where,

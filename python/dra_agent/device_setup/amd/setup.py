@@ -133,7 +133,7 @@ class AmdPartitionSetup:
                 if gpu.mode != mode:
                     before = gpu.mode
                     deadline.check(f"device {item.device.name}")
-                    gpu.set_mode(mode, int(item.device.identity[PARTITIONS]))
+                    gpu.set_mode(mode, int(item.device.identity[PARTITIONS]), deadline)
                     self._changes.end(address)
                     log.info("GPU partitioned", extra={"device": address, "mode": mode, "was": before, "claim": uid})
                 paths = gpu.nodes(int(item.device.identity[PARTITION]))

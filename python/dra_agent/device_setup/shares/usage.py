@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import _native
-from dra_agent.device_setup.open_files import nodes_of, processes_holding
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, nodes_of, processes_holding
 from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, cgroup_root
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError
 from dra_agent.errors import AgentError
@@ -48,6 +49,8 @@ class UsageReader:
         self._owners = owners
         self._is_sample = is_sample
         self._computing: dict[str, dict[int, int | None]] = {}
+        self._users: dict[str, set[int] | str] = {}
+        self._search_deadline: Deadline | None = None
 
     def close(self) -> None:
         """Close the library."""
@@ -88,7 +91,6 @@ class UsageReader:
         self._owners.check_visible()
         own: set[str] = set()
         problems: dict[str, str] = {}
-        user_pids: set[int] | None = None
         for pid, place in self._owners.places().items():
             problem = self._owners.problem(held, place)
             if problem is None:
@@ -99,20 +101,31 @@ class UsageReader:
                 own.add(place.cgroup)
             elif place.cgroup:
                 problems[place.cgroup] = problem
-            else:
-                if user_pids is None:
-                    nodes = nodes_of(self._host, device.pci_address)
-                    holders = processes_holding(self._host, nodes)
-                    if holders.unsearched:
-                        raise UnknownOwnerError(f"open files of {holders.unsearched} processes were not read in time")
-                    user_pids = {*(holder.pid for holder in holders.found), *holders.unread}
-                if pid in user_pids:
-                    raise UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")
+            elif pid in self._users_of(device):
+                raise UnknownOwnerError(f"the owner of process {pid} is not known: {problem}")
         for name, problem in sorted(problems.items()):
             file = root / name / "dmem.current"
             if file.exists() and _amount(file, region):
                 raise UnknownOwnerError(f"the owner of cgroup {name} is not known: {problem}")
         return sum(_amount(root / name / "dmem.current", region) for name in own)
+
+    def _users_of(self, device: Device) -> set[int]:
+        """Return the processes that may have the device open, as they were at the first call for it.
+
+        Raises UnknownOwnerError, then and later, if the search is late: all searches share SEARCH_TIMEOUT_S.
+        """
+        address = device.pci_address
+        if address not in self._users:
+            if self._search_deadline is None:
+                self._search_deadline = Deadline.of(SEARCH_TIMEOUT_S)
+            holders = processes_holding(self._host, nodes_of(self._host, address), self._search_deadline)
+            late = f"open files of {holders.unsearched} processes were not read in time"
+            users = {*(holder.pid for holder in holders.found), *holders.unread}
+            self._users[address] = late if holders.unsearched else users
+        found = self._users[address]
+        if isinstance(found, str):
+            raise UnknownOwnerError(found)
+        return found
 
     def _by_process(self, held: HeldShare, device: Device) -> int | None:
         self._owners.check_visible()

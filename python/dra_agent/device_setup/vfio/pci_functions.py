@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_agent.deadline import Deadline
 from dra_agent.device_setup.open_files import class_node, nodes_of, processes_holding, refuse_holders, require_unused
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
@@ -142,7 +143,9 @@ def check_group(
     return group
 
 
-def require_idle(functions: PciFunctions, host: Host, device: Device, address: str, where: str) -> None:
+def require_idle(
+    functions: PciFunctions, host: Host, device: Device, address: str, where: str, deadline: Deadline
+) -> None:
     """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
     if uplink := device.identity.get("uplink"):
         raise PermanentError(
@@ -160,13 +163,13 @@ def require_idle(functions: PciFunctions, host: Host, device: Device, address: s
             where=where,
             hint="remove it from there, or request another device",
         )
-    require_unused(host, nodes_of(host, address, device.identity.get("minor")), where)
+    require_unused(host, nodes_of(host, address, device.identity.get("minor")), where, deadline)
 
 
-def require_released(functions: PciFunctions, host: Host, address: str, where: str) -> None:
+def require_released(functions: PciFunctions, host: Host, address: str, where: str, deadline: Deadline) -> None:
     """Raise RetryableError if a virtual machine or a program has a function open: vfio-pci would wait for its end."""
     group = functions.group(address)
     nodes = nodes_of(host, address)
     if group is not None:
         nodes.append(class_node(host, "vfio", str(group), f"/dev/vfio/{group}"))
-    refuse_holders(processes_holding(host, nodes), where)
+    refuse_holders(processes_holding(host, nodes, deadline), where)

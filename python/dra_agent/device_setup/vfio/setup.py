@@ -173,7 +173,7 @@ class VfioSetup:
             groups = {address: self._checked(uid, item, claimed) for address, item in claimed.items()}
             for address, item in claimed.items():
                 deadline.check(f"device {item.device.name}")
-                self._bind(uid, item, address)
+                self._bind(uid, item, address, deadline)
         edits = {
             item.key: setup.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
             for address, item in claimed.items()
@@ -208,7 +208,7 @@ class VfioSetup:
         others = {other: one.uid for other, one in bindings.items() if one.uid != uid}
         return check_group(self._functions, address, claimed, others, where)
 
-    def _bind(self, uid: str, item: SetupDevice, address: str) -> None:
+    def _bind(self, uid: str, item: SetupDevice, address: str, deadline: Deadline) -> None:
         where = f"device {item.device.name}"
         driver = self._functions.driver(address)
         stored = self._bindings.read(address)
@@ -220,7 +220,7 @@ class VfioSetup:
             )
         with self._without_library(driver):
             if driver != DRIVER:
-                require_idle(self._functions, self._host, item.device, address, where)
+                require_idle(self._functions, self._host, item.device, address, where, deadline)
             if stored is None:
                 before = self._functions.override(address)
                 self._bindings.write(VfioBinding(address, uid, item.key, driver, before, item.device))
@@ -235,7 +235,7 @@ class VfioSetup:
         with self._hold([address], binding.uid, deadline):
             self._accesses.check(address)
             if self._functions.driver(address) == DRIVER and binding.driver != DRIVER:
-                require_released(self._functions, self._host, address, where)
+                require_released(self._functions, self._host, address, where, deadline)
             self._binding.restore(binding, where)
             self._bindings.forget(address)
 
