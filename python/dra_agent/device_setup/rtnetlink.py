@@ -136,8 +136,10 @@ def move(request: MoveRequest) -> NetResult:
 
     name = request.name
     with IPRoute() as host:
+        netlink.refuse_incomplete_dumps(host)
         setns(request.network)  # open sockets stay in the namespace in which they were created
         with IPRoute() as inside:
+            netlink.refuse_incomplete_dumps(inside)
             there = _links(inside).get(name)
             present = _links(host).get(request.present.name) if request.present is not None else None
             if (
@@ -167,6 +169,7 @@ def restore(request: RestoreRequest) -> NetResult:
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
+        netlink.refuse_incomplete_dumps(host)
         link = _links(host).get(request.name)
         if link is None:
             return NetResult("away")
@@ -181,6 +184,7 @@ def describe(request: Describe) -> NetResult:
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
+        netlink.refuse_incomplete_dumps(host)
         found = _links(host).get(request.name)
         if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
             return NetResult("away")
@@ -204,6 +208,7 @@ def reset(request: Reset) -> NetResult:
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
+        netlink.refuse_incomplete_dumps(host)
         found = _links(host).get(request.name)
         if found is None:
             return NetResult("away")
@@ -359,7 +364,7 @@ def _add_address(network: IPRoute, index: int, address: str, *, unless: int | No
 
 
 def _links(network: IPRoute) -> dict[str, Any]:
-    return {str(link.get_attr("IFLA_IFNAME")): link for link in network.get_links()}
+    return {str(link.get_attr("IFLA_IFNAME")): link for link in netlink.dump(network.get_links)}
 
 
 def _is(link: Any, request: MoveRequest, hardware_address: str) -> bool:

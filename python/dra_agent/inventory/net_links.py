@@ -7,6 +7,7 @@ from their files.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,8 +47,9 @@ def read() -> LinkFacts:
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:
-        found = [(message["index"], message) for message in ip.get_links()]
-        routes = [route for family in (2, 10) for route in ip.get_default_routes(family=family)]
+        netlink.refuse_incomplete_dumps(ip)
+        found = [(message["index"], message) for message in netlink.dump(ip.get_links)]
+        routes = [route for family in (2, 10) for route in netlink.dump(partial(ip.get_default_routes, family=family))]
     names = {index: str(message.get_attr("IFLA_IFNAME")) for index, message in found}
     lower: dict[str, list[str]] = {name: [] for name in names.values()}
     kinds: dict[str, str] = {}
