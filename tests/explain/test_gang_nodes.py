@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from allocator.cases import claim, device, make_request, slice_of
 from deadlines import DeadlineClock
 from dra_agent.cluster import Cluster
 from dra_agent.explain import gang_explanation, gang_limits, gang_nodes, gang_placement
-from dra_agent.explain.gang import Gang, gang_of_workload
+from dra_agent.explain.gang import Gang, Member, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
+from dra_agent.explain.gang_placement import Placer
+from dra_agent.explain.gang_search import search
 from dra_agent.explain.kueue_flavors import Flavor, FlavorChoice
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import PodSet
@@ -172,3 +175,22 @@ def test_the_counts_of_devices_end_with_the_deadline(clock: DeadlineClock, monke
     assert answer["search"]["impossible"] is None
     given.clear()
     assert explain_gang(snapshot, gang, deadline=100)["search"]["impossible"] and len(given) == 7
+
+
+def test_no_order_is_made_after_the_deadline() -> None:
+    """Of many kinds, each can be the first one in an order of all members."""
+    made: list[None] = []
+
+    class Members(list[Member]):
+        def __iter__(self) -> Iterator[Member]:
+            made.append(None)
+            return super().__iter__()
+
+    snapshot, gang = gang_on([node("n0")])
+    (kind,) = gang.kinds
+    gang.kinds = [replace(kind, name=f"k{number}", members=Members(kind.members)) for number in range(50)]
+    gang.order = list(range(50))
+    placer = Placer(Cluster(snapshot.slices or (), [CLASS]), gang, [["n0"]] * 50, end=0)
+    found = search(placer, gang, gang.order)
+    assert found.tried == 0 and found.outcome is None
+    assert len(made) <= 2 * 50, "the first order, and the next one if that was tried already"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, product
+from itertools import chain, permutations
 
 from dra_agent.api_object import Object
 from dra_agent.explain.gang import Gang
@@ -75,15 +75,19 @@ def _with(found: Found, outcome: Outcome, order: list[int], *, chooses_nodes: bo
 
 
 def _attempts(placer: Placer, gang: Gang, order: list[int]) -> Iterator[tuple[list[int], Choice]]:
-    orders = [other for other in _orders(placer, gang) if other != order]
+    # Orders of thousands of kinds take long, so each is made when it is tried.
+    def others() -> Iterator[list[int]]:
+        return (other for other in _orders(placer, gang) if other != order)
+
     for packs in (False, True):
         if packs:
             yield order, Choice(packs=True)
-        for other in orders:
+        for other in others():
             yield other, Choice(packs=packs)
     for first in _alternatives(gang):
-        for other, packs in product([order, *orders], (False, True)):
-            yield other, Choice(packs, first)
+        for other in chain([order], others()):
+            for packs in (False, True):
+                yield other, Choice(packs, first)
 
 
 def _orders(placer: Placer, gang: Gang) -> Iterator[list[int]]:
@@ -93,8 +97,9 @@ def _orders(placer: Placer, gang: Gang) -> Iterator[list[int]]:
     if len(kinds) <= MAX_PERMUTED_KINDS:
         chosen: Iterable[tuple[int, ...]] = permutations(by_demand)
     else:
-        rotated = [tuple(by_demand[place:] + by_demand[:place]) for place in range(len(by_demand))]
-        chosen = [*rotated, tuple(reversed(by_demand)), tuple(sorted(kinds, key=lambda kind: -_devices(gang, kind)))]
+        rotated = (tuple(by_demand[place:] + by_demand[:place]) for place in range(len(by_demand)))
+        by_devices = sorted(kinds, key=lambda kind: -_devices(gang, kind))
+        chosen = chain(rotated, (tuple(reversed(by_demand)), tuple(by_devices)))
     for order in chosen:
         yield [kind for kind in order for _ in gang.kinds[kind].members]
 
