@@ -19,6 +19,7 @@ from .prerequisites import CNI_PLUGINS
 from .process import LONG_TIMEOUT_S, Process, until
 
 KUBELET_PORT = 10250
+CDI_SUFFIXES = (".json", ".yaml")
 
 
 @dataclass
@@ -105,8 +106,11 @@ class Node:
         return result.stdout
 
     def cdi_files(self) -> dict[str, bytes]:
-        """Return the CDI specs of the node, by file name."""
-        return {path.name: path.read_bytes() for path in sorted(self.cdi_dir.iterdir()) if path.is_file()}
+        """Return the CDI specs of the node, by file name: the files that a container runtime reads.
+
+        An agent that is killed leaves a temporary file, which has another suffix.
+        """
+        return {path.name: path.read_bytes() for path in sorted(self.cdi_dir.iterdir()) if path.suffix in CDI_SUFFIXES}
 
     def _wait_for_containerd(self) -> None:
         def serves() -> bool:
