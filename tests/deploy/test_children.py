@@ -20,7 +20,7 @@ print(query(60).default_routes is not None)
 """
 MOVES_AN_INTERFACE = """
 from dra_agent.device_setup.rtnetlink import RestoreRequest, query
-print(query(RestoreRequest("no-such-link0", ()), 60).state)
+print(query(RestoreRequest("no-such-link0", ())).state)
 """
 ACCESSES_SYSFS = """
 import sys
