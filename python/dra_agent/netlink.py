@@ -55,7 +55,16 @@ def query_subprocess(
     raise RetryableError(f"asking the kernel {operation}", where="rtnetlink", hint=hint)
 
 
-def refuse_incomplete_dumps(network: IPRoute) -> None:
+def connect() -> IPRoute:
+    """Return a new socket in the network namespace of this thread, whose incomplete dumps raise OSError."""
+    from pyroute2 import IPRoute
+
+    network = IPRoute()
+    _refuse_incomplete_dumps(network)
+    return network
+
+
+def _refuse_incomplete_dumps(network: IPRoute) -> None:
     """Have dumps over this socket raise OSError if the kernel does not return all, which pyroute2 0.9 does not check.
 
     InterruptedError: something changed between two parts, and one may be missing.

@@ -22,8 +22,7 @@ from allocator.gated_cases import (
     rails,
     reserved,
 )
-from dra_agent import _native
-from dra_agent.allocator import allocate, encode_query
+from dra_agent.allocator import allocate
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
 from dra_agent.explain import explain
@@ -70,15 +69,7 @@ def test_results_match_the_recorded_ones() -> None:
 
 def test_a_search_with_gates_and_early_pruning_matches_the_scheduler(go_allocator: Path) -> None:
     seeds = range(3_600_000, 3_600_000 + BATCH)
-    queries = [gated_scenario(seed) for seed in seeds]
-    for seed, query, expected in zip(seeds, queries, oracle.run(go_allocator, queries), strict=True):
-        if oracle.timed_out(expected):
-            continue
-        pruning = {**json.loads(encode_query(**query)), "attempts_before_pruning": 0}
-        result = json.loads(_native.allocate(json.dumps(pruning).encode()))
-        assert oracle.comparable(result) == oracle.comparable(expected), (
-            f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
-        )
+    oracle.assert_pruned_searches_match(go_allocator, {seed: gated_scenario(seed) for seed in seeds})
 
 
 def devices_of(answer: Any) -> list[str]:

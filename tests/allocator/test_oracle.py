@@ -9,8 +9,7 @@ import pytest
 
 from allocator import oracle, through_cluster
 from allocator.scenarios import scenario
-from dra_agent import _native
-from dra_agent.allocator import allocate, encode_query
+from dra_agent.allocator import allocate
 
 BATCH = 250
 
@@ -37,15 +36,7 @@ def test_random_queries_match_the_scheduler(first: int, go_allocator: Path) -> N
 
 def test_a_search_with_early_pruning_matches_the_scheduler(go_allocator: Path) -> None:
     seeds = range(1_500_000, 1_500_000 + BATCH)
-    queries = [scenario(seed) for seed in seeds]
-    for seed, query, expected in zip(seeds, queries, oracle.run(go_allocator, queries), strict=True):
-        if oracle.timed_out(expected):
-            continue
-        pruning = {**json.loads(encode_query(**query)), "attempts_before_pruning": 0}
-        result = json.loads(_native.allocate(json.dumps(pruning).encode()))
-        assert oracle.comparable(result) == oracle.comparable(expected), (
-            f"seed {seed}: the agent {result['error']}, the scheduler {expected['error']}\n{json.dumps(query)}"
-        )
+    oracle.assert_pruned_searches_match(go_allocator, {seed: scenario(seed) for seed in seeds})
 
 
 def test_corpus_still_matches_the_scheduler(go_allocator: Path) -> None:

@@ -34,8 +34,7 @@ FIRST = part(LINK, 0, bytes(16))
     ids=["failed in the middle", "changed before the end", "changed meanwhile"],
 )
 def test_an_incomplete_dump_is_an_error(message: bytes, number: int) -> None:
-    with IPRoute() as network:
-        netlink.refuse_incomplete_dumps(network)
+    with netlink.connect() as network:
         assert len(list(network.marshal.parse(FIRST + part(DONE, 0, bytes(4))))) == 2
         with pytest.raises(OSError, match=re.escape(os.strerror(number))) as failed:
             list(network.marshal.parse(message))
@@ -43,8 +42,7 @@ def test_an_incomplete_dump_is_an_error(message: bytes, number: int) -> None:
 
 
 def test_a_dump_of_the_kernel_is_complete() -> None:
-    with IPRoute() as network:
-        netlink.refuse_incomplete_dumps(network)
+    with netlink.connect() as network:
         assert "lo" in {link.get_attr("IFLA_IFNAME") for link in netlink.dump(network.get_links)}
 
 

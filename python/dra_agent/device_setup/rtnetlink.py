@@ -130,16 +130,13 @@ def query(request: MoveRequest | RestoreRequest | Describe | Reset) -> NetResult
 
 def move(request: MoveRequest) -> NetResult:
     """Process the request; only in the separate process, because it leaves the host's network namespace."""
-    from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netns import setns
 
     name = request.name
-    with IPRoute() as host:
-        netlink.refuse_incomplete_dumps(host)
+    with netlink.connect() as host:
         setns(request.network)  # open sockets stay in the namespace in which they were created
-        with IPRoute() as inside:
-            netlink.refuse_incomplete_dumps(inside)
+        with netlink.connect() as inside:
             there = _links(inside).get(name)
             present = _links(host).get(request.present.name) if request.present is not None else None
             if (
@@ -166,10 +163,7 @@ def move(request: MoveRequest) -> NetResult:
 
 def restore(request: RestoreRequest) -> NetResult:
     """Process the request in the host's network namespace."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as host:
-        netlink.refuse_incomplete_dumps(host)
+    with netlink.connect() as host:
         link = _links(host).get(request.name)
         if link is None:
             return NetResult("away")
@@ -181,10 +175,7 @@ def restore(request: RestoreRequest) -> NetResult:
 
 def describe(request: Describe) -> NetResult:
     """Process the request in the host's network namespace."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as host:
-        netlink.refuse_incomplete_dumps(host)
+    with netlink.connect() as host:
         found = _links(host).get(request.name)
         if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
             return NetResult("away")
@@ -205,10 +196,7 @@ def describe(request: Describe) -> NetResult:
 
 def reset(request: Reset) -> NetResult:
     """Process the request in the host's network namespace."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as host:
-        netlink.refuse_incomplete_dumps(host)
+    with netlink.connect() as host:
         found = _links(host).get(request.name)
         if found is None:
             return NetResult("away")

@@ -44,10 +44,7 @@ def query(deadline: float = TIMEOUT_S) -> LinkFacts:
 
 def read() -> LinkFacts:
     """Query the kernel; called in the child process only."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as ip:
-        netlink.refuse_incomplete_dumps(ip)
+    with netlink.connect() as ip:
         found = [(message["index"], message) for message in netlink.dump(ip.get_links)]
         routes = [route for family in (2, 10) for route in netlink.dump(partial(ip.get_default_routes, family=family))]
     names = {index: str(message.get_attr("IFLA_IFNAME")) for index, message in found}
