@@ -9,6 +9,7 @@ mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use dra_api::{
     DeviceAttribute, DeviceCapacity, DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice,
@@ -367,6 +368,7 @@ impl Cluster {
             programs: &self.programs,
             gates: self.gates,
             limits: options.limits,
+            deadline: options.limits.deadline(Instant::now()),
         }
     }
 

@@ -23,7 +23,7 @@ use crate::in_use::InUse;
 use crate::plan::{CandidateSet, Task, new_task};
 use crate::pools::{self, PoolState};
 use crate::programs::Programs;
-use crate::query::{Deadline, Query, ResolvedQuery, allocation_of, classes_by_name};
+use crate::query::{Query, ResolvedQuery, allocation_of, classes_by_name};
 use crate::request::{Request, claim_name};
 use counters::PoolCounters;
 
@@ -48,7 +48,12 @@ impl ResolvedQuery<'_> {
             fits: matches!(result, Ok(Some(_))),
             ..Explanation::default()
         };
-        match evaluate_claims(self, &mut explanation) {
+        // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
+        let evaluated = Self {
+            deadline: self.limits.deadline(Instant::now()),
+            ..*self
+        };
+        match evaluate_claims(&evaluated, &mut explanation) {
             Ok(()) => {}
             Err(error) => explanation.error = Some(error.to_string()),
         }
@@ -72,22 +77,18 @@ struct Evaluation<'e, 'a> {
     candidate_set: CandidateSet<'a>,
     /// By pool; created at the first device that consumes counters.
     counters: Vec<Option<PoolCounters<'e, 'a>>>,
-    deadline: Deadline,
 }
 
 /// Evaluates every device for every request. After the deadline only the requests that are complete are reported.
 fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> Result<(), Error> {
     let in_use = query.in_use();
-    // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
-    let deadline = query.limits.deadline(Instant::now());
-    let candidate_set = query.candidate_set(deadline)?;
+    let candidate_set = query.candidate_set()?;
     explanation.pools = candidate_set.pools.iter().map(pool_report).collect();
     let mut evaluation = Evaluation {
         query,
         in_use: &in_use,
         counters: candidate_set.pools.iter().map(|_| None).collect(),
         candidate_set,
-        deadline,
     };
     for claim in query.claims {
         let mut report = ClaimReport {
@@ -126,7 +127,7 @@ impl<'a> Evaluation<'_, 'a> {
             report,
             &Constraint::of_claim(claim, self.query.gates),
             &self.candidate_set,
-            self.deadline,
+            self.query.deadline,
         )
     }
 
@@ -158,7 +159,7 @@ impl<'a> Evaluation<'_, 'a> {
     ) -> Result<(), Error> {
         let constraints = Constraint::of_request(claim, &task.request, self.query.gates);
         for index in 0..self.candidate_set.candidates.len() {
-            self.deadline.check()?;
+            self.query.deadline.check()?;
             let device = self.evaluate_device(task, index, &constraints);
             if report.error.is_none() {
                 report.error = device.failure();

@@ -95,6 +95,28 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
+    /// The earlier one of this deadline and the time `within` from now.
+    pub(crate) fn capped(self, within: Duration) -> Self {
+        Self {
+            at: self.at.min(Instant::now() + within),
+            ..self
+        }
+    }
+
+    /// The time `within` from now, even if this deadline is earlier.
+    pub(crate) fn renewed(self, within: Duration) -> Self {
+        Self {
+            at: Instant::now() + within,
+            ..self
+        }
+    }
+
+    /// The remaining time, divided by a number of tasks.
+    pub(crate) fn share_of(&self, tasks: usize) -> Duration {
+        let remaining = self.at.saturating_duration_since(Instant::now());
+        remaining / u32::try_from(tasks.max(1)).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         if Instant::now() >= self.at {
             return Err(self.error());
@@ -207,6 +229,8 @@ pub(crate) struct ResolvedQuery<'a> {
     pub(crate) programs: &'a Programs,
     pub(crate) gates: Gates,
     pub(crate) limits: Limits,
+    /// Of everything that is computed for the query: searches without some constraints, and the reason, share it.
+    pub(crate) deadline: Deadline,
 }
 
 impl Query {
@@ -226,6 +250,7 @@ impl Query {
             programs,
             gates: self.gates,
             limits: self.limits,
+            deadline: self.limits.deadline(Instant::now()),
         }
     }
 }
@@ -240,20 +265,19 @@ impl<'a> ResolvedQuery<'a> {
     }
 
     /// The candidates of the node.
-    pub(crate) fn candidate_set(&self, deadline: Deadline) -> Result<CandidateSet<'a>, Error> {
+    pub(crate) fn candidate_set(&self) -> Result<CandidateSet<'a>, Error> {
         let pools = pools::gather(self.slices, self.node, self.gates)?;
         Ok(CandidateSet::new(
             self.node,
             pools,
             self.gates,
             self.programs,
-            deadline,
+            self.deadline,
         ))
     }
 
     /// The allocations, or `None` if the claims do not fit.
     pub(crate) fn allocate(&self) -> Result<Option<Vec<AllocationResult>>, Error> {
-        let deadline = self.limits.deadline(Instant::now());
         let in_use = self.in_use();
         let reachable = self.allocations_are_usable()?;
         let pending = || {
@@ -262,12 +286,18 @@ impl<'a> ResolvedQuery<'a> {
         };
         let mut found = Vec::new();
         if pending().next().is_some() {
-            let mut candidate_set = self.candidate_set(deadline)?;
+            let mut candidate_set = self.candidate_set()?;
             let mut planned = Vec::new();
             for claim in pending() {
                 planned.push(plan_claim(claim, self.classes, &mut candidate_set)?);
             }
-            let search = Search::new(&mut candidate_set, &planned, &in_use, self.limits, deadline);
+            let search = Search::new(
+                &mut candidate_set,
+                &planned,
+                &in_use,
+                self.limits,
+                self.deadline,
+            );
             let Some(solution) = search.run()? else {
                 return match invalid_pool(&candidate_set) {
                     Some(error) => Err(error),

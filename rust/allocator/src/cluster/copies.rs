@@ -4,7 +4,7 @@
 //! so neither the cluster nor other queries see them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dra_api::{Node, ResourceClaim, ResourceClaimStatus};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use super::sweep::{ATTEMPTS_BEFORE_PRUNING, MIN_SHARE, each};
 use crate::error::Error;
 use crate::held::Held;
 use crate::node::slice_is_usable_on;
-use crate::query::{Limits, ResolvedQuery, allocation_of};
+use crate::query::{Deadline, Limits, ResolvedQuery, allocation_of};
 use crate::slices::Slices;
 
 /// How many copies fit.
@@ -90,20 +90,18 @@ where
     Q: Fn(&'a Node) -> ResolvedQuery<'a> + Sync,
 {
     pub(super) fn run(&self) -> Capacity {
-        let deadline = self.limits.deadline(Instant::now()).at;
+        let deadline = self.limits.deadline(Instant::now());
         let nodes: Vec<Mutex<Progress>> = self
             .nodes
             .iter()
             .map(|_| Mutex::new(self.nothing_placed()))
             .collect();
         let mut pending: Vec<usize> = (0..nodes.len()).collect();
-        while !pending.is_empty() && Instant::now() < deadline {
-            let share =
-                (deadline - Instant::now()) / u32::try_from(pending.len()).unwrap_or(u32::MAX);
-            let share = share.max(MIN_SHARE);
+        while !pending.is_empty() && deadline.check().is_ok() {
+            let share = deadline.share_of(pending.len()).max(MIN_SHARE);
             each(&pending, |index| {
-                let node_deadline = deadline.min(Instant::now() + share);
-                self.fill(&self.nodes[index], &mut lock(&nodes[index]), node_deadline);
+                let mut progress = lock(&nodes[index]);
+                self.fill(&self.nodes[index], &mut progress, deadline.capped(share));
             });
             pending.retain(|index| lock(&nodes[*index]).end.is_none());
         }
@@ -125,7 +123,7 @@ where
         }
     }
 
-    fn result(&self, found: &[Progress], deadline: Instant) -> Capacity {
+    fn result(&self, found: &[Progress], deadline: Deadline) -> Capacity {
         let mut capacity = Capacity::default();
         let mut apart = 0;
         let mut together = Vec::new();
@@ -169,7 +167,7 @@ where
         &self,
         mut nodes: Vec<usize>,
         found: &[Progress],
-        deadline: Instant,
+        deadline: Deadline,
     ) -> (u64, bool) {
         nodes.sort_by_key(|index| std::cmp::Reverse(found[*index].copies));
         let mut progress = self.nothing_placed();
@@ -182,11 +180,8 @@ where
             }
             progress.copies = 0;
             progress.end = None;
-            let remaining_nodes = u32::try_from(nodes.len() - position).unwrap_or(u32::MAX);
-            let share = (deadline.saturating_duration_since(Instant::now()) / remaining_nodes)
-                .max(MIN_SHARE);
-            let node_deadline = deadline.min(Instant::now() + share);
-            self.fill(&self.nodes[*index], &mut progress, node_deadline);
+            let share = deadline.share_of(nodes.len() - position).max(MIN_SHARE);
+            self.fill(&self.nodes[*index], &mut progress, deadline.capped(share));
             total += progress.copies;
             is_complete &= progress.end.is_some();
         }
@@ -194,14 +189,13 @@ where
     }
 
     /// Places copies on a node until one does not fit, or until the limit or the time ends.
-    fn fill(&self, node: &'a Node, progress: &mut Progress, deadline: Instant) {
+    fn fill(&self, node: &'a Node, progress: &mut Progress, deadline: Deadline) {
         while progress.end.is_none() {
             if progress.copies >= self.limit {
                 progress.end = Some(End::AtLimit);
                 return;
             }
-            let remaining = deadline.saturating_duration_since(Instant::now());
-            if remaining.is_zero() {
+            if deadline.check().is_err() {
                 return;
             }
             let Placement { placed, shared } = &mut progress.placement;
@@ -210,10 +204,10 @@ where
                 claims: &claims,
                 placed: Some(placed),
                 limits: Limits {
-                    deadline_ms: milliseconds(remaining),
                     attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
                     ..self.limits
                 },
+                deadline,
                 ..(self.query)(node)
             };
             let results = match query.allocate() {
@@ -282,10 +276,6 @@ fn no_fit_reason(query: &ResolvedQuery<'_>) -> Result<End, Error> {
         // As in a sweep: the search does not evaluate the devices on which this fails.
         Err(error) => full(error.to_string(), vec![Cause::Error]),
     }
-}
-
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis().max(1)).unwrap_or(u64::MAX)
 }
 
 fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {

@@ -1,7 +1,5 @@
 //! The reason why claims do not fit on a node, in one sentence and without the cost of a complete explanation.
 
-use std::time::Instant;
-
 use dra_api::ResourceClaim;
 use serde::Serialize;
 
@@ -92,8 +90,7 @@ pub(super) fn reason(query: &ResolvedQuery<'_>) -> Result<Reason, Error> {
         ));
     }
     let in_use = query.in_use();
-    let deadline = query.limits.deadline(Instant::now());
-    let mut candidate_set = query.candidate_set(deadline)?;
+    let mut candidate_set = query.candidate_set()?;
     if candidate_set.pools.is_empty() {
         let text = "no devices are published for it".to_owned();
         return Ok(Reason::new(text, Cause::NoDevices));
@@ -395,5 +392,57 @@ impl Tally {
         } else {
             causes
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::{Cause, constraint};
+    use crate::error::Error;
+    use crate::programs::Programs;
+    use crate::query::{Query, ResolvedQuery, classes_by_name};
+
+    /// Three devices of one NUMA node and one model are requested, and there are only two of each. A search for either
+    /// has enough steps to read the clock.
+    fn query() -> Result<Query, serde_json::Error> {
+        let devices: Vec<Value> = (0..40)
+            .map(|n| json!({"name": format!("d{n}"), "attributes": {"numa": {"int": n / 2}, "model": {"int": n % 20}}}))
+            .collect();
+        let spec = json!({"driver": "gpu.example.com", "nodeName": "n1", "devices": devices,
+            "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}});
+        let request = json!({"name": "r", "exactly": {"deviceClassName": "any", "count": 3}});
+        let same =
+            |name| json!({"requests": ["r"], "matchAttribute": format!("gpu.example.com/{name}")});
+        let query = json!({
+            "node": "n1",
+            "classes": [{"metadata": {"name": "any"}, "spec": {}}],
+            "slices": [{"metadata": {"name": "s"}, "spec": spec}],
+            "claims": [{"metadata": {"name": "c", "namespace": "ns"},
+                "spec": {"devices": {"requests": [request], "constraints": [same("numa"), same("model")]}}}],
+        });
+        serde_json::from_value(query)
+    }
+
+    #[test]
+    fn attempts_without_constraints_share_the_deadline_of_the_query()
+    -> Result<(), serde_json::Error> {
+        let query = query()?;
+        let (programs, classes) = (Programs::default(), classes_by_name(&query.classes));
+        let resolved = query.resolve(&classes, &programs);
+        let found = constraint(&resolved).map(|found| found.map(|reason| reason.causes));
+        assert_eq!(found, Ok(Some(vec![Cause::Constraint])));
+
+        let late = ResolvedQuery {
+            deadline: resolved.deadline.capped(Duration::ZERO),
+            ..resolved
+        };
+        let is_late = |error: Error| matches!(error, Error::Deadline { .. });
+        assert!(late.allocate().is_err_and(is_late));
+        assert!(constraint(&late).is_err_and(is_late));
+        Ok(())
     }
 }

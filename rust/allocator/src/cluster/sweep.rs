@@ -53,29 +53,24 @@ pub(super) fn run<'a>(
     limits: Limits,
     query: impl Fn(&'a Node) -> ResolvedQuery<'a> + Sync,
 ) -> Sweep {
-    let started = Instant::now();
-    let end = limits.deadline(started).at;
+    let deadline = limits.deadline(Instant::now());
     let outcomes: Vec<Mutex<Outcome>> = nodes
         .iter()
         .map(|_| Mutex::new(Outcome::TimedOut))
         .collect();
     let mut pending: Vec<usize> = (0..nodes.len()).collect();
-    while !pending.is_empty() && Instant::now() < end {
-        let share = (end - Instant::now()) / u32::try_from(pending.len()).unwrap_or(u32::MAX);
-        let share = share.max(MIN_SHARE);
+    while !pending.is_empty() && deadline.check().is_ok() {
+        let share = deadline.share_of(pending.len()).max(MIN_SHARE);
         each(&pending, |index| {
-            let remaining = end.saturating_duration_since(Instant::now());
-            if remaining.is_zero() {
+            if deadline.check().is_err() {
                 return;
             }
-            let milliseconds = remaining.min(share).as_millis().max(1);
-            let limits = Limits {
-                deadline_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
-                attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
-                ..limits
-            };
             let outcome = examine(&ResolvedQuery {
-                limits,
+                limits: Limits {
+                    attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
+                    ..limits
+                },
+                deadline: deadline.capped(share),
                 ..query(&nodes[index])
             });
             *outcomes[index]

@@ -6,10 +6,10 @@ use dra_api::{DeviceConstraint, ResourceClaim};
 
 use super::report::Explanation;
 use super::summary;
-use crate::query::{Limits, ResolvedQuery, allocation_of};
+use crate::query::{ResolvedQuery, allocation_of};
 
 /// Time limit of one attempt. A quick explanation is better than a complete one.
-const DEADLINE_MS: u64 = 500;
+const ONE_ATTEMPT: Duration = Duration::from_millis(500);
 /// Time limit of all attempts of one explanation.
 const ALL_ATTEMPTS: Duration = Duration::from_secs(5);
 
@@ -72,10 +72,7 @@ fn summary_text(request: &str, position: usize, claims: usize, requests: usize) 
 fn fits(query: &ResolvedQuery<'_>, claims: &[ResourceClaim]) -> Option<bool> {
     let attempt = ResolvedQuery {
         claims,
-        limits: Limits {
-            deadline_ms: DEADLINE_MS,
-            ..query.limits
-        },
+        deadline: query.deadline.renewed(ONE_ATTEMPT),
         ..*query
     };
     attempt.allocate().ok().map(|results| results.is_some())
