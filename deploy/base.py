@@ -18,6 +18,8 @@ CHART = Path(__file__).with_name("helm") / "dra-agent"
 CLASSES = Path(__file__).resolve().parents[1] / "examples/classes"
 BASE = Path(__file__).with_name("kustomize") / "base"
 NAMESPACE = "dra-agent"
+KUBE_VERSION = "1.37.0"
+"""The base has the objects for this version of Kubernetes."""
 _OF_HELM = re.compile(r"^ +(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
 _SOURCE = re.compile(r"^# Source: dra-agent/templates/(\S+)\n", re.MULTILINE)
 
@@ -54,7 +56,7 @@ def copy_classes() -> None:
 
 def render(helm: Path) -> dict[str, str]:
     """Return the text of each file of the base, by name; a template with several objects is one file."""
-    command = [str(helm), "template", "dra-agent", str(CHART), "--namespace", NAMESPACE]
+    command = [str(helm), "template", "dra-agent", str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     files: dict[str, str] = {}
     for document in re.split(r"^---\n", text, flags=re.MULTILINE):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, Objects, RefusedError, Render, RenderText
+from deploy.rendering import CHART, KUBE_VERSION, Objects, RefusedError, Render, RenderText
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dra-agent-cluster"
 
@@ -45,9 +45,9 @@ def render_text(helm: Path) -> RenderText:
     """Render the chart with values, each set once; fails with Helm's message."""
 
     @cache
-    def text(values: str, release: str, namespace: str, api_versions: tuple[str, ...]) -> str:
+    def text(values: str, release: str, namespace: str, api_versions: tuple[str, ...], kube_version: str) -> str:
         command: list[str | Path] = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
-        command += [f"--api-versions={version}" for version in api_versions]
+        command += [f"--kube-version={kube_version}", *(f"--api-versions={version}" for version in api_versions)]
         # A program of Go that ends before it needs its memory again.
         without_collector = {**os.environ, "GOGC": "off"}
         result = subprocess.run(
@@ -63,8 +63,9 @@ def render_text(helm: Path) -> RenderText:
         release: str = "dra-agent",
         namespace: str = "dra-agent",
         api_versions: tuple[str, ...] = (),
+        kube_version: str = KUBE_VERSION,
     ) -> str:
-        return text(yaml.safe_dump(values or {}), release, namespace, api_versions)
+        return text(yaml.safe_dump(values or {}), release, namespace, api_versions, kube_version)
 
     return rendered
 
@@ -79,8 +80,11 @@ def render(render_text: RenderText) -> Render:
         release: str = "dra-agent",
         namespace: str = "dra-agent",
         api_versions: tuple[str, ...] = (),
+        kube_version: str = KUBE_VERSION,
     ) -> Objects:
-        text = render_text(values, release=release, namespace=namespace, api_versions=api_versions)
+        text = render_text(
+            values, release=release, namespace=namespace, api_versions=api_versions, kube_version=kube_version
+        )
         return [item for item in yaml.load_all(text, LOADER) if item]
 
     return rendered

@@ -9,11 +9,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dra-agent"
 BASE = ROOT / "deploy/kustomize/base"
 
+KUBE_VERSION = "1.37.1"
+"""The version of Kubernetes for which the chart is rendered; Helm's own default changes with its release."""
+
 Objects = list[dict[str, Any]]
 
 
 class Render(Protocol):
-    """Return the objects that the chart renders with values, on a cluster that has `api_versions`."""
+    """Return the objects that the chart renders with values, on a cluster of this version that has `api_versions`."""
 
     def __call__(
         self,
@@ -22,6 +25,7 @@ class Render(Protocol):
         release: str = "dra-agent",
         namespace: str = "dra-agent",
         api_versions: tuple[str, ...] = (),
+        kube_version: str = KUBE_VERSION,
     ) -> Objects: ...
 
 
@@ -35,6 +39,7 @@ class RenderText(Protocol):
         release: str = "dra-agent",
         namespace: str = "dra-agent",
         api_versions: tuple[str, ...] = (),
+        kube_version: str = KUBE_VERSION,
     ) -> str: ...
 
 

@@ -27,6 +27,15 @@ def test_all_examples_are_enabled_by_default(render: Render) -> None:
     assert not classes(render, create=False)
 
 
+@pytest.mark.parametrize("version", ["1.34.4", "1.35.0", "v1.35.9-gke.100"])
+def test_a_class_that_an_earlier_api_server_refuses_is_left_out(render: Render, version: str) -> None:
+    found = objects_by_name(render(kube_version=version), "DeviceClass")
+    assert set(examples()) - set(found) == {"nvidia-share"}
+    extended = {"deviceClasses": {"extendedResourceNames": {"nvidia-share": "example.com/share"}}}
+    assert "nvidia-share" not in objects_by_name(render(extended, kube_version=version), "DeviceClass")
+    assert "nvidia-share" in objects_by_name(render(kube_version="v1.36.0-gke.100"), "DeviceClass")
+
+
 def test_classes_are_chosen_one_by_one(render: Render) -> None:
     assert set(classes(render, enabled=["mig", "gpu"])) == {"gpu", "mig"}
     assert not classes(render, enabled=[])
