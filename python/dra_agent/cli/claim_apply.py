@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.api_object import DEFAULT_NAMESPACE, allocation_of
+from dra_agent.api_object import allocation_of, identity_of
 from dra_agent.cli.claim import explain_command
 from dra_agent.standalone.claim import UNDER_WAY
 
@@ -133,9 +133,14 @@ def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
     state["classes"] = own + [entry for entry in state["classes"] if entry["metadata"]["name"] not in names]
     done: list[dict[str, Any]] = []
     for loaded in objects:
-        namespace = "" if loaded.kind == "DeviceClass" else loaded.value["metadata"].get("namespace", DEFAULT_NAMESPACE)
+        namespace = "" if loaded.kind == "DeviceClass" else identity_of(loaded.value)[0]
         known = existing.get((loaded.kind, namespace, loaded.name))
-        entry = {"kind": loaded.kind, "name": loaded.name, "namespace": namespace, "exists": known is not None}
+        entry: dict[str, Any] = {
+            "kind": loaded.kind,
+            "name": loaded.name,
+            "namespace": namespace,
+            "exists": known is not None,
+        }
         if loaded.kind == "ResourceClaim" and not (known and allocation_of(known)):
             explained = explain(
                 node=state["node"],

@@ -8,10 +8,8 @@ from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
 from dra_agent.standalone.claim import FAILED
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.stored_form import CLAIM, CLASS, check, load
 from dra_agent.standalone.waiting import WaitingClaims, digest_of
-
-CLAIM = "ResourceClaim"
-CLASS = "DeviceClass"
 
 
 class Known(ClaimRef, frozen=True):
@@ -41,8 +39,8 @@ class ClaimIndex:
         self.allocated: dict[str, Object] = {}
         """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
         self.deleting: dict[str, Known] = {}
-        for stored in store.each(CLAIM):
-            self._index(stored.value, stored.position)
+        load(store, CLASS)
+        load(store, CLAIM, self._index)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -70,8 +68,10 @@ class ClaimIndex:
         return (stored.value for stored in self._store.each(CLAIM))
 
     def put(self, claims: Iterable[Object]) -> None:
-        """Keep claims, all or none."""
+        """Keep claims, all or none; raises PermanentError for one that is not in the stored form."""
         claims = list(claims)
+        for claim in claims:
+            check(claim)
         self._store.put_all([(CLAIM, *identity_of(claim), claim) for claim in claims])
         for claim in claims:
             known = self.find(*identity_of(claim))

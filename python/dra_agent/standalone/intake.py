@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from dra_agent.api_object import Object, identity_of
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.claim import FAILED, ApplyResult
-from dra_agent.standalone.index import CLAIM, CLASS, ClaimIndex
+from dra_agent.standalone.index import ClaimIndex
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.stored_form import CLAIM, CLASS, check, received
 from dra_agent.standalone.waiting import digest_of
 
 MAX_CLAIMS = 50_000
@@ -26,6 +27,7 @@ def store_all(values: list[Object], store: Store, claims: ClaimIndex) -> list[Ap
         PermanentError: A kind that is not kept, a spec that differs from the kept one, too many claims.
         RetryableError: A claim of that name is being deleted, or the store cannot be written.
     """
+    values = [received(value) for value in values]
     _check(values, claims)
     changed = [_changed(value, claims) for value in values if value["kind"] == CLAIM]
     applied = [_class(value, store, claims) if value["kind"] == CLASS else _claim(value, claims) for value in values]
@@ -56,7 +58,7 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
             continue
         if known.uid in claims.deleting:
             raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is deleted")
-        spec = value.get("spec")
+        spec = value["spec"]
         if known.digest != digest_of(spec) and claims.read(known)["spec"] != spec:
             raise PermanentError(
                 f"claim {namespace}/{name}: spec cannot be changed once it is applied",
@@ -73,9 +75,11 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
 def _class(value: Object, store: Store, claims: ClaimIndex) -> ApplyResult:
     name = value["metadata"]["name"]
     known = store.get(CLASS, "", name)
-    if known is not None and known["spec"] == value.get("spec"):
+    if known is not None and known["spec"] == value["spec"]:
         return ApplyResult(CLASS, name, "unchanged")
-    store.put(CLASS, "", name, _stamped(value, known))
+    changed = _stamped(value, known)
+    check(changed)
+    store.put(CLASS, "", name, changed)
     claims.waiting.class_changed(name)
     return ApplyResult(CLASS, name, "created" if known is None else "configured")
 
@@ -94,9 +98,7 @@ def _changed(value: Object, claims: ClaimIndex) -> Object | None:
     namespace, name = identity_of(value)
     known = claims.find(namespace, name)
     if known is None:
-        fresh = _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
-        fresh.pop("status", None)
-        return fresh
+        return _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
     if known.uid in claims.waiting or known.uid in claims.allocated:
         return None
     claim = claims.read(known)

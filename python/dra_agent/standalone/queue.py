@@ -29,9 +29,10 @@ from dra_agent.standalone.claim import (
 )
 from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
 from dra_agent.standalone.evaluation import Evaluation
-from dra_agent.standalone.index import CLASS, ClaimIndex, Known
+from dra_agent.standalone.index import ClaimIndex, Known
 from dra_agent.standalone.intake import now, store_all
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.stored_form import CLASS
 from dra_agent.standalone.waiting import Refusal
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.claim import ApplyResult, ClaimView
 from dra_agent.standalone.claim_workers import ClaimWorkers
-from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.protocol import (
     MAX_LINE_BYTES,
@@ -42,6 +41,7 @@ from dra_agent.standalone.protocol import (
 )
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.stored_form import CLAIM, CLASS
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from dra_agent import atomic_file
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
 
 log = logging.getLogger(__name__)
 
 FILE = "objects.db"
+UNUSABLE = "objects.jsonl"
 MODE = 0o600
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -78,6 +80,30 @@ class Store:
         with self._writing() as connection:
             connection.executemany(_PUT, rows)
 
+    def rewrite(self, objects: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Replace objects, each as position and value: all of them or none."""
+        rows = [(msgspec.json.encode(value), position) for position, value in objects]
+        with self._writing() as connection:
+            connection.executemany("UPDATE objects SET body = ? WHERE position = ?", rows)
+
+    def set_aside(self, objects: Iterable[tuple[StoredObject, str]]) -> None:
+        """Move objects that cannot be used, each with the reason, to a file next to this one; `problems` reports it."""
+        objects = list(objects)
+        aside = _unused(self.path.with_name(UNUSABLE))
+        lines = [msgspec.json.encode({"reason": reason, "value": stored.value}) for stored, reason in objects]
+        try:
+            atomic_file.write(aside, b"".join(line + b"\n" for line in lines), mode=MODE, durable=True)
+        except OSError as error:
+            raise _refused(aside, error) from error
+        with self._writing() as connection:
+            connection.executemany(
+                "DELETE FROM objects WHERE position = ?", [(stored.position,) for stored, _ in objects]
+            )
+        for stored, reason in objects:
+            position = stored.position
+            self.problems.append(f"{self.path}: object {position} cannot be used ({reason}); set aside in {aside.name}")
+            log.error("stored object cannot be used", extra={"object": position, "aside": aside.name, "reason": reason})
+
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Delete an object; return False if it does not exist."""
         with self._writing() as connection:
@@ -128,9 +154,7 @@ class Store:
                 raise _refused(self.path, error) from error
 
     def _replace(self, reason: str) -> sqlite3.Connection:
-        number = 1
-        while (aside := self.path.with_name(f"{FILE}.corrupt-{number}")).exists():
-            number += 1
+        aside = _unused(self.path)
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
             companion = self.path.with_name(FILE + suffix)
@@ -146,6 +170,14 @@ class Store:
         log.error("store damaged", extra={"path": str(self.path), "aside": aside.name, "kept": kept, "reason": reason})
         self.problems.append(problem)
         return fresh
+
+
+def _unused(path: Path) -> Path:
+    """Return the first name for a file that is set aside; `dra-agent doctor` reports all of them."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+        number += 1
+    return aside
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -204,7 +236,7 @@ def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
     connection.close()
 
 
-def _refused(path: Path, error: sqlite3.Error) -> RetryableError:
+def _refused(path: Path, error: Exception) -> RetryableError:
     return RetryableError(
         f"cannot be written: {error}", where=str(path), hint="check free space and permissions of the state directory"
     )
