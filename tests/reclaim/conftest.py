@@ -24,6 +24,7 @@ def relaxed_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend timeouts for a slow machine; a test of such a timeout sets it itself."""
     limits = (
         "service.SAVE_TIMEOUT_S",
+        "service.OPERATOR_SAVE_TIMEOUT_S",
         "signals.aws.REQUEST_TIMEOUT_S",
         "signals.azure.REQUEST_TIMEOUT_S",
         "signals.azure.FIRST_REQUEST_TIMEOUT_S",

@@ -96,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
         _show(status)
     else:
         emit(status, args.output)
+    # An agent of an earlier version does not report it.
+    if unsaved := status.get("unsaved"):
+        print(f"warning: a restart of the agent would lose the last change: {unsaved}", file=sys.stderr)
+        if args.verb in ("start", "cancel"):
+            return 1
     # The request may have no effect yet: another source can still report a reclaim, and claims may not be released.
     if args.verb == "cancel":
         return 1 if status["phase"] in ("hint", "notice") else 0

@@ -34,6 +34,8 @@ class ReclaimSnapshot(msgspec.Struct, frozen=True):
     """Unix time."""
     notices: int = 0
     cancelled: int = 0
+    saved: bool = True
+    """Whether a restart of the agent continues with this state."""
     notice_failures: int = 0
     """Failed writes of notice files."""
     sources: tuple[SourceSnapshot, ...] = ()
@@ -58,6 +60,7 @@ def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
         deadline=None if state.deadline is None else STEADY.to_wall(state.deadline).timestamp(),
         notices=reclaim.notices,
         cancelled=reclaim.cancelled,
+        saved=not reclaim.unsaved,
         notice_failures=reclaim.notice_failures(),
         tainted_after=progress.tainted_after,
         evictions=progress.evictions,
@@ -81,6 +84,11 @@ def families(snapshot: ReclaimSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{_PREFIX}_notices", "Notices that started.", value=snapshot.notices)
     yield CounterMetricFamily(
         f"{_PREFIX}_cancelled", "Notices that ended before the node was terminated.", value=snapshot.cancelled
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}_state_saved",
+        "0 while the state of the reclaim is not on disk: a restart of the agent would lose it.",
+        value=int(snapshot.saved),
     )
     yield CounterMetricFamily(
         f"{_PREFIX}_notice_files_failed",

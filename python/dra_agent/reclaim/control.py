@@ -99,4 +99,7 @@ class ReclaimControlServer(Server):
                 return self._about()
             case Status():
                 pass
-        return status_of(self._reclaim.state, self._reclaim.source_health(), self._reclaim.progress(), self._now())
+        reclaim = self._reclaim
+        return status_of(
+            reclaim.state, reclaim.source_health(), reclaim.progress(), self._now(), unsaved=reclaim.unsaved
+        )

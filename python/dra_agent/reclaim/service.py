@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +20,9 @@ from dra_agent.reclaim.signal import RecallingSource, Signal, SignalSource
 from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
 from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.state_saver import StateSaver
 from dra_agent.reclaim.status import Progress
+from dra_agent.retry import Backoff
 
 if TYPE_CHECKING:
     from dra_agent.reclaim.notice_files import NoticeFiles
@@ -33,7 +34,9 @@ SAVE_HEAD_START_S = 0.01
 """Seconds for which listeners wait for the disk: an idle one needs 3 ms. A busy one (100 ms were
 measured) is not waited for: a notice is received again after a crash of the agent, but its time is lost."""
 SAVE_TIMEOUT_S = 0.5
-"""Timeout of the disk for the operator's request."""
+"""Seconds for which the next change waits for the disk."""
+OPERATOR_SAVE_TIMEOUT_S = 5.0
+"""Seconds for which an operator's request waits for the disk before it is reported as not saved."""
 
 DEADLINE_MARGIN_S = 1.0
 """Seconds before the deadline after which nothing is waited for."""
@@ -67,16 +70,15 @@ class ReclaimService:
         is_newest: Callable[[], bool] = lambda: True,
         clock: SteadyClock = STEADY,
         now: Callable[[], datetime] | None = None,
+        retries: Backoff | None = None,
     ) -> None:
         """Read the state of an earlier run of this boot; `state_dir` must exist.
 
         `is_newest`: whether this agent saves the state, if several share a directory for a while.
-        `now`: in place of the clock's.
+        `now`: in place of the clock's. `retries`: the delays between attempts to save it.
         """
-        self._file = StateFile(state_dir, clock)
-        self._is_newest = is_newest
+        file = StateFile(state_dir, clock)
         self._now = now or clock.now
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
         self._listeners: list[Changed] = []
         self._pending_signals: list[Signal] = []
         self._woken = asyncio.Event()
@@ -90,7 +92,8 @@ class ReclaimService:
         """Notices that started since the agent started."""
         self.cancelled = 0
         """Notices that ended."""
-        self.state = self._file.load(boot)
+        self.state = file.load(boot)
+        self._saver = StateSaver(file, self.state, is_newest=is_newest, backoff=retries)
         self._sources, self._tracker = self._recall(sources)
 
     @property
@@ -107,6 +110,11 @@ class ReclaimService:
         """Write `files` at each change, and report failures."""
         self._notice_files = files
         self.on_change(files.changed)
+
+    @property
+    def unsaved(self) -> str:
+        """Why a restart of the agent would lose the last change; "" if it is on disk."""
+        return self._saver.problem
 
     def progress(self) -> Progress:
         """Return the progress of the release of claims."""
@@ -157,19 +165,21 @@ class ReclaimService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._saver.shutdown(wait=False, cancel_futures=True)
+        await self._saver.stop(SAVE_TIMEOUT_S)
 
     async def begin(self, kind: str, *, deadline: datetime | None, description: str) -> None:
-        """Start an operator's hint or notice; it is on disk when this returns."""
+        """Start an operator's hint or notice; it is on disk when this returns, or `unsaved` has the reason."""
         signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, description, deadline)
         log.warning(f"reclaim {signal.kind} by the operator", extra={"what": description})
         await self._change(lambda state, now: apply(state, signal, now))
+        await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
 
     async def cancel(self, *, everything: bool) -> None:
-        """Withdraw the operator's signal, or dismiss the signals of all sources."""
+        """Withdraw the operator's signal, or dismiss the signals of all sources; saved as in `begin`."""
         log.warning("reclaim cancelled by the operator", extra={"everything": everything})
         clear = Signal(OPERATOR, "clear", OPERATOR, "")
         await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
+        await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
 
     async def released(self) -> None:
         """Notify every source that all claims of the node are released; may be called repeatedly."""
@@ -263,42 +273,22 @@ class ReclaimService:
         async with self._lock:
             before, after = self.state, step(self.state, self._now())
             if after == before:
+                # An operator may repeat a request that could not be saved.
+                await self._saver.confirm(SAVE_TIMEOUT_S)
                 return
             self.state = after
             self.notices += before.noticed is None and after.noticed is not None
             self.cancelled += before.noticed is not None and after.noticed is None
-            saving = self._begin_saving(after)
-            await _wait_for_save(saving, SAVE_HEAD_START_S)
+            self._saver.begin(after)
+            await self._saver.wait(SAVE_HEAD_START_S)
             self._log_change(before, after)
             for listener in self._listeners:
                 try:
                     await listener(before, after)
                 except Exception:  # the others must still be notified
                     log.exception("a change of the reclaim was not acted on")
-            await self._saved(saving)
-
-    def _begin_saving(self, state: ReclaimState) -> asyncio.Future[None] | None:
-        try:
-            if not self._is_newest():
-                return None
-        except AgentError as error:
-            log.warning(
-                "cannot determine which agent saves the reclaim state; this one saves it", extra={"reason": str(error)}
-            )
-        return asyncio.get_running_loop().run_in_executor(self._saver, self._file.save, state)
-
-    async def _saved(self, saving: asyncio.Future[None] | None) -> None:
-        if saving is None:
-            return
-        await _wait_for_save(saving, SAVE_TIMEOUT_S)
-        if not saving.done():
-            saving.add_done_callback(_retrieve_exception)
-            log.error("the notice is acted on before it is on disk: the disk takes too long")
-            return
-        try:
-            saving.result()
-        except AgentError as error:
-            log.error("cannot save the notice; the reclaim continues", extra={"reason": str(error)})
+            if not await self._saver.wait(SAVE_TIMEOUT_S):
+                log.error("the notice is acted on before it is on disk: the disk takes too long")
 
     def _log_change(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase != before.phase:
@@ -335,13 +325,3 @@ def _deadlines(state: ReclaimState) -> list[str]:
         for active in state.active
         if active.signal.kind == "notice" and active.signal.deadline is not None
     ]
-
-
-async def _wait_for_save(saving: asyncio.Future[None] | None, timeout_s: float) -> None:
-    if saving is not None:
-        await asyncio.wait([saving], timeout=timeout_s)
-
-
-def _retrieve_exception(saving: asyncio.Future[None]) -> None:
-    if not saving.cancelled():
-        saving.exception()

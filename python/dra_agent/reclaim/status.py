@@ -124,10 +124,12 @@ class ReclaimStatus(msgspec.Struct, frozen=True):
     claims: tuple[ClaimStatus, ...]
     events: tuple[EventStatus, ...]
     sources: tuple[SourceStatus, ...]
+    unsaved: str = ""
+    """Why a restart of the agent would lose the last change; empty if it is on disk."""
 
 
 def status_of(
-    state: ReclaimState, source_health: list[SourceHealth], progress: Progress, now: datetime
+    state: ReclaimState, source_health: list[SourceHealth], progress: Progress, now: datetime, *, unsaved: str = ""
 ) -> ReclaimStatus:
     """Build the status as of `now`."""
     return ReclaimStatus(
@@ -163,6 +165,7 @@ def status_of(
             )
             for one in source_health
         ),
+        unsaved=unsaved,
     )
 
 
