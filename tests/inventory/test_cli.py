@@ -136,8 +136,9 @@ def test_a_watched_device_that_is_removed_is_a_json_object(
     watched: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert watched("devices", "gpu-0000-00-04-0", "-o", "json") == 130
-    text = capsys.readouterr().out
-    assert text.count('"health": "removed"') == 1 and text.count('"name": "gpu-0000-00-04-0"') == 3
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in documents] == ["gpu-0000-00-04-0"] * 3
+    assert [one["health"] == "removed" for one in documents] == [False, True, False]
 
 
 def test_watched_slices_are_printed_when_they_change(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import preloaded
 from dra_agent.agent.about import describe
@@ -205,8 +206,9 @@ def test_a_screen_has_no_more_rows_than_lines(
     assert "host node-1" in screen and "20 more rows: `dra-agent top --once` prints all" in screen
 
 
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
 def test_without_a_terminal_the_values_are_printed_as_they_change(
-    served: Rig, root: Path, top: Top, monkeypatch: pytest.MonkeyPatch
+    served: Rig, root: Path, top: Top, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     busy(served, root)
 
@@ -224,10 +226,14 @@ def test_without_a_terminal_the_values_are_printed_as_they_change(
 
     with monkeypatch.context() as patched:
         patched.setattr("dra_agent.cli.watch.time.sleep", next_step)
-        code, text, _ = top("--interval", "1")
+        code, text, _ = top("--interval", "1", "-o", output)
     assert code == 130
-    assert text.count("host node-1: sampled ") == 2
-    assert text.count(" 40% ") == text.count(" 90% ") == 2
+    if output == "table":
+        assert text.count("host node-1: sampled ") == 2
+        assert text.count(" 40% ") == text.count(" 90% ") == 2
+    else:
+        documents = list(map(json.loads, text.splitlines()) if output == "json" else yaml.safe_load_all(text))
+        assert [one["devices"][0]["values"]["gpu_utilization_ratio"] for one in documents] == [0.4, 0.9]
 
 
 def test_without_an_agent(top: Top) -> None:

@@ -147,12 +147,18 @@ def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False, empty: s
                 for name in view["cdi_device_ids"]:
                     print(name)
         elif args.output != "table":
-            emit(views[0] if views and (alone or args.watch) else views, args.output)
+            emit(views[0] if views and alone else views, args.output)
         else:
             _print(rows, views, alone=alone)
 
     if args.watch:
-        watch(fetch, show, identity=lambda view: view["uid"], gone=lambda view: {**view, "phase": "Deleted"})
+        watch(
+            fetch,
+            show,
+            output=args.output,
+            identity=lambda view: view["uid"],
+            gone=lambda view: {**view, "phase": "Deleted"},
+        )
     show(fetch())
     return 0
 

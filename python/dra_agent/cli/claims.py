@@ -174,7 +174,13 @@ def print_holders(
             table.write(map(cells, items))
 
     if args.watch:
-        watch(fetch, show, identity=_identity, gone=lambda item: {**item, "state": "released", "reason": ""})
+        watch(
+            fetch,
+            show,
+            output=args.output,
+            identity=_identity,
+            gone=lambda item: {**item, "state": "released", "reason": ""},
+        )
     show(fetch())
     return 0
 

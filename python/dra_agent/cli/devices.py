@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
     """Print the chosen devices, and each one again when its state, attributes or claims change."""
     from dra_agent.cli.agent_view import by_device, published
-    from dra_agent.cli.output import Rows, emit
+    from dra_agent.cli.output import Rows
     from dra_agent.cli.watch import watch
     from dra_agent.topology import scan
 
@@ -95,17 +95,21 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
         ]
 
     def show(items: list[dict[str, Any]]) -> None:
-        if args.output == "table":
-            rows.write(item["cells"] for item in items)
-        else:
-            emit([item["document"] for item in items], args.output)
+        rows.write(item["cells"] for item in items)
 
     def gone(item: dict[str, Any]) -> dict[str, Any]:
         cells = list(item["cells"])
         cells[_COLUMNS.index("state")] = _REMOVED
         return {"document": {**item["document"], "health": _REMOVED}, "cells": cells}
 
-    watch(fetch, show, identity=lambda item: item["document"]["name"], gone=gone)
+    watch(
+        fetch,
+        show,
+        output=args.output,
+        identity=lambda item: item["document"]["name"],
+        gone=gone,
+        document=lambda item: item["document"],
+    )
 
 
 def listing(

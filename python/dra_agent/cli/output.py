@@ -127,12 +127,16 @@ class _OutputAction(argparse.Action):
         setattr(namespace, self.dest, "table" if values in ("wide", "name") else values)
 
 
-def emit(value: Any, output: str) -> None:
-    """Print a JSON-like value as JSON or YAML."""
+def emit(value: Any, output: str, *, stream: bool = False) -> None:
+    """Print a JSON-like value as JSON or YAML; `stream`: as one of several, which a parser can separate.
+
+    In a stream JSON has one line, and YAML begins with `---`.
+    """
     import msgspec
 
     if output == "json":
-        text = json_printable(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        encoded = msgspec.json.encode(value)
+        text = json_printable((encoded if stream else msgspec.json.format(encoded, indent=2)).decode())
     else:
         import yaml
 
@@ -141,6 +145,8 @@ def emit(value: Any, output: str) -> None:
         if not is_printable(text):
             # In ASCII every string with such a character is quoted and escaped, and reads as the same value.
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=120).rstrip("\n")
+        if stream:
+            text = f"---\n{text}"
     print(text)
 
 

@@ -90,15 +90,10 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
 
     rows = _rows()
 
-    def show(slices: list[dict[str, Any]]) -> None:
-        if args.output == "table":
-            rows.write(map(_row, slices))
-        else:
-            emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": slices}, args.output)
-
     watch(
         lambda: _desired(shown, host, node=shown.config.node).slices,
-        show,
+        lambda slices: rows.write(map(_row, slices)),
+        output=args.output,
         identity=lambda item: item["metadata"]["name"],
         gone=lambda item: {**item, "spec": {"pool": item["spec"]["pool"]}},
     )

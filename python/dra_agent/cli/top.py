@@ -150,6 +150,7 @@ def _refresh(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: f
 
 def _repeat(fetch: Callable[[], Shown], args: argparse.Namespace) -> NoReturn:
     """Print the values, and again when a sample has other ones."""
+    from dra_agent.cli.top_tables import document_of
     from dra_agent.cli.watch import watch
 
     latest: list[Shown] = []
@@ -163,8 +164,10 @@ def _repeat(fetch: Callable[[], Shown], args: argparse.Namespace) -> NoReturn:
     watch(
         items,
         lambda _: _print(latest[0], args),
+        output=args.output,
         identity=lambda item: "values",
         gone=lambda item: item,
+        document=lambda _: document_of(latest[0], sort=args.sort, show=args.show),
         interval_s=args.interval,
     )
 
@@ -193,9 +196,13 @@ def _shown(current: CurrentValues) -> Shown:
 
 
 def _print(shown: Shown, args: argparse.Namespace, screen_rows: int | None = None) -> None:
-    from dra_agent.cli.top_tables import print_tables
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.top_tables import document_of, print_tables
 
-    print_tables(shown, sort=args.sort, show=args.show, output=args.output, screen_rows=screen_rows)
+    if args.output == "table":
+        print_tables(shown, sort=args.sort, show=args.show, screen_rows=screen_rows)
+    else:
+        emit(document_of(shown, sort=args.sort, show=args.show), args.output)
 
 
 def _interval(text: str) -> float:

@@ -53,18 +53,35 @@ class Shown(NamedTuple):
     """Lines below the title."""
 
 
-def print_tables(shown: Shown, *, sort: str, show: str, output: str, screen_rows: int | None = None) -> None:
-    """Print the chosen tables in a format; `screen_rows` limits tables to a screen of so many lines."""
-    from dra_agent.cli.output import emit, prints_names, table
+class _Chosen(NamedTuple):
+    """The rows that the flags select, in their order."""
+
+    nodes: list[NodeValues]
+    devices: list[DeviceValues]
+    claims: list[ClaimValues]
+
+
+def _choose(shown: Shown, sort: str, show: str) -> _Chosen:
+    return _Chosen(
+        _sorted(shown.nodes or (), lambda one: _node_key(one, sort)) if show in ("all", "nodes") else [],
+        _sorted(shown.devices, lambda one: _device_key(one, sort)) if show in ("all", "devices") else [],
+        _sorted(shown.claims, lambda one: _claim_key(one, sort)) if show in ("all", "claims") else [],
+    )
+
+
+def document_of(shown: Shown, *, sort: str, show: str) -> dict[str, Any]:
+    """Return the chosen values for JSON and YAML."""
+    nodes, devices, claims = _choose(shown, sort, show)
+    of_cluster = {} if shown.nodes is None else {"nodes": nodes}
+    return {**shown.document, **of_cluster, "devices": devices, "claims": claims}
+
+
+def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None = None) -> None:
+    """Print the chosen tables; `screen_rows` limits them to a screen of so many lines."""
+    from dra_agent.cli.output import prints_names, table
     from dra_agent.printable import printable
 
-    nodes = _sorted(shown.nodes or (), lambda one: _node_key(one, sort)) if show in ("all", "nodes") else []
-    devices = _sorted(shown.devices, lambda one: _device_key(one, sort)) if show in ("all", "devices") else []
-    claims = _sorted(shown.claims, lambda one: _claim_key(one, sort)) if show in ("all", "claims") else []
-    if output != "table":
-        of_cluster = {} if shown.nodes is None else {"nodes": nodes}
-        emit({**shown.document, **of_cluster, "devices": devices, "claims": claims}, output)
-        return
+    nodes, devices, claims = _choose(shown, sort, show)
     if prints_names():
         columns = {"nodes": [one.node for one in nodes], "claims": [f"{one.namespace}/{one.name}" for one in claims]}
         table(["name"], [[name] for name in columns.get(show, [one.device for one in devices])])
