@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.queue import ClaimQueue
-from dra_agent.standalone.store import Store
+from dra_agent.standalone.store import FILE, Store
 
 
 def phases(queue: ClaimQueue) -> dict[str, str]:
@@ -145,6 +146,33 @@ def test_objects_are_applied_all_or_none(queue: ClaimQueue, claim: Any) -> None:
     with pytest.raises(PermanentError, match="Pod is a kind that the agent does not store"):
         queue.apply([claim("b"), {"kind": "Pod", "metadata": {"name": "p"}}])
     assert list(phases(queue)) == ["a"]
+
+
+def test_a_failed_write_stores_none_of_the_objects(queue: ClaimQueue, tmp_path: Path, claim: Any) -> None:
+    queue.apply([claim("waits", class_name="new")])
+    queue.reconcile()
+    database = sqlite3.connect(tmp_path / FILE)
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON objects WHEN new.kind = 'ResourceClaim' BEGIN SELECT {}; END"
+    database.execute(refuse.format("RAISE(ABORT, 'no space')"))
+    both = [{"kind": "DeviceClass", "metadata": {"name": "new"}, "spec": {}}, claim("a", class_name="new")]
+    with pytest.raises(RetryableError, match="cannot be written: no space"):
+        queue.apply(both)
+    assert [value["metadata"]["name"] for value in queue.classes()] == ["gpu"]
+    queue.reconcile()
+    assert phases(queue) == {"waits": "Pending"}
+    database.execute("DROP TRIGGER refuse")
+    database.close()
+    assert [applied.action for applied in queue.apply(both)] == ["created", "created"]
+    queue.reconcile()
+    assert phases(queue) == {"waits": "Prepared", "a": "Prepared"}
+
+
+def test_a_class_that_is_applied_twice_at_once_is_stored_as_its_last(queue: ClaimQueue) -> None:
+    first: dict[str, Any] = {"kind": "DeviceClass", "metadata": {"name": "new"}, "spec": {}}
+    last = {**first, "spec": {"extendedResourceName": "example.com/gpu"}}
+    assert [applied.action for applied in queue.apply([first, first, last])] == ["created", "unchanged", "configured"]
+    (stored,) = (value for value in queue.classes() if value["metadata"]["name"] == "new")
+    assert stored["spec"] == last["spec"]
 
 
 def test_a_status_written_by_a_user_is_ignored(queue: ClaimQueue, claim: Any) -> None:

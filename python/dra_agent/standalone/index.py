@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
@@ -67,12 +67,19 @@ class ClaimIndex:
         """Read every claim, oldest first."""
         return (stored.value for stored in self._store.each(CLAIM))
 
-    def put(self, claims: Iterable[Object]) -> None:
-        """Keep claims, all or none; raises PermanentError for one that is not in the stored form."""
-        claims = list(claims)
-        for claim in claims:
-            check(claim)
-        self._store.put_all([(CLAIM, *identity_of(claim), claim) for claim in claims])
+    def put(self, claims: Iterable[Object], classes: Mapping[str, Object] | None = None) -> None:
+        """Keep claims, and classes by name, all or none; raises PermanentError for one not in the stored form."""
+        claims, classes = list(claims), classes or {}
+        for value in (*classes.values(), *claims):
+            check(value)
+        self._store.put_all(
+            [
+                *((CLASS, "", name, value) for name, value in classes.items()),
+                *((CLAIM, *identity_of(claim), claim) for claim in claims),
+            ]
+        )
+        for name in classes:
+            self.waiting.class_changed(name)
         for claim in claims:
             known = self.find(*identity_of(claim))
             if known is None:

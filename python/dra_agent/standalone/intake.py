@@ -13,7 +13,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.claim import FAILED, ApplyResult
 from dra_agent.standalone.index import ClaimIndex
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.stored_form import CLAIM, CLASS, check, received
+from dra_agent.standalone.stored_form import CLAIM, CLASS, received
 from dra_agent.standalone.waiting import digest_of
 
 MAX_CLAIMS = 50_000
@@ -30,8 +30,9 @@ def store_all(values: list[Object], store: Store, claims: ClaimIndex) -> list[Ap
     values = [received(value) for value in values]
     _check(values, claims)
     changed = [_changed(value, claims) for value in values if value["kind"] == CLAIM]
-    applied = [_class(value, store, claims) if value["kind"] == CLASS else _claim(value, claims) for value in values]
-    claims.put(claim for claim in changed if claim is not None)
+    classes: dict[str, Object] = {}
+    applied = [_class(value, store, classes) if value["kind"] == CLASS else _claim(value, claims) for value in values]
+    claims.put((claim for claim in changed if claim is not None), classes)
     return applied
 
 
@@ -72,15 +73,13 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
         )
 
 
-def _class(value: Object, store: Store, claims: ClaimIndex) -> ApplyResult:
+def _class(value: Object, store: Store, changed: dict[str, Object]) -> ApplyResult:
+    """Add a class to the changed ones if it differs from the kept one, or from an earlier one of the request."""
     name = value["metadata"]["name"]
-    known = store.get(CLASS, "", name)
+    known = changed.get(name) or store.get(CLASS, "", name)
     if known is not None and known["spec"] == value["spec"]:
         return ApplyResult(CLASS, name, "unchanged")
-    changed = _stamped(value, known)
-    check(changed)
-    store.put(CLASS, "", name, changed)
-    claims.waiting.class_changed(name)
+    changed[name] = _stamped(value, known)
     return ApplyResult(CLASS, name, "created" if known is None else "configured")
 
 
