@@ -27,6 +27,10 @@ class RetryableError(AgentError):
     """The same request may succeed later: a busy device, a hung library, a full disk."""
 
 
+class BusyError(RetryableError):
+    """The request was refused before a part of it was done, because the agent serves as many as it can."""
+
+
 class PermanentError(AgentError):
     """The same request can never succeed: it must be changed first."""
 

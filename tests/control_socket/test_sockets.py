@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_agent.control_socket import protocol as protocol_module
 from dra_agent.control_socket import server as server_module
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
-from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import AgentError, BusyError, PermanentError, RetryableError, UsageError
 from eventually import DEADLINE_S, eventually_async
 
 LIMIT = 64 * 1024
@@ -121,18 +122,127 @@ def test_an_endless_line_is_refused_without_affecting_others(short_path: Path) -
     run_with_server(path, scenario)
 
 
-def test_a_client_above_the_limit_is_rejected(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, LIMIT * 3 // 4])
+def test_a_client_above_the_limit_is_rejected_with_the_reason(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(protocol_module, "BUSY_TIMEOUT_S", 0.0)
     path = short_path / "s"
 
     def scenario() -> None:
         with connect(path) as first:
             first.call(Echo("a"), timeout=60)
-            with connect(path) as second, pytest.raises(RetryableError, match="went away|connection broke"):
-                second.call(Echo("b"), timeout=60)
+            with (
+                connect(path) as second,
+                pytest.raises(BusyError, match=r"1 clients already; repeat the command later"),
+            ):
+                second.call(Echo("b" * size), timeout=60)
             assert first.call(Echo("c"), timeout=60) == {"text": "c"}
 
     run_with_server(path, scenario)
+
+
+def test_a_rejected_client_repeats_its_request_until_it_is_served(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(protocol_module, "BUSY_TIMEOUT_S", 10 * DEADLINE_S)
+    path = short_path / "s"
+    others: list[Connection] = []
+
+    def leave(pause: float) -> None:
+        assert pause > 0
+        others[0].close()
+
+    monkeypatch.setattr(protocol_module, "sleep", leave)
+
+    def scenario() -> Any:
+        others.append(connect(path))
+        others[0].call(Echo("a"), timeout=60)
+        with connect(path) as second:
+            return second.call(Echo("b"), timeout=60)
+
+    assert run_with_server(path, scenario) == {"text": "b"}
+
+
+def waiting_server(path: Path) -> tuple[Server, asyncio.Event]:
+    """Return a server that waits for the event with every request but `short`, and responds whether it could."""
+    event = asyncio.Event()
+
+    async def handle(line: bytes) -> Any:
+        if msgspec.json.decode(line, type=Echo).text == "short":
+            return "short"
+        with server.waiting() as may_wait:
+            if may_wait:
+                await event.wait()
+            return may_wait
+
+    server = Server(path, handle, line_limit=LIMIT, interval_s=0.02)
+    return server, event
+
+
+async def request(path: Path, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(msgspec.json.encode(Echo(text)) + b"\n")
+    return reader, writer
+
+
+def test_requests_that_wait_leave_connections_for_others(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 6)
+    monkeypatch.setattr(server_module, "MAX_WAITING", 2)
+    path = short_path / "s"
+
+    async def run() -> None:
+        server, event = waiting_server(path)
+        await server.start()
+        try:
+            waiting = [await request(path, "wait") for _ in range(2)]
+            await eventually_async(lambda: server.waiting_requests == 2)
+            reader, third = await request(path, "wait")
+            assert json.loads(await reader.readline()) == {"result": False}, "a third one does not wait"
+            for _ in range(3):
+                reader, writer = await request(path, "short")
+                assert json.loads(await reader.readline()) == {"result": "short"}
+                writer.close()
+            event.set()
+            assert [json.loads(await reader.readline()) for reader, _ in waiting] == [{"result": True}] * 2
+            assert server.waiting_requests == 0
+            for _, writer in waiting:
+                writer.close()
+            third.close()
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["closed", "half closed"])
+def test_a_request_waits_until_its_client_disconnects(short_path: Path, how: str) -> None:
+    path = short_path / "s"
+
+    async def run() -> None:
+        server, event = waiting_server(path)
+        await server.start()
+        try:
+            reader, writer = await request(path, "wait")
+            await eventually_async(lambda: server.waiting_requests == 1)
+            if how == "closed":
+                writer.close()
+                await eventually_async(lambda: server.waiting_requests == 0)
+            else:
+                writer.write_eof()  # as `socat` does after its input, and it still reads
+                _, gone_writer = await request(path, "wait")
+                await eventually_async(lambda: server.waiting_requests == 2)
+                gone_writer.close()
+                await eventually_async(lambda: server.waiting_requests == 1)
+                event.set()
+                assert json.loads(await reader.readline()) == {"result": True}
+                writer.close()
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
 
 
 def test_an_idle_client_is_disconnected(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

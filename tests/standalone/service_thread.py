@@ -50,6 +50,10 @@ class ServiceThread:
     def devices_changed(self) -> None:
         self._loop.call_soon_threadsafe(self.service.devices_changed)
 
+    @property
+    def waiting_requests(self) -> int:
+        return self.service.waiting_requests
+
     def call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 

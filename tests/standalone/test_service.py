@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dra_agent.deadline import Deadline
-from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import AgentError, BusyError, PermanentError, RetryableError, UsageError
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims, ListClasses, State
 from dra_agent.standalone.service import StandaloneService
 from eventually import DEADLINE_S, eventually
@@ -60,6 +60,32 @@ def test_a_waiting_get_returns_at_its_deadline(agent: ServiceThread, claim: Any)
     with Client(agent.path) as client:
         client.call(Apply([claim("big", 3)]))
         assert client.call(Get("default", "big", 0.1))["phase"] == "Pending"
+
+
+@pytest.mark.parametrize("more", [40, 0], ids=["below the limit", "at the limit"])
+def test_waiting_clients_delay_no_other_request(
+    agent: ServiceThread, claim: Any, devices: Any, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    with Client(agent.path) as client:
+        client.call(Apply([claim("big", 3)]))
+    if not more:
+        monkeypatch.setattr("dra_agent.control_socket.server.MAX_WAITING", 2)
+        monkeypatch.setattr("dra_agent.control_socket.protocol.BUSY_TIMEOUT_S", 0.0)
+    waiting = [request_in_thread(agent.path, Get("default", "big", 10 * DEADLINE_S)) for _ in range(more or 2)]
+    eventually(lambda: agent.waiting_requests == len(waiting))
+    with Client(agent.path) as client:
+        if not more:
+            with pytest.raises(BusyError, match="claim default/big: 2 requests wait for claims.*repeat the command"):
+                client.call(Get("default", "big", DEADLINE_S))
+        assert client.call(Get("default", "big"))["phase"] == "Pending"
+        assert [view["name"] for view in client.call(ListClaims())] == ["big"]
+        client.call(Apply([claim("other")]))
+        client.call(Delete("ResourceClaim", "other", "default", DEADLINE_S))
+    devices.names.append("gpu-2")
+    agent.devices_changed()
+    for thread, answers in waiting:
+        thread.join(60)
+        assert [answer["phase"] for answer in answers] == ["Prepared"]
 
 
 def test_claims_and_socket_of_a_killed_agent_are_taken_over(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
 
-from dra_agent.errors import AgentError, NoSuchObjectError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import AgentError, BusyError, NoSuchObjectError, PermanentError, RetryableError, UsageError
 from dra_agent.json_decode import decode_json
+from dra_agent.retry import Backoff
 
 _Request = TypeVar("_Request")
 
@@ -37,6 +40,7 @@ _FAMILIES: dict[str, type[AgentError]] = {
     "retryable": RetryableError,
     "usage": UsageError,
     "missing": NoSuchObjectError,
+    "busy": BusyError,
 }
 """A client of an earlier version takes one that it does not know for permanent."""
 
@@ -63,6 +67,8 @@ def raise_failure(failure: ErrorBody) -> None:
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds."""
+BUSY_TIMEOUT_S = 10.0
+"""Seconds that a request is repeated while the agent is too busy to begin with it."""
 
 
 class Connection:
@@ -71,13 +77,18 @@ class Connection:
     def __init__(self, path: Path, *, no_agent: str, hint: str) -> None:
         """Connect; raises RetryableError with the message `no_agent` and `hint` if no agent listens."""
         self._path = path
+        self._no_agent = no_agent
+        self._hint = hint
+        self._connect()
+
+    def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(CONNECT_TIMEOUT_S)
         try:
-            self._socket.connect(os.fspath(path))
+            self._socket.connect(os.fspath(self._path))
         except OSError as error:
             self._socket.close()
-            raise _unreachable(path, error, no_agent, hint) from error
+            raise _unreachable(self._path, error, self._no_agent, self._hint) from error
         self._lines = self._socket.makefile("rb")
 
     def __enter__(self) -> Connection:
@@ -96,6 +107,8 @@ class Connection:
     def call(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
         """Send one request and return its result within `timeout` seconds; raises the error that the agent raised.
 
+        A request that the agent is too busy to begin with is repeated for `BUSY_TIMEOUT_S`.
+
         Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
         """
         line = msgspec.json.encode(request) + b"\n"
@@ -103,9 +116,25 @@ class Connection:
             raise UsageError(
                 f"the request has {len(line)} bytes, {line_limit} at most", hint="apply its objects in several requests"
             )
-        self._socket.settimeout(timeout)
+        deadline, backoff = monotonic() + timeout, Backoff(first=0.1, longest=1.0)
+        busy_until = min(deadline, monotonic() + BUSY_TIMEOUT_S)
+        while True:
+            try:
+                return self._exchange(line, deadline)
+            except BusyError as error:
+                pause = backoff.delay(error)
+                if monotonic() + pause >= busy_until:
+                    raise
+            sleep(pause)
+            self.close()
+            self._connect()
+
+    def _exchange(self, line: bytes, deadline: float) -> Any:
         try:
-            self._socket.sendall(line)
+            self._socket.settimeout(max(0.001, deadline - monotonic()))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # An agent that refuses a client sends the reason before it closes the connection.
+                self._socket.sendall(line)
             received = self._lines.readline()
         except TimeoutError as error:
             raise RetryableError("the agent did not respond in time", where=str(self._path)) from error

@@ -11,10 +11,11 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import msgspec
 
 from dra_agent.asyncio_server import stop_accepting
 from dra_agent.control_socket.protocol import ErrorBody, Response, failure_of
-from dra_agent.errors import AgentError, PermanentError, UsageError
+from dra_agent.errors import AgentError, BusyError, PermanentError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,10 @@ MAX_PATH_BYTES = 107
 """Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
 IDLE_TIMEOUT_S = 60.0
 """Seconds that a client may be idle, or leave a response unread."""
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 256
 """Clients at a time."""
+MAX_WAITING = 192
+"""Requests that wait at a time, perhaps for an hour. The other connections are left for requests that do not."""
 CHECK_INTERVAL_S = 1.0
 """Seconds between two checks whether the socket still exists."""
 _UCRED = struct.Struct("3i")
@@ -52,7 +55,8 @@ class Server:
         self._inode = 0
         self._interval_s = interval_s
         self._keeping: asyncio.Task[None] | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._waiting: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
     async def start(self) -> None:
@@ -70,6 +74,27 @@ class Server:
         await self._listen()
         self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.path.name}")
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[bool]:
+        """In a handler: wait for something that may take long. False: it must not, because too many requests wait.
+
+        The request is canceled if its client disconnects meanwhile.
+        """
+        task = asyncio.current_task()
+        if task is None or len(self._waiting) >= MAX_WAITING:
+            yield False
+            return
+        self._waiting.add(task)
+        try:
+            yield True
+        finally:
+            self._waiting.discard(task)
+
+    @property
+    def waiting_requests(self) -> int:
+        """The number of requests that wait."""
+        return len(self._waiting)
+
     async def stop(self) -> None:
         """Stop listening, drop the clients and remove the socket."""
         self._stopped = True
@@ -78,7 +103,7 @@ class Server:
             await asyncio.gather(self._keeping, return_exceptions=True)
         if self._server is not None:
             await stop_accepting(self._server)
-            for client in self._clients:
+            for client in [*self._clients]:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
             await asyncio.sleep(0)  # a closed transport releases its socket in the next iteration of the loop
@@ -110,6 +135,9 @@ class Server:
         logged = ""
         while True:
             await asyncio.sleep(self._interval_s)
+            for waiting in self._waiting & self._clients.keys():
+                if _is_disconnected(self._clients[waiting]):
+                    waiting.cancel()
             try:
                 if not _has_no_listener(self.path, self._inode):
                     continue
@@ -123,12 +151,17 @@ class Server:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Not a coroutine: one that is canceled before its first step would leave the connection open.
-        if self._stopped or len(self._clients) >= MAX_CONNECTIONS or not _is_allowed(writer):
+        if self._stopped or not _is_allowed(writer):
             writer.close()
             return
+        if len(self._clients) >= MAX_CONNECTIONS:
+            busy = BusyError(f"the agent serves {MAX_CONNECTIONS} clients already", hint="repeat the command later")
+            writer.write(_encoded(Response(failure=failure_of(busy))))
+            writer.close()  # sends what is written first
+            return
         task = asyncio.create_task(self._serve(reader, writer))
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        self._clients[task] = writer
+        task.add_done_callback(self._clients.pop)
         task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,9 +186,20 @@ class Server:
 
 
 async def _send(writer: asyncio.StreamWriter, response: Response) -> None:
-    writer.write(msgspec.json.encode(response) + b"\n")
+    writer.write(_encoded(response))
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         await writer.drain()
+
+
+def _encoded(response: Response) -> bytes:
+    return msgspec.json.encode(response) + b"\n"
+
+
+def _is_disconnected(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client has closed its end, and not only for writing."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -187,6 +187,14 @@ class ClaimQueue:
             return uid in self._prepared or not self._retries.due(uid)
         return True
 
+    def is_final(self, namespace: str, name: str) -> bool:
+        """Return whether a claim is prepared or failed; raises NoSuchObjectError if it does not exist."""
+        with self._lock:
+            uid, claims = self._require(namespace, name).uid, self._claims
+            if uid in claims.deleting:
+                return False
+            return uid in self._prepared or not (uid in claims.waiting or uid in claims.allocated)
+
     def suspend(self, why: str, *, release: bool) -> None:
         """Allocate and prepare nothing until `resume`; with `release` also release allocated claims, at `step`.
 

@@ -20,7 +20,7 @@ import msgspec
 
 from dra_agent.api_object import DEFAULT_NAMESPACE, Object
 from dra_agent.control_socket.server import Server
-from dra_agent.errors import PermanentError, UsageError
+from dra_agent.errors import BusyError, PermanentError, UsageError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import ClaimPreparer
@@ -186,6 +186,11 @@ class StandaloneService:
         return await self._work(self.queue.allocated_views)
 
     @property
+    def waiting_requests(self) -> int:
+        """Number of requests that wait for a claim."""
+        return self._server.waiting_requests
+
+    @property
     def steps(self) -> int:
         """Number of steps so far. A step follows each release of a claim."""
         return self._steps
@@ -227,7 +232,9 @@ class StandaloneService:
         self._wake.set()
         now = asyncio.get_running_loop().time
         first_deadline, deadline = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
-        with contextlib.suppress(TimeoutError):
+        with self._server.waiting() as may_wait, contextlib.suppress(TimeoutError):
+            if not may_wait:
+                return
             async with asyncio.timeout_at(deadline):
                 while True:
                     steps_before = self._steps
@@ -286,13 +293,20 @@ class StandaloneService:
 
     async def _get(self, namespace: str, name: str, wait: float) -> ClaimView:
         deadline = asyncio.get_running_loop().time() + wait
-        while True:
-            steps_before = self._steps
-            view = await self._work(lambda: self.queue.view(namespace, name))
-            remaining_s = deadline - asyncio.get_running_loop().time()
-            if view.phase in ("Prepared", "Failed") or remaining_s <= 0:
-                return view
-            await self._wait_for_step_after(steps_before, remaining_s)
+        with self._server.waiting() as may_wait:
+            while True:
+                steps_before = self._steps
+                is_final = await self._work(lambda: self.queue.is_final(namespace, name))
+                remaining_s = deadline - asyncio.get_running_loop().time()
+                if is_final or remaining_s <= 0:
+                    return await self._work(lambda: self.queue.view(namespace, name))
+                if not may_wait:
+                    raise BusyError(
+                        f"{self._server.waiting_requests} requests wait for claims, and no more can",
+                        where=f"claim {namespace}/{name}",
+                        hint="repeat the command later, or see `dra-agent claim list`",
+                    )
+                await self._wait_for_step_after(steps_before, remaining_s)
 
     async def _delete(self, request: Delete) -> bool:
         if request.kind == CLASS:
@@ -302,14 +316,15 @@ class StandaloneService:
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
         await self._wait_settled({uid})
         deadline = asyncio.get_running_loop().time() + min(request.wait, MAX_WAIT_S)
-        while True:
-            steps_before = self._steps
-            if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:
-                return True
-            remaining_s = deadline - asyncio.get_running_loop().time()
-            if remaining_s <= 0:
-                return False
-            await self._wait_for_step_after(steps_before, remaining_s)
+        with self._server.waiting() as may_wait:
+            while True:
+                steps_before = self._steps
+                if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:
+                    return True
+                remaining_s = deadline - asyncio.get_running_loop().time()
+                if remaining_s <= 0 or not may_wait:
+                    return False
+                await self._wait_for_step_after(steps_before, remaining_s)
 
     async def _wait_for_step_after(self, steps_before: int, timeout_s: float) -> None:
         """Wait for the completion of a step after the first `steps_before` steps."""
