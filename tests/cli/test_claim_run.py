@@ -6,8 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from cli.manifests import CLASS, claim, write
 from dra_agent.cli.claim_run import expand
 from eventually import DEADLINE_S, eventually
+from standalone.service_thread import ServiceThread
 
 Command = Callable[..., tuple[int, str, str]]
 AGENT = Path(sys.executable).with_name("dra-agent")
@@ -131,6 +134,93 @@ def test_a_command_that_kills_its_run_is_ended_before_the_claim_is_released(run:
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     eventually(lambda: Path("pid").exists() and claims(command) == [])
     assert has_ended(int(Path("pid").read_text()))
+
+
+@pytest.fixture
+def restart(agent: ServiceThread, tmp_path: Path, preparer: Any, devices: Any) -> Iterator[Callable[[], None]]:
+    """Start the agent again after a test has stopped it."""
+    started: list[ServiceThread] = []
+    yield lambda: started.append(ServiceThread(tmp_path / "state", preparer, devices))
+    for running in started:
+        running.stop()
+
+
+@pytest.mark.parametrize("end", ["the run ends", "the run is killed"])
+def test_the_claim_is_released_when_the_agent_returns(
+    run: Command, command: Command, agent: ServiceThread, restart: Callable[[], None], end: str
+) -> None:
+    process = start("--", "sh", "-c", TRAP)
+    eventually(Path("ready").exists)
+    agent.stop()
+    if end == "the run is killed":
+        process.kill()
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    else:
+        process.terminate()
+    eventually(Path("ended").exists)
+    restart()
+    if end == "the run ends":
+        assert process.wait(DEADLINE_S) == 7
+        assert claims(command) == []
+    eventually(lambda: claims(command) == [])
+
+
+def test_a_release_that_takes_long_is_left_to_another_process(
+    run: Command,
+    command: Command,
+    agent: ServiceThread,
+    restart: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dra_agent.cli.claim_run.RELEASE_TIMEOUT_S", 0.0)
+
+    def stop_when_ready() -> None:
+        eventually(Path("ready").exists)
+        agent.stop()
+        Path("stopped").touch()
+
+    stopping = threading.Thread(target=stop_when_ready)
+    stopping.start()
+    code, _, errors = run("--", "sh", "-c", "touch ready; until [ -e stopped ]; do sleep 0.1; done; exit 3")
+    stopping.join(DEADLINE_S)
+    assert code == 3 and "claim default/train is not released yet, which a process retries: " in errors
+    restart()
+    eventually(lambda: claims(command) == [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_during_its_apply_leaves_no_claim(
+    command: Command, tmp_path: Path, preparer: Any, devices: Any, number: int, agent: ServiceThread
+) -> None:
+    agent.stop()
+    began, may_continue, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def validate(value: dict[str, Any]) -> list[str]:
+        if value["metadata"]["name"] == "train":
+            began.set()
+            assert may_continue.wait(DEADLINE_S)
+            ended.set()
+        return []
+
+    slow = ServiceThread(tmp_path / "state", preparer, devices, validate)
+    try:
+        write(Path("claim.yaml"), CLASS, claim("train"))
+        process = start("--", "touch", "out")
+        assert began.wait(DEADLINE_S)
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) in (128 + number, -number)
+        may_continue.set()
+        assert ended.wait(DEADLINE_S)
+        # Requests of one service have one thread for validation, and one that stores: this follows the other.
+        write(Path("later.yaml"), CLASS, claim("later"))
+        assert command("claim", "apply", "-f", "later.yaml")[0] == 0
+        if number == signal.SIGTERM:
+            assert claims(command) == ["later"]
+        eventually(lambda: claims(command) == ["later"])
+    finally:
+        may_continue.set()
+        slow.stop()
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(

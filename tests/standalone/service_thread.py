@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,20 @@ class HealthyDevices:
         return Device(name, "gpu", "nvidia", "0000:1b:00.0", attributes={}, health="healthy")
 
 
+def _has_spec(value: dict[str, Any]) -> list[str]:
+    return [] if "spec" in value else ["spec: is missing"]
+
+
 class ServiceThread:
     """A service on an event loop in its own thread."""
 
-    def __init__(self, directory: Path, preparer: Any, allocator: ClusterAllocator) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        preparer: Any,
+        allocator: ClusterAllocator,
+        validate: Callable[[dict[str, Any]], list[str]] = _has_spec,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -39,7 +50,7 @@ class ServiceThread:
                 devices=HealthyDevices(),
                 preparer=preparer,
                 allocator=allocator,
-                validate=lambda value: ["spec: is missing"] if "spec" not in value else [],
+                validate=validate,
             )
             await service.start()
             return service

@@ -10,18 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli.parser import examples
-from dra_agent.errors import AgentError, UsageError
+from dra_agent.errors import AgentError, RetryableError, UsageError
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
     from dra_agent.standalone.protocol import Client
 
 WAIT_TIMEOUT_S = 30.0
+RELEASE_TIMEOUT_S = 60.0
+"""Seconds that a release is retried before that is left to the guard."""
 PLACEHOLDER = "{cdi}"
 IDS = "DRA_AGENT_CDI_DEVICES"
 """Variable of the command: the CDI ids, separated by spaces."""
@@ -75,9 +78,10 @@ def run(args: argparse.Namespace) -> int:
     """Claim, run, release; returns the exit code of the command. Raises UsageError without a command."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.claim_apply import check
-    from dra_agent.cli.claim_guard import RUN, ClaimGuard, release
+    from dra_agent.cli.claim_guard import ClaimGuard, release
     from dra_agent.cli.connection import connect
     from dra_agent.cli.files import load_files
+    from dra_agent.standalone.claim import RUN
 
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
@@ -92,18 +96,19 @@ def run(args: argparse.Namespace) -> int:
     metadata["annotations"] = {**(metadata.get("annotations") or {}), RUN: token}
     key = metadata["namespace"], metadata["name"]
     with connect(args, wait_s=args.timeout) as agent:
-        guard = ClaimGuard(agent.path, *key, token)
+        guard = ClaimGuard(agent, *key, token)
         running: list[subprocess.Popen[bytes]] = []
         try:
             with _forwarded(running):
                 view = _claim(agent, [loaded.value for loaded in objects], key, args.timeout)
+                agent.close()
                 code = _run(words, view, running, guard.watch_this_process)
         except _SignalledError as error:
             code = BY_SIGNAL + error.number
         finally:
             with _deferred():
-                _release(lambda: release(agent.path, *key, token), key)
-                guard.done()
+                complete = partial(release, agent.path, *key, token, timeout_s=RELEASE_TIMEOUT_S)
+                guard.end(released=_release(complete, key))
     return code
 
 
@@ -119,7 +124,6 @@ def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], t
     """Create the claim and wait for it; raises UsageError if it exists, AgentError if it is not ready in time."""
     from dra_agent.cli.claim import explain_command
     from dra_agent.cli.output import progress
-    from dra_agent.errors import RetryableError
     from dra_agent.standalone.protocol import Apply, Get
 
     name = "/".join(key)
@@ -180,16 +184,22 @@ def expand(words: Sequence[str], ids: Sequence[str]) -> list[str]:
     return expanded
 
 
-def _release(complete: Any, key: tuple[str, str]) -> None:
-    """Release the claim; a failure is reported, and the exit code stays that of the command."""
+def _release(complete: Callable[[], bool], key: tuple[str, str]) -> bool:
+    """Release the claim, and return whether nothing is left to do.
+
+    A failure is reported, and the exit code stays that of the command.
+    """
     name = "/".join(key)
     try:
-        if complete():
-            return
-        problem = "is still being released"
+        problem = "" if complete() else "is still being released: `dra-agent claim list` shows it"
+    except RetryableError as error:
+        print(f"dra-agent: claim {name} is not released yet, which a process retries: {error}", file=sys.stderr)
+        return False
     except AgentError as error:
-        problem = f"could not be released: {error}"
-    print(f"dra-agent: claim {name} {problem}; `dra-agent claim delete {name}` releases it", file=sys.stderr)
+        problem = f"could not be released: {error}; `dra-agent claim delete {key[1]} -n {key[0]}` releases it"
+    if problem:
+        print(f"dra-agent: claim {name} {problem}", file=sys.stderr)
+    return True
 
 
 @contextmanager

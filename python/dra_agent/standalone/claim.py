@@ -19,6 +19,8 @@ PREPARED = "dra-agent.internal/prepared"
 """Annotation: when the claim was prepared first since it has its devices."""
 FAILED = "dra-agent.internal/failed"
 """Annotation: why a claim can never be prepared as it is. It holds no device until it is applied again."""
+RUN = "dra-agent.internal/run"
+"""Annotation of a claim of `dra-agent claim run`: the token of the run."""
 UNDER_WAY = "is being prepared"
 """The message of a claim that has devices and is not ready yet."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,11 +48,21 @@ class Delete(msgspec.Struct, tag_field="op", tag="delete", forbid_unknown_fields
     wait: float = 0.0
 
 
+class ReleaseRun(msgspec.Struct, tag_field="op", tag="release-run", forbid_unknown_fields=True):
+    """Release the claim of a run, if it has the run's token, and refuse one with this token that is applied later."""
+
+    namespace: str
+    name: str
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+    wait: float = 0.0
+    """Seconds for the release to be complete."""
+
+
 class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=True):
     """The input of a what-if query: node, driver, classes, slices and allocated claims."""
 
 
-Request = Apply | Get | ListClaims | ListClasses | Delete | State
+Request = Apply | Get | ListClaims | ListClasses | Delete | ReleaseRun | State
 
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

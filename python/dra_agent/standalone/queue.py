@@ -31,6 +31,7 @@ from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, Known
 from dra_agent.standalone.intake import now, store_all
+from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
 from dra_agent.standalone.waiting import Refusal
@@ -76,6 +77,7 @@ class ClaimQueue:
         self._messages: dict[str, str] = {}
         self._retries = KeyedBackoff(clock)
         self._work = InFlightClaims(workers)
+        self._ended_runs = EndedRuns()
         self._devices_changed = False
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""
@@ -97,6 +99,7 @@ class ClaimQueue:
     def apply(self, values: list[Object]) -> list[ApplyResult]:
         """Store DeviceClasses and ResourceClaims, all or none; raises AgentError for an invalid object."""
         with self._lock:
+            self._ended_runs.refuse(values)
             return store_all(values, self._store, self._claims)
 
     def delete(self, namespace: str, name: str) -> str:
@@ -118,6 +121,18 @@ class ClaimQueue:
                 # However long a prepare that fails would have waited for its next try.
                 self._retries.done(uid)
             return uid
+
+    def release_run(self, namespace: str, name: str, token: str) -> str | None:
+        """Start to release the claim of a run and return its uid; None if the claim of this name has another token.
+
+        A claim with this token can no longer be applied.
+        """
+        with self._lock:
+            self._ended_runs.add(token)
+            known = self._claims.find(namespace, name)
+            if known is None or token_of(self._claims.read(known)) != token:
+                return None
+            return self.delete(namespace, name)
 
     def delete_class(self, name: str) -> None:
         """Delete a DeviceClass; allocated claims keep their devices. Raises NoSuchObjectError."""

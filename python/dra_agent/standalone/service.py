@@ -36,6 +36,7 @@ from dra_agent.standalone.protocol import (
     Get,
     ListClaims,
     ListClasses,
+    ReleaseRun,
     State,
     decode_request,
 )
@@ -262,6 +263,10 @@ class StandaloneService:
                 return await self._work(self.queue.classes)
             case Delete():
                 return await self._delete(request)
+            case ReleaseRun(namespace, name, token, wait):
+                released = await self._work(lambda: self.queue.release_run(namespace, name, token))
+                self._wake.set()
+                return released is None or await self._wait_deleted(namespace, name, released, wait)
             case State():
                 return await self._work(self._state)
 
@@ -315,11 +320,14 @@ class StandaloneService:
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
         await self._wait_settled({uid})
-        deadline = asyncio.get_running_loop().time() + min(request.wait, MAX_WAIT_S)
+        return await self._wait_deleted(namespace, request.name, uid, request.wait)
+
+    async def _wait_deleted(self, namespace: str, name: str, uid: str, wait: float) -> bool:
+        deadline = asyncio.get_running_loop().time() + min(wait, MAX_WAIT_S)
         with self._server.waiting() as may_wait:
             while True:
                 steps_before = self._steps
-                if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:
+                if await self._work(lambda: self.queue.uid_of(namespace, name)) != uid:
                     return True
                 remaining_s = deadline - asyncio.get_running_loop().time()
                 if remaining_s <= 0 or not may_wait:
