@@ -20,6 +20,8 @@ from fake_apiserver.certificates import Authority
 from fake_apiserver.connect_proxy import OPEN, ConnectProxy, connect_proxy
 from fake_apiserver.fake import FakeApi
 from fake_apiserver.test_credentials import secure_config, write_exec_script
+from silent_address import address_of as resolved
+from silent_address import resolve, silent_address
 
 TOKEN = "c2VjcmV0LXRva2Vu.of-this-node"
 
@@ -167,6 +169,36 @@ def test_a_silent_proxy_is_reported_after_the_timeout(
                     with pytest.raises(UnavailableError, match="no connection in"):
                         await api.get(NODES, "n1")
 
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("on_thread", [False, True], ids=["event loop", "thread"])
+@pytest.mark.parametrize("by_proxy", [False, True], ids=["direct", "proxy"])
+def test_a_server_or_proxy_is_reached_although_its_first_address_does_not_respond(
+    secure: FakeApi,
+    authority: Authority,
+    proxy: ConnectProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_proxy: bool,
+    on_thread: bool,
+) -> None:
+    monkeypatch.setattr("dra_agent.kube_client.connection.CONNECT_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr("dra_agent.kube_client.thread_reads.CONNECT_TIMEOUT_S", DEADLINE_S)
+    host, _, port = (proxy.address if by_proxy else urlsplit(secure.url).netloc).rpartition(":")
+    through = {"proxy-url": "http://host.example:3128"}
+    direct = {"server": "https://host.example:6443", "tls-server-name": "127.0.0.1"}
+    path = kubeconfig(secure, tmp_path / "kubeconfig", authority, through if by_proxy else direct)
+
+    async def main() -> None:
+        async with connect(path) as api:
+            if on_thread:
+                assert api.get_on_thread(NODES, "n1", timeout=DEADLINE_S) is not None
+            else:
+                await api.get(NODES, "n1")
+
+    with silent_address() as silent:
+        resolve(monkeypatch, "host.example", [silent, resolved((host, int(port)))])
         asyncio.run(main())
 
 

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import socketserver
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from dra_agent.kube_client import (
     ThrottledError,
     UnavailableError,
     connect,
-    name_lookup,
 )
 from dra_agent.kube_client.config import read_kubeconfig
 from dra_agent.kube_client.credentials import CHECK_INTERVAL_S, Credentials
@@ -321,26 +319,6 @@ def test_the_lookup_of_a_name_ends_at_the_deadline(tmp_path: Path, monkeypatch: 
             await eventually_async(lambda: read(api) is None and len(lookups) > 1)
 
     asyncio.run(main())
-
-
-def test_all_addresses_of_a_name_share_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    timeouts: list[float | None] = []
-
-    def refuse(sock: socket.socket, address: Any) -> None:
-        timeouts.append(sock.gettimeout())
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    found = [
-        (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (f"192.0.2.{last}", 6443)) for last in (1, 2, 3)
-    ]
-    with pytest.raises(ConnectionRefusedError):
-        name_lookup.connect(found, time.monotonic() + DEADLINE_S)
-    assert len(timeouts) == len(set(timeouts)) == 3, "each gets what the others left"
-    timeouts.clear()
-    with pytest.raises(TimeoutError):
-        name_lookup.connect(found, time.monotonic())
-    assert not timeouts
 
 
 def test_connections_of_old_credentials_are_closed(node: FakeApi, tmp_path: Path) -> None:

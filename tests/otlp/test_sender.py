@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from dra_agent.otlp.sender import MAX_RESPONSE_BYTES, METRICS_PATH, Sender, Send
 from dra_agent.otlp.settings import OtlpSettings
 from eventually import DEADLINE_S
 from otlp.collector import Collector, Reply
+from silent_address import address_of, resolve, silent_address
 from webhook.keys import Secret
 
 SHORT_S = 0.2
@@ -47,6 +49,16 @@ def test_a_request_has_path_and_headers(collector: Collector, tmp_path: Path) ->
     assert collector.paths == ["/base/v1/metrics"] * 2
     assert [sent["Authorization"] for sent in collector.headers] == ["Bearer one", "Bearer two"]
     assert collector.headers[0]["User-Agent"].startswith("dra-agent/")
+
+
+def test_a_collector_is_reached_although_its_first_address_does_not_respond(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = urlsplit(collector.url)
+    with silent_address() as silent:
+        resolve(monkeypatch, "collector.example", [silent, address_of((parts.hostname, parts.port))])
+        sender("http://collector.example:4318").post(METRICS_PATH, b"", Deadline.of(DEADLINE_S))
+    assert collector.paths == ["/v1/metrics"]
 
 
 def test_a_large_request_arrives(collector: Collector) -> None:

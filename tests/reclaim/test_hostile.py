@@ -8,8 +8,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,12 +21,14 @@ from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.signals.aws import AwsSource
 from dra_agent.reclaim.signals.azure import AzureSource
 from dra_agent.reclaim.signals.gcp import GcpSource
-from eventually import eventually_async
+from dra_agent.reclaim.signals.http import MetadataService
+from eventually import DEADLINE_S, eventually_async
 from logged import logged_by
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
 from reclaim.metadata.gcp import FakeGcp
 from reclaim.metadata.server import FakeService
+from silent_address import address_of, resolve, silent_address
 
 LEAD = timedelta(seconds=300)
 SOON = (datetime.now(UTC) + timedelta(minutes=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -168,3 +172,20 @@ def test_a_repeated_notice_is_one_notice(tmp_path: Path, caplog: pytest.LogCaptu
     messages = [entry_.getMessage() for entry_ in caplog.records]
     assert messages.count("reclaim notice received") == 1
     assert messages.count("a source of reclaim notices is unreachable") == 1
+
+
+def test_a_metadata_service_is_reached_although_its_first_address_does_not_respond(
+    aws: FakeAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = urlsplit(aws.endpoint)
+
+    async def request() -> int:
+        service = MetadataService("http://metadata.example")
+        try:
+            return (await service.request("/latest/meta-data/", headers={}, timeout_s=DEADLINE_S)).status
+        finally:
+            service.close()
+
+    with silent_address() as silent:
+        resolve(monkeypatch, "metadata.example", [silent, address_of((parts.hostname, parts.port))])
+        assert asyncio.run(request()) == HTTPStatus.UNAUTHORIZED, "it requires a token"

@@ -14,8 +14,9 @@ import h11
 from dra_agent import __version__, user_file
 from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, Pem
 from dra_agent.kube_client.errors import UnavailableError
-from dra_agent.kube_client.proxy import Proxy, ProxyError, Tunnel
+from dra_agent.kube_client.proxy import Proxy, Tunnel
 from dra_agent.memory_file import memory_file
+from dra_agent.tcp_connect import connect_to
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds to connect, TLS included."""
@@ -117,11 +118,8 @@ async def open_connection(
     name = (server_name or host) if context is not None else None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            if proxy is None:
-                reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
-            else:
-                tunnel = await _open_tunnel(proxy, host, port)
-                reader, writer = await asyncio.open_connection(sock=tunnel, ssl=context, server_hostname=name)
+            sock = await (connect_to(host, port) if proxy is None else _open_tunnel(proxy, host, port))
+            reader, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
     except TimeoutError as error:
         raise UnavailableError(f"no connection in {CONNECT_TIMEOUT_S:.0f} s", where=where) from error
     except ssl.SSLCertVerificationError as error:
@@ -141,28 +139,16 @@ async def open_connection(
 async def _open_tunnel(proxy: Proxy, host: str, port: int) -> socket.socket:
     """Return a connection through the proxy, before TLS. Raises OSError."""
     loop = asyncio.get_running_loop()
-    failure: OSError = ConnectionError("the name of the proxy has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM):
-        handshake = Tunnel(proxy, host, port)
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            await loop.sock_connect(sock, address)
-            await loop.sock_sendall(sock, handshake.request)
-            while not handshake.receive(await loop.sock_recv(sock, _CHUNK_BYTES)):
-                pass
-        except ProxyError:
-            sock.close()
-            raise  # its other addresses respond in the same way
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure
+    handshake = Tunnel(proxy, host, port)
+    sock = await connect_to(proxy.host, proxy.port)
+    try:
+        await loop.sock_sendall(sock, handshake.request)
+        while not handshake.receive(await loop.sock_recv(sock, _CHUNK_BYTES)):
+            pass
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def set_keepalive(raw: socket.socket) -> None:

@@ -8,15 +8,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.tcp_connect import Address
 
 MAX_LOOKUPS = 2
 """Lookups that run at once. There is one server, and another one after a change of the kubeconfig."""
-
-Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
-"""As getaddrinfo returns it."""
 
 
 class NameLookup:
@@ -46,22 +43,3 @@ class NameLookup:
         finally:
             with self._lock:
                 self._running.pop((host, port), None)
-
-
-def connect(addresses: Sequence[Address], deadline_s: float) -> socket.socket:
-    """Connect to the first address that accepts. Raises OSError; TimeoutError at the deadline, which all share."""
-    failure: OSError = TimeoutError()
-    for family, kind, protocol, _, address in addresses:
-        remaining_s = deadline_s - time.monotonic()
-        if remaining_s <= 0:
-            break
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(remaining_s)
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        else:
-            return sock
-    raise failure

@@ -23,6 +23,7 @@ from dra_agent.otlp.endpoint import Endpoint
 from dra_agent.otlp.headers import read_headers
 from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.printable import printable
+from dra_agent.tcp_connect import connect
 
 METRICS_PATH, TRACES_PATH = "/v1/metrics", "/v1/traces"
 MAX_RESPONSE_BYTES = 64 << 10
@@ -122,22 +123,14 @@ class Sender:
 
 
 def _connect(endpoint: Endpoint, deadline: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
-    """Connect to the first address that responds. The timeout of a handshake is that of all of it (ssl.SSLSocket)."""
-    failure: OSError = OSError(f"{endpoint.host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM):
-        channel = socket.socket(family, kind, protocol)
-        try:
-            _limit(channel, deadline)
-            channel.connect(address)
-            _limit(channel, deadline)
-            return channel if tls is None else tls.wrap_socket(channel, server_hostname=endpoint.host)
-        except OSError as error:
-            channel.close()
-            failure = error
-        except BaseException:
-            channel.close()
-            raise
-    raise failure
+    """Connect, with TLS where the endpoint has it. The timeout of a handshake is that of all of it (ssl.SSLSocket)."""
+    channel = connect(socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM), deadline)
+    try:
+        _limit(channel, deadline)
+        return channel if tls is None else tls.wrap_socket(channel, server_hostname=endpoint.host)
+    except BaseException:
+        channel.close()
+        raise
 
 
 def _send(channel: socket.socket, data: bytes, deadline: Deadline) -> None:

@@ -23,6 +23,7 @@ from dra_agent.errors import UsageError
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.connection import ClosedError, Connection
 from dra_agent.reclaim.signal import SourceError, parse_time, printable
+from dra_agent.tcp_connect import connect_to
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 30.0
@@ -144,7 +145,7 @@ class MetadataService:
             except (ClosedError, ConnectionError):
                 pass  # the service closed an idle connection, which is not an error
         self.close()
-        reader, writer = await asyncio.open_connection(self._host, self._port)
+        reader, writer = await asyncio.open_connection(sock=await connect_to(self._host, self._port))
         self._connection = Connection(reader, writer, self._name, 0)
         return await self._exchange(self._connection, method, target, headers, body)
 
