@@ -250,7 +250,8 @@ class ClaimQueue:
         with self._lock:
             known = (self._claims.of_uid(uid) for uid in self._claims.allocated)
             oldest_first = sorted((one for one in known if one is not None), key=lambda one: one.position)
-            return self.views(one.key for one in oldest_first)
+            # From memory: a reclaim has to release them also while the store cannot be read.
+            return [self._view(self._claims.allocated[one.uid], []) for one in oldest_first]
 
     def uid_of(self, namespace: str, name: str) -> str | None:
         """Return the uid of a claim; None if it does not exist."""

@@ -20,7 +20,7 @@ import msgspec
 
 from dra_agent.api_object import DEFAULT_NAMESPACE, Object
 from dra_agent.control_socket.server import Server
-from dra_agent.errors import BusyError, PermanentError, UsageError
+from dra_agent.errors import AgentError, BusyError, PermanentError, UsageError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import ClaimPreparer
@@ -51,6 +51,8 @@ START_TIMEOUT_S = 5.0
 """Seconds to restore claims before the agent listens; one that hangs continues in the background."""
 STEP_BUDGET_S = 0.2
 """After that a step defers the rest to the next one, so that other work of the queue runs in between."""
+FAILED_STEP_RETRY_S = 5.0
+"""Seconds until the step after one that failed, as while the store cannot be read or written."""
 FIRST_TRY_S = 5.0
 """Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
 RESPOND_AFTER_S = 45.0
@@ -208,6 +210,7 @@ class StandaloneService:
 
     async def _run(self) -> None:
         retry: float | None = None
+        logged = ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(retry):
@@ -215,9 +218,15 @@ class StandaloneService:
             self._wake.clear()
             try:
                 retry = await self._step()
+                logged = ""
+            except AgentError as error:
+                if str(error) != logged:
+                    logged = str(error)
+                    log.error("claims cannot be reconciled now", extra={"error": logged, "in": FAILED_STEP_RETRY_S})
+                retry = FAILED_STEP_RETRY_S
             except Exception:  # a failure of one claim must not affect the others
                 log.exception("claims could not be reconciled")
-                retry = 5.0
+                retry = FAILED_STEP_RETRY_S
 
     async def _step(self) -> float | None:
         step = partial(self.queue.reconcile, budget_s=STEP_BUDGET_S)

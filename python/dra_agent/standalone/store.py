@@ -113,12 +113,12 @@ class Store:
             return cursor.rowcount > 0
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """Find one object."""
-        with self._lock:
-            row = self._connection.execute(
+        """Find one object; raises RetryableError if the file cannot be read."""
+        with self._reading() as connection:
+            row = connection.execute(
                 "SELECT body FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
             ).fetchone()
-        value: dict[str, Any] | None = decode_json(row[0]) if row else None
+            value: dict[str, Any] | None = decode_json(row[0], type=dict) if row else None
         return value
 
     def list(self, kind: str) -> list[StoredObject]:
@@ -126,16 +126,20 @@ class Store:
         return list(self.each(kind))
 
     def each(self, kind: str) -> Iterator[StoredObject]:
-        """Yield every object of a kind in the order of creation, with few of them in memory."""
+        """Yield every object of a kind in the order of creation, with few of them in memory.
+
+        Raises RetryableError if the file cannot be read.
+        """
         last = -1
         while True:
-            with self._lock:
-                rows = self._connection.execute(
+            with self._reading() as connection:
+                rows = connection.execute(
                     "SELECT position, body FROM objects WHERE kind = ? AND position > ? ORDER BY position LIMIT ?",
                     (kind, last, ROWS_AT_A_TIME),
                 ).fetchall()
-            for last, body in rows:
-                yield StoredObject(last, decode_json(body))
+                objects = [StoredObject(position, decode_json(body, type=dict)) for position, body in rows]
+            yield from objects
+            last = rows[-1][0] if rows else last
             if len(rows) < ROWS_AT_A_TIME:
                 return
 
@@ -143,6 +147,18 @@ class Store:
         """Close the file."""
         with self._lock:
             self._connection.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
+                raise RetryableError(
+                    f"cannot be read: {error}",
+                    where=str(self.path),
+                    hint="check the disk (dmesg); a restart of the agent keeps what is readable",
+                ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
