@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from dra_agent.errors import AgentError
 from dra_agent.standalone import protocol as client_module
 from dra_agent.standalone import service as service_module
 from dra_agent.standalone.allocator import ClusterAllocator
-from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
 from eventually import DEADLINE_S
@@ -94,7 +92,7 @@ def timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "FIRST_TRY_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "RESPOND_AFTER_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", DEADLINE_S / 2)
-    monkeypatch.setattr(service_module, "Validator", partial(Validator, timeout=10 * DEADLINE_S))
+    monkeypatch.setattr(service_module, "VALIDATION_TIMEOUT_S", 10 * DEADLINE_S)
     monkeypatch.setattr(client_module, "RESPONSE_TIMEOUT_S", 10 * DEADLINE_S)
 
 

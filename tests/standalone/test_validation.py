@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.standalone.intake import Validator
+from dra_agent.standalone import service as service_module
 from dra_agent.standalone.protocol import Apply, Client, ListClaims
 from dra_agent.standalone.service import StandaloneService
-from standalone.service_thread import HealthyDevices
+from standalone.service_thread import HealthyDevices, ServiceThread
 
 LIMIT_S = 60.0
 
@@ -59,16 +59,32 @@ def test_requests_are_answered_while_an_object_is_validated(
     asyncio.run(asyncio.wait_for(scenario(), 2 * LIMIT_S))
 
 
-def test_a_hanging_validation_ends_at_its_deadline() -> None:
+@pytest.mark.parametrize("limit", ["VALIDATION_TIMEOUT_S", "RESPOND_AFTER_S"])
+def test_a_hanging_validation_ends_before_the_client_gives_up(
+    tmp_path: Path, preparer: Any, devices: Any, claim: Any, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(service_module, limit, 0.01)
     may_continue = threading.Event()
+    agent = ServiceThread(tmp_path, preparer, devices, lambda value: [str(may_continue.wait(LIMIT_S))])
+    try:
+        with (
+            Client(agent.path) as client,
+            pytest.raises(RetryableError, match=r"could not be validated within .*; apply fewer objects"),
+        ):
+            client.call(Apply([claim("a")]), timeout_s=LIMIT_S)
+    finally:
+        may_continue.set()
+        agent.stop()
 
-    async def scenario() -> None:
-        validator = Validator(lambda value: [str(may_continue.wait(LIMIT_S))], timeout=0.01)
-        try:
-            with pytest.raises(RetryableError, match="could not be validated within"):
-                await validator.problems([{}])
-        finally:
-            may_continue.set()
-            validator.stop()
 
-    asyncio.run(scenario())
+def test_a_client_that_gives_up_names_the_command_that_shows_what_was_stored(
+    tmp_path: Path, preparer: Any, devices: Any, claim: Any
+) -> None:
+    may_continue = threading.Event()
+    agent = ServiceThread(tmp_path, preparer, devices, lambda value: [str(may_continue.wait(LIMIT_S))])
+    try:
+        with Client(agent.path) as client, pytest.raises(RetryableError, match="not respond in time; .*claim list"):
+            client.call(Apply([claim("a")]), timeout_s=0.05)
+    finally:
+        may_continue.set()
+        agent.stop()

@@ -104,10 +104,18 @@ class Connection:
         self._lines.close()
         self._socket.close()
 
-    def call(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
+    def call(
+        self,
+        request: msgspec.Struct,
+        *,
+        timeout: float,
+        line_limit: int | None = None,
+        timeout_hint: str | None = None,
+    ) -> Any:
         """Send one request and return its result within `timeout` seconds; raises the error that the agent raised.
 
-        A request that the agent is too busy to begin with is repeated for `BUSY_TIMEOUT_S`.
+        A request that the agent is too busy to begin with is repeated for `BUSY_TIMEOUT_S`. `timeout_hint` is for a
+        request that may have been done although no response came.
 
         Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
         """
@@ -120,7 +128,7 @@ class Connection:
         busy_until = min(deadline, monotonic() + BUSY_TIMEOUT_S)
         while True:
             try:
-                return self._exchange(line, deadline)
+                return self._exchange(line, deadline, timeout_hint)
             except BusyError as error:
                 pause = backoff.delay(error)
                 if monotonic() + pause >= busy_until:
@@ -129,7 +137,7 @@ class Connection:
             self.close()
             self._connect()
 
-    def _exchange(self, line: bytes, deadline: float) -> Any:
+    def _exchange(self, line: bytes, deadline: float, timeout_hint: str | None) -> Any:
         try:
             self._socket.settimeout(max(0.001, deadline - monotonic()))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -137,7 +145,8 @@ class Connection:
                 self._socket.sendall(line)
             received = self._lines.readline()
         except TimeoutError as error:
-            raise RetryableError("the agent did not respond in time", where=str(self._path)) from error
+            hint = timeout_hint or "repeat the command"
+            raise RetryableError("the agent did not respond in time", where=str(self._path), hint=hint) from error
         except OSError as error:
             raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
         if not received:

@@ -117,26 +117,25 @@ VALIDATION_TIMEOUT_S = 30.0
 class Validator:
     """One thread that validates, so that the event loop is not blocked."""
 
-    def __init__(self, validate: Callable[[Object], list[str]], *, timeout: float = VALIDATION_TIMEOUT_S) -> None:
-        """`validate` returns the problems of an object; `timeout` is in seconds."""
+    def __init__(self, validate: Callable[[Object], list[str]]) -> None:
+        """`validate` returns the problems of an object."""
         self._validate = validate
-        self._timeout = timeout
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validation")
 
-    async def problems(self, values: Sequence[Object]) -> list[str]:
+    async def problems(self, values: Sequence[Object], *, timeout_s: float) -> list[str]:
         """Return the problems of the objects.
 
         Raises:
-            RetryableError: the deadline passed.
+            RetryableError: they are not validated after `timeout_s` seconds.
         """
         found: list[str] = []
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(timeout_s):
                 for value in values:
                     found += await asyncio.get_running_loop().run_in_executor(self._thread, self._validate, value)
         except TimeoutError:
             raise RetryableError(
-                f"the objects could not be validated within {self._timeout:.0f} s",
+                f"the objects could not be validated within {timeout_s:.0f} s",
                 hint="apply fewer objects at a time, or objects with simpler selectors",
             ) from None
         return found

@@ -102,4 +102,5 @@ class Client:
     def call(self, request: Request, *, timeout_s: float | None = None) -> Any:
         """Send one request and return its result within `timeout_s` seconds; raises the error that the agent raised."""
         timeout = RESPONSE_TIMEOUT_S + getattr(request, "wait", 0.0) if timeout_s is None else timeout_s
-        return self._connection.call(request, timeout=timeout, line_limit=MAX_LINE_BYTES)
+        hint = "`dra-agent claim list` shows what it has done" if isinstance(request, Apply | Delete) else None
+        return self._connection.call(request, timeout=timeout, line_limit=MAX_LINE_BYTES, timeout_hint=hint)

@@ -27,7 +27,7 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.claim import ApplyResult, ClaimView
 from dra_agent.standalone.claim_workers import ClaimWorkers
-from dra_agent.standalone.intake import Validator
+from dra_agent.standalone.intake import VALIDATION_TIMEOUT_S, Validator
 from dra_agent.standalone.protocol import (
     MAX_LINE_BYTES,
     SOCKET,
@@ -56,7 +56,8 @@ FAILED_STEP_RETRY_S = 5.0
 FIRST_TRY_S = 5.0
 """Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
 RESPOND_AFTER_S = 45.0
-"""Seconds that a response waits for its claims to be prepared or released; the command line waits a minute."""
+"""Seconds from a request to its response, for validation and for claims to be prepared or released; a `wait` of the
+request comes on top. The command line waits a minute."""
 STOP_AFTER_S = 5.0
 """How long a stop waits for running work. Work that hangs continues at the next start."""
 SUSPEND_TIMEOUT_S = 5.0
@@ -237,11 +238,11 @@ class StandaloneService:
                 self._steps += 1
                 self._step_done.notify_all()
 
-    async def _wait_settled(self, uids: Collection[str]) -> None:
-        """Wait until these claims have a result, for a bounded time; a device of another claim delays no request."""
+    async def _wait_settled(self, uids: Collection[str], deadline: float) -> None:
+        """Wait until these claims have a result, until the deadline; a device of another claim delays no request."""
         self._wake.set()
         now = asyncio.get_running_loop().time
-        first_deadline, deadline = now() + min(FIRST_TRY_S, RESPOND_AFTER_S), now() + RESPOND_AFTER_S
+        first_deadline = min(now() + FIRST_TRY_S, deadline)
         with self._server.waiting() as may_wait, contextlib.suppress(TimeoutError):
             if not may_wait:
                 return
@@ -260,10 +261,11 @@ class StandaloneService:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     async def _handle(self, line: bytes) -> Any:
+        deadline = asyncio.get_running_loop().time() + RESPOND_AFTER_S
         request = decode_request(line)
         match request:
             case Apply():
-                return await self._apply(request)
+                return await self._apply(request, deadline)
             case Get(namespace, name, wait):
                 return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
             case ListClaims():
@@ -271,7 +273,7 @@ class StandaloneService:
             case ListClasses():
                 return await self._work(self.queue.classes)
             case Delete():
-                return await self._delete(request)
+                return await self._delete(request, deadline)
             case ReleaseRun(namespace, name, token, wait):
                 released = await self._work(lambda: self.queue.release_run(namespace, name, token))
                 self._wake.set()
@@ -279,18 +281,19 @@ class StandaloneService:
             case State():
                 return await self._work(self._state)
 
-    async def _apply(self, request: Apply) -> list[ApplyResult]:
+    async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
         if len(request.objects) > MAX_OBJECTS_PER_APPLY:
             raise UsageError(
                 f"{len(request.objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most",
                 hint="apply them in several",
             )
-        if problems := await self._validator.problems(request.objects):
+        timeout_s = min(VALIDATION_TIMEOUT_S, deadline - asyncio.get_running_loop().time())
+        if problems := await self._validator.problems(request.objects, timeout_s=timeout_s):
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self.queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._work(lambda: {uid for key in claims if (uid := self.queue.uid_of(*key)) is not None})
-        await self._wait_settled(uids)
+        await self._wait_settled(uids, deadline)
         views = {(view.namespace, view.name): view for view in await self._work(lambda: self.queue.views(claims))}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
@@ -322,13 +325,13 @@ class StandaloneService:
                     )
                 await self._wait_for_step_after(steps_before, remaining_s)
 
-    async def _delete(self, request: Delete) -> bool:
+    async def _delete(self, request: Delete, deadline: float) -> bool:
         if request.kind == CLASS:
             await self._work(lambda: self.queue.delete_class(request.name))
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
-        await self._wait_settled({uid})
+        await self._wait_settled({uid}, deadline)
         return await self._wait_deleted(namespace, request.name, uid, request.wait)
 
     async def _wait_deleted(self, namespace: str, name: str, uid: str, wait: float) -> bool:
