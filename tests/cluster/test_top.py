@@ -13,7 +13,7 @@ import pytest
 
 from cluster.conftest import StartAgent
 from cluster.kube.agent import Agent
-from cluster.kube.api import PODS
+from cluster.kube.api import DAEMON_SETS, PODS
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, container, pod_spec, request
@@ -24,7 +24,7 @@ CONFIG = '[telemetry]\ninterval = 1\nclaim_labels = "on"\n'
 
 @pytest.fixture
 def agents(start_agent: StartAgent, namespace: Namespace, tmp_path: Path) -> dict[str, Agent]:
-    """Agents, and a pod for each in the network of its node, as the chart's DaemonSet has it."""
+    """Agents, and a pod of a DaemonSet for each in the network of its node."""
     config = tmp_path / "agent.toml"
     config.write_text(CONFIG)
     agents = {}
@@ -36,13 +36,20 @@ def agents(start_agent: StartAgent, namespace: Namespace, tmp_path: Path) -> dic
             env=[{"name": name, "value": value} for name, value in environment.items()],
             ports=[{"name": "metrics", "containerPort": int(agent.wait_for_log(r"port=(\d+)")[1])}],
         )
+        labels = {"app.kubernetes.io/name": "dra-agent", "node": node}
+        spec = pod_spec(containers=[main], node=node, hostNetwork=True, restartPolicy="Always")
         body = {
-            "metadata": {"name": f"agent-{node}", "labels": {"app.kubernetes.io/name": "dra-agent"}},
-            "spec": pod_spec(containers=[main], nodeName=node, hostNetwork=True),
+            "metadata": {"name": f"agent-{node}"},
+            "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
         }
-        namespace.api.create(PODS, body, namespace.name)
+        namespace.api.create(DAEMON_SETS, body, namespace.name)
         agents[node] = agent
-    namespace.running(*(f"agent-{node}" for node in agents))
+
+    def pods_run() -> bool:
+        pods = namespace.api.list(PODS, namespace.name, labels="app.kubernetes.io/name=dra-agent")
+        return [pod["status"].get("phase") for pod in pods] == ["Running"] * len(agents)
+
+    until(pods_run, "the pods of the agents run")
     return agents
 
 
@@ -77,4 +84,4 @@ def test_a_cluster_is_read_through_the_api_server(
     document = top()
     assert (document["responded"], document["agents"]) == (1, 2)
     (failure,) = document["failures"]
-    assert re.search(rf"{namespace.name}/agent-node-b: .*error trying to reach service", failure)
+    assert re.search(rf"{namespace.name}/agent-node-b-\w+: .*error trying to reach service", failure)

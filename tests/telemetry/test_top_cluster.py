@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,15 @@ def top(
 
 
 def add_agent(
-    api: FakeApi, node: str, text: str | None = None, *, variables: tuple[str, ...] = (), **status: Any
+    api: FakeApi,
+    node: str,
+    text: str | None = None,
+    *,
+    variables: tuple[str, ...] = (),
+    namespace: str = "dra-agent",
+    name: str = "",
+    owner: str = "DaemonSet",
+    **status: Any,
 ) -> str:
     """Add the pod of an agent, whose /metrics return the text; return a part of their path."""
     names = {"DRA_AGENT_NODE_NAME": "", "DRA_AGENT_DRIVER_NAME": DRIVER, **dict.fromkeys(variables, "/file")}
@@ -67,11 +76,17 @@ def add_agent(
         "env": [{"name": name, "value": value} for name, value in names.items()],
         "ports": [{"name": "health", "containerPort": 9418}, {"name": "metrics", "containerPort": 9417}],
     }
-    name = f"agent-{node}"
+    name = name or f"agent-{node}"
+    owners = [{"apiVersion": "apps/v1", "kind": owner, "name": "dra-agent", "uid": "u", "controller": True}]
     api.put(
         "pods",
         {
-            "metadata": {"name": name, "namespace": "system", "labels": {"app.kubernetes.io/name": "dra-agent"}},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/name": "dra-agent"},
+                "ownerReferences": owners if owner else [],
+            },
             "spec": {"nodeName": node, "containers": [container]},
             "status": {"phase": "Running", **status},
         },
@@ -117,7 +132,7 @@ def cluster(fake_api: FakeApi, busy: str) -> FakeApi:
     fake_api.put(
         "pods",
         {
-            "metadata": {"name": "web", "namespace": "system", "labels": {"app.kubernetes.io/name": "dra-agent"}},
+            "metadata": {"name": "web", "namespace": "dra-agent", "labels": {"app.kubernetes.io/name": "dra-agent"}},
             "spec": {"nodeName": "node-1", "containers": [{"name": "web"}]},
         },
     )
@@ -146,7 +161,7 @@ def test_nodes_devices_and_claims_of_a_cluster(cluster: FakeApi, top: Top) -> No
     # Two claims hold the NIC: its values are those of neither.
     assert all(set(line[3:]) == {"-"} for line in lines[1:])
     assert "foreign" not in text, "a device of another driver"
-    assert "no values: node-3: system/agent-node-3: " in text
+    assert "no values: node-3: dra-agent/agent-node-3: " in text
     assert "telemetry is off on 1 of 2 agents" in text
     assert {request.method for request in cluster.requests} == {"GET"}
 
@@ -155,7 +170,7 @@ def test_json_names_nodes_without_values(cluster: FakeApi, top: Top) -> None:
     document = json.loads(top("-o", "json")[1])
     assert (document["agents"], document["responded"]) == (3, 2)
     assert [(one["node"], one["endpoint"]) for one in document["nodes"]] == [
-        (f"node-{number}", f"system/agent-node-{number}") for number in (1, 2, 3)
+        (f"node-{number}", f"dra-agent/agent-node-{number}") for number in (1, 2, 3)
     ]
     first, second, third = document["nodes"]
     assert (first["devices"], first["held"], first["gpu_utilization_ratio"]) == (2, 2, 0.4)
@@ -193,7 +208,7 @@ def test_claims_have_no_values_where_agents_do_not_name_them(rig: Rig, busy: str
 
 
 def test_hostile_text_is_refused_or_escaped(fake_api: FakeApi, top: Top) -> None:
-    series = 'dra_agent_device_power_watts{device="a\x1b[2J",family="gpu",pool="n/gpu",product="\u202e"} 2.0\n'
+    series = 'dra_agent_device_power_watts{device="a\x1b[2J",family="gpu",pool="node-1/gpu",product="\u202e"} 2.0\n'
     add_agent(fake_api, "node-1", "# TYPE dra_agent_telemetry_failing_devices gauge\n" + series)
     add_agent(fake_api, "node-2", "dra_agent_device_power_watts \x1b]0;title\x07\n")
     path = add_agent(fake_api, "node-3")
@@ -205,7 +220,7 @@ def test_hostile_text_is_refused_or_escaped(fake_api: FakeApi, top: Top) -> None
 
 def test_activity_is_in_the_wide_tables(fake_api: FakeApi, top: Top) -> None:
     ratios = {"sm_activity_ratio": 0.71, "tensor_activity_ratio": 0.52, "memory_bandwidth_ratio": 0.33}
-    labels = 'device="gpu-a",family="gpu",pool="n/gpu",product="P"'
+    labels = 'device="gpu-a",family="gpu",pool="node-1/gpu",product="P"'
     series = "".join(f"dra_agent_device_{name}{{{labels}}} {ratio}\n" for name, ratio in ratios.items())
     add_agent(fake_api, "node-1", "# TYPE dra_agent_telemetry_failing_devices gauge\n" + series)
     code, text, _ = top("-o", "wide", "--show", "devices")
@@ -362,14 +377,99 @@ def test_flags_of_a_cluster_need_one(clean: None, capsys: pytest.CaptureFixture[
 def test_a_cluster_without_agents_shows_what_was_searched(fake_api: FakeApi, top: Top) -> None:
     code, text, errors = top("--agent-namespace", "system")
     assert (code, text) == (1, "") and "no pod of an agent was found" in errors and "namespace system" in errors
+    assert "in namespace dra-agent" in top()[2]
 
 
-def test_a_thousand_nodes_fit_on_a_screen(
-    fake_api: FakeApi, busy: str, top: Top, monkeypatch: pytest.MonkeyPatch
-) -> None:
+POWER = "\n".join(
+    [
+        "# TYPE dra_agent_telemetry_failing_devices gauge",
+        "# TYPE dra_agent_claim_idle_seconds counter",
+        'dra_agent_device_power_watts{{device="gpu-a",family="gpu",pool="{0}/gpu",product="P"}} {1}',
+        'dra_agent_claim_power_watts{{claim="train",device="gpu-a",namespace="team-a"}} {1}',
+        "",
+    ]
+)
+"""What an agent of a node with one GPU exposes: its power, and that of a claim."""
+
+
+def test_a_pod_of_another_namespace_replaces_no_values(fake_api: FakeApi, top: Top) -> None:
+    """A user who may create pods can give them the labels of an agent, and a DaemonSet."""
+    add_agent(fake_api, "node-1", POWER.format("node-1", 70))
+    add_agent(fake_api, "node-1", POWER.format("node-1", 999), namespace="team-a", name="false")
+    allocate(fake_api, "train", "node-1", "gpu-a")
+    document = json.loads(top("-o", "json")[1])
+    assert [one["values"]["power_watts"] for one in (*document["devices"], *document["claims"])] == [70, 70]
+    assert document["agents"] == 1 and not any("/team-a/" in request.path for request in fake_api.requests)
+    # As the user asks for it: reported, and not counted twice.
+    document = json.loads(top("--agent-namespace", "dra-agent", "--agent-namespace", "team-a", "-o", "json")[1])
+    assert [one["values"]["power_watts"] for one in (*document["devices"], *document["claims"])] == [70, 70]
+    assert document["failures"] == ["not shown: node-1: team-a/false: 1 device that dra-agent/agent-node-1 reports too"]
+    assert [one.get("power_watts") for one in document["nodes"]] == [70, None]
+
+
+@pytest.mark.parametrize("owner", ["", "ReplicaSet"])
+def test_a_pod_without_a_daemon_set_is_not_read(fake_api: FakeApi, top: Top, owner: str) -> None:
+    add_agent(fake_api, "node-1", POWER.format("node-1", 70))
+    add_agent(fake_api, "node-2", POWER.format("node-2", 999), owner=owner)
+    document = json.loads(top("-o", "json")[1])
+    assert [one["node"] for one in document["nodes"]] == ["node-1"]
+    assert document["notes"] == [
+        "not read, because no DaemonSet controls them: pods with the labels of agents: dra-agent/agent-node-2"
+    ]
+    code, _, errors = top("--node", "node-2")
+    assert code == 1 and "dra-agent/agent-node-2" in errors
+
+
+def test_an_agent_reports_devices_of_its_own_node_only(fake_api: FakeApi, top: Top) -> None:
+    add_agent(fake_api, "node-1", POWER.format("node-2", 999), name="a-compromised-agent")
+    add_agent(fake_api, "node-2", POWER.format("node-2", 70))
+    allocate(fake_api, "train", "node-2", "gpu-a")
+    document = json.loads(top("-o", "json")[1])
+    assert [(one["node"], one["values"]["power_watts"]) for one in document["devices"]] == [("node-2", 70)]
+    assert [(one["node"], one["values"]["power_watts"]) for one in document["claims"]] == [("node-2", 70)]
+    assert [one.get("problem") for one in document["nodes"]] == ["1 device of other nodes", None]
+    assert document["failures"] == ["not shown: node-1: dra-agent/a-compromised-agent: 1 device of other nodes"]
+
+
+def test_two_agents_of_a_node_are_counted_once(fake_api: FakeApi, top: Top) -> None:
+    """As in a rolling update, in which the old agent and the new one run at once."""
+    for name, watts in (("agent-new", 70), ("agent-old", 71)):
+        add_agent(fake_api, "node-1", POWER.format("node-1", watts), name=name)
+    document = json.loads(top("-o", "json")[1])
+    assert [one["values"]["power_watts"] for one in (*document["devices"], *document["claims"])] == [70, 70]
+    assert document["failures"] == [
+        "not shown: node-1: dra-agent/agent-old: 1 device that dra-agent/agent-new reports too"
+    ]
+
+
+def test_of_given_endpoints_the_one_of_the_node_is_preferred(clean: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with exposed(POWER.format("node-1", 999)) as other, exposed(POWER.format("node-1", 70)) as own:
+        code = main(["top", "--endpoint", f"node-0={other}", "--endpoint", f"node-1={own}", "-o", "json"])
+        document = json.loads(capsys.readouterr().out)
+        assert code == 0
+        assert [(one["node"], one["values"]["power_watts"]) for one in document["devices"]] == [("node-1", 70)]
+        assert document["failures"] == [f"not shown: node-0: {other}: 1 device that {own} reports too"]
+        # A URL alone has no name of a node.
+        main(["top", "--endpoint", other, "-o", "json"])
+        assert [one["values"]["power_watts"] for one in json.loads(capsys.readouterr().out)["devices"]] == [999]
+
+
+@contextmanager
+def exposed(text: str) -> Iterator[str]:
+    """Serve the text as the metrics of an agent; yield their URL."""
+    server = HttpServer(("127.0.0.1", 0), healthy=list, ready=list, render=lambda accept: (text.encode(), "text/plain"))
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}/metrics"
+    finally:
+        server.close()
+
+
+def test_a_thousand_nodes_fit_on_a_screen(fake_api: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_endpoints, "ENDPOINT_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(top_endpoints, "READ_TIMEOUT_S", DEADLINE_S)
     for number in range(1000):
-        add_agent(fake_api, f"node-{number:04}")
-    fake_api.fail(200, times=None, path="/proxy/metrics", body=busy, content_type="text/plain")
+        add_agent(fake_api, node := f"node-{number:04}", POWER.format(node, 70))
 
     def interrupt(duration_s: float) -> None:
         raise KeyboardInterrupt

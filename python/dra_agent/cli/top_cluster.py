@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dra_agent.telemetry.control import ClaimValues, DeviceValues
 
 Item = dict[str, Any]
+DEFAULT_NAMESPACE = "dra-agent"
+"""The namespace in which the documentation and the manifests install the agent."""
+_OTHER_AGENTS = "name other namespaces with --agent-namespace, or the addresses of metrics with --endpoint"
 _DIRECT_FLAGS = ("metrics_ca", "metrics_server_name", "metrics_token_file")
 
 
@@ -26,7 +29,10 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("agents of a cluster")
     group.add_argument("--node", metavar="NODE", help="only the agents of this node")
     group.add_argument(
-        "--agent-namespace", metavar="NAMESPACE", help="namespace of the agents' pods (default: every one)"
+        "--agent-namespace",
+        action="append",
+        metavar="NAMESPACE",
+        help=f"namespace of the agents' pods (default {DEFAULT_NAMESPACE}); may be repeated",
     )
     group.add_argument(
         "--direct",
@@ -79,24 +85,25 @@ async def _read(
 ) -> Shown:
     import asyncio
 
-    from dra_agent.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, read_endpoints
+    from dra_agent.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, ignored_note, read_endpoints
     from dra_agent.errors import PermanentError
 
+    ignored: list[str] = []
     if endpoints is None:
-        endpoints = await find_endpoints(api, args.agent_namespace, args.node, direct=args.direct, access=access)
+        namespaces = args.agent_namespace or [DEFAULT_NAMESPACE]
+        endpoints, ignored = await find_endpoints(api, namespaces, args.node, direct=args.direct, access=access)
         if not endpoints:
             raise PermanentError(
                 "no pod of an agent was found",
-                where=f"pods with {NAME_LABEL} {' or '.join(AGENT_NAMES)}"
-                + (f" in namespace {args.agent_namespace}" if args.agent_namespace else "")
-                + (f" on node {args.node}" if args.node else ""),
-                hint="if they have other labels, name the addresses of their metrics with --endpoint",
+                where=f"pods of a DaemonSet with {NAME_LABEL} {' or '.join(AGENT_NAMES)}"
+                f" in namespace {' or '.join(namespaces)}" + (f" on node {args.node}" if args.node else ""),
+                hint="; ".join([*ignored_note(ignored), _OTHER_AGENTS]),
             )
     drivers = {endpoint.driver for endpoint in endpoints if endpoint.driver}
     (rows, notes), readings = await asyncio.gather(
         _claims(api, args.node, drivers), read_endpoints(api, endpoints, access)
     )
-    return merged(readings, rows, notes)
+    return merged(readings, rows, [*ignored_note(ignored), *notes])
 
 
 async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) -> tuple[list[Item], list[str]]:
@@ -120,6 +127,7 @@ def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequen
     """Combine the values of agents with the devices that claims hold, as `allocated_devices` returns them."""
     import msgspec
 
+    from dra_agent.cli.top_sources import accept
     from dra_agent.cli.top_tables import NodeValues, Shown
 
     holders: dict[tuple[str, str], set[str]] = {}
@@ -131,7 +139,7 @@ def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequen
     for row in rows:
         holders.setdefault((row["pool"], row["device"]), set()).add(f"{row['namespace']}/{row['claim']}")
     unnamed = off = 0
-    for reading in readings:
+    for reading, accepted in zip(readings, accept(readings), strict=True):
         node, values = reading.endpoint.node, reading.values
         if values is None:
             found.append(NodeValues(node, reading.endpoint.shown, reading.problem))
@@ -143,17 +151,18 @@ def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequen
             continue
         unnamed += not values.names_claims
         failures += (f"incomplete: {node}: {problem}" for problem in values.problems)
+        failures += (f"not shown: {node}: {reading.endpoint.shown}: {problem}" for problem in accepted.problems)
         named: dict[str, set[str]] = {}
-        for claim in values.claims:
+        for claim in accepted.claims:
             own[node, claim.namespace, claim.name, claim.device] = msgspec.structs.replace(claim, node=node)
             named.setdefault(claim.device, set()).add(f"{claim.namespace}/{claim.name}")
         of_node = []
-        for device in values.devices:
+        for device in accepted.devices:
             nodes[device.pool, device.device] = node
             names = holders.get((device.pool, device.device)) or named.get(device.device, set())
             of_node.append(msgspec.structs.replace(device, node=node, claims=tuple(sorted(names))))
         devices += of_node
-        found.append(_node(node, reading.endpoint.shown, of_node))
+        found.append(_node(node, reading.endpoint.shown, of_node, "" if of_node else "; ".join(accepted.problems)))
     known = [one for row in rows if (one := _claim(row, nodes, own)) is not None]
     # A device that several requests of a claim share is one row.
     claims = {(one.node, one.namespace, one.name, one.device): one for one in (*own.values(), *known)}
@@ -194,7 +203,7 @@ def _claim(
     return msgspec.structs.replace(values, uid=row["uid"] or "")
 
 
-def _node(node: str, endpoint: str, devices: Sequence[DeviceValues]) -> NodeValues:
+def _node(node: str, endpoint: str, devices: Sequence[DeviceValues], problem: str) -> NodeValues:
     from dra_agent.cli.top_tables import NodeValues
 
     def known(field: str) -> list[Any]:
@@ -207,6 +216,7 @@ def _node(node: str, endpoint: str, devices: Sequence[DeviceValues]) -> NodeValu
     return NodeValues(
         node,
         endpoint,
+        problem,
         devices=len(devices),
         held=sum(bool(one.claims) for one in devices),
         gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,

@@ -1,5 +1,7 @@
 """The /metrics of agents for `dra-agent top`: which there are in a cluster, and their telemetry, read with bounds.
 
+Agents are pods of DaemonSets in namespaces that the user names: who creates pods can give them the labels of an agent.
+
 By default the API server forwards each request to the agent's pod, so only the API server has to be reachable. It
 accepts the certificate of any pod, and it removes the Authorization header of the request: a token for /metrics does
 not arrive there (k8s.io/apiserver/pkg/endpoints/filters/authentication.go). Endpoints with a token are read directly.
@@ -32,6 +34,8 @@ READ_TIMEOUT_S = 45.0
 """Seconds for all: endpoints that were not read by then are named."""
 MAX_CONCURRENCY = 16
 """Endpoints that are read at once."""
+MAX_NAMED_PODS = 3
+"""Pods that are named in one note."""
 NAME_LABEL = "app.kubernetes.io/name"
 AGENT_NAMES = ("dra-agent", "dra-agent-pool")
 """Values of the label: agents of the chart without and with pools, and of the manifests."""
@@ -56,6 +60,17 @@ class Endpoint(NamedTuple):
     """Empty: not known."""
     problem: str = ""
     """Why it cannot be read."""
+    is_pod: bool = False
+    """It was found through the API server, which knows its node."""
+
+
+class Found(NamedTuple):
+    """The endpoints of a cluster."""
+
+    endpoints: list[Endpoint]
+    """By node."""
+    ignored: list[str]
+    """Pods, as NAMESPACE/NAME, that have the labels and no DaemonSet."""
 
 
 class Reading(NamedTuple):
@@ -118,17 +133,48 @@ def _is_safe(endpoint: Endpoint) -> bool:
 
 
 async def find_endpoints(
-    api: ApiClient, namespace: str | None, node: str | None, *, direct: bool, access: DirectAccess
-) -> list[Endpoint]:
-    """Return the endpoints of the agents' pods, by node. Raises the errors of the API server."""
+    api: ApiClient, namespaces: Sequence[str], node: str | None, *, direct: bool, access: DirectAccess
+) -> Found:
+    """Return the endpoints of the agents' pods in these namespaces. Raises the errors of the API server."""
     from dra_agent.kube_client import PODS
 
     fields = {} if node is None else {"spec.nodeName": node}
     lists = await asyncio.gather(
-        *(api.list(PODS, namespace=namespace, fields=fields, labels={NAME_LABEL: name}) for name in AGENT_NAMES)
+        *(
+            api.list(PODS, namespace=namespace, fields=fields, labels={NAME_LABEL: name})
+            for namespace in dict.fromkeys(namespaces)
+            for name in AGENT_NAMES
+        )
     )
-    found = (_endpoint(pod, direct=direct, access=access) for pods in lists for pod in pods.items)
-    return sorted(endpoint for endpoint in found if endpoint is not None)
+    found = Found([], [])
+    for pod in (pod for pods in lists for pod in pods.items):
+        endpoint = _endpoint(pod, direct=direct, access=access)
+        if endpoint is None:
+            continue
+        if _is_of_daemon_set(pod):
+            found.endpoints.append(endpoint)
+        else:
+            found.ignored.append(endpoint.shown)
+    found.endpoints.sort()
+    return found
+
+
+def _is_of_daemon_set(pod: Object) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(
+        owner.get("controller") is True
+        and owner.get("kind") == "DaemonSet"
+        and str(owner.get("apiVersion")).partition("/")[0] == "apps"
+        for owner in owners
+    )
+
+
+def ignored_note(ignored: Sequence[str]) -> list[str]:
+    """Return the note about pods that are not read, if there are any."""
+    if not ignored:
+        return []
+    names = ", ".join(sorted(ignored)[:MAX_NAMED_PODS]) + (", ..." if len(ignored) > MAX_NAMED_PODS else "")
+    return [f"not read, because no DaemonSet controls them: pods with the labels of agents: {names}"]
 
 
 def _endpoint(pod: Object, *, direct: bool, access: DirectAccess) -> Endpoint | None:
@@ -159,12 +205,12 @@ def _endpoint(pod: Object, *, direct: bool, access: DirectAccess) -> Endpoint | 
             if _TOKEN in variables
             else ""
         )
-        return Endpoint(node, shown, proxied, driver=driver, problem=problem)
+        return Endpoint(node, shown, proxied, driver=driver, problem=problem, is_pod=True)
     address = str(status.get("podIP") or "")
     if not address:
-        return Endpoint(node, shown, "", driver=driver, problem="the pod has no address")
+        return Endpoint(node, shown, "", driver=driver, problem="the pod has no address", is_pod=True)
     server = f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
-    endpoint = Endpoint(node, shown, "/metrics", server, driver)
+    endpoint = Endpoint(node, shown, "/metrics", server, driver, is_pod=True)
     if access.token and not _is_safe(endpoint):
         return endpoint._replace(problem="the token would be sent unencrypted: the agent has no TLS")
     return endpoint
