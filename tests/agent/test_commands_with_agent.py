@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,7 +51,7 @@ def agent(start: Start, tmp_path: Path, cli: Run) -> AgentProcess:
     return agent
 
 
-def names(result: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
+def names(result: subprocess.CompletedProcess[str]) -> dict[str, list[str] | None]:
     assert result.returncode == 0, result.stderr
     return {device["name"]: device["held_by"] for device in json.loads(result.stdout)["devices"]}
 
@@ -86,6 +89,48 @@ def test_a_topology_shows_only_allocatable_devices_as_free(agent: AgentProcess, 
     svg = cli("topology", "--svg", "-")
     assert svg.returncode == 0 and svg.stdout.startswith("<?xml")
     assert svg.stdout.count(">free<") == sum(line.endswith("free") for line in lines)
+
+
+@pytest.fixture
+def broken_socket(state: Path) -> Iterator[Callable[[], None]]:
+    """Put a listener in place of the agent's socket for claims that closes each connection."""
+    with socket.socket(socket.AF_UNIX) as listener:
+
+        def close_connections() -> None:
+            with suppress(OSError):  # the end of the test
+                while True:
+                    listener.accept()[0].close()
+
+        closing = threading.Thread(target=close_connections)
+
+        def replace() -> None:
+            (state / "agent.sock").unlink()
+            listener.bind(str(state / "agent.sock"))
+            listener.listen()
+            closing.start()
+
+        yield replace
+        listener.shutdown(socket.SHUT_RDWR)
+        closing.join()
+
+
+def test_claims_that_are_not_known_are_not_shown_as_none(
+    agent: AgentProcess, cli: Run, broken_socket: Callable[[], None]
+) -> None:
+    broken_socket()
+    listed = cli("devices", "-o", "json")
+    assert [held for held in names(listed).values() if held is not None] == []
+    assert "the claims that hold devices are not known: " in listed.stderr
+    table = cli("devices")
+    assert table.returncode == 0 and "claims unknown" in table.stdout and "agent.sock" in table.stderr
+    assert " ok" not in table.stdout
+    assert "held by" in cli("devices", "gpu-0000-11-00-0").stdout
+    assert "free" not in cli("topology").stdout
+    assert ">free<" not in cli("topology", "--svg", "-").stdout
+    started = cli("reclaim", "start", "--in", "1h", "--yes")
+    assert started.returncode == 0, started.stderr
+    assert "the claims that this releases are not known: " in started.stderr
+    assert "no claim holds" not in started.stderr
 
 
 def test_doctor_reports_a_killed_agent_as_a_problem(agent: AgentProcess, cli: Run, state: Path) -> None:

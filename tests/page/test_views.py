@@ -46,6 +46,16 @@ def test_a_device_has_its_claim_and_its_values() -> None:
     assert "nic-0 ConnectX-7 ✓ healthy free - - - -" in text
 
 
+def test_a_device_is_not_free_if_its_claims_are_not_known() -> None:
+    devices = (DeviceView(name="gpu-0", claims=None), DeviceView(name="nic-0", claims=None, taints=("a:NoSchedule",)))
+    text = host_text(HostView(name="a", agent="Agent", devices=devices))
+    assert "2 devices, claims not known" in text and "free" not in text
+    assert re.findall("✓ healthy (?:a:NoSchedule )?not known", text) == [
+        "✓ healthy not known",
+        "✓ healthy a:NoSchedule not known",
+    ]
+
+
 def test_columns_without_any_value_are_left_out() -> None:
     text = host_text(HostView(name="a", agent="Agent", devices=(DeviceView(name="nic-0"),), telemetry="Off."))
     assert "Utilization" not in text and "Off." in text

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dra_agent.agent.config import Config
+    from dra_agent.cli.agent_view import DeviceHolders
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.inventory.api import Taint
@@ -58,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
         inventory = published(shown, host, scan(host))
         holders = by_device(shown)
     shown.announce(args.output)
+    holders.warn()
     if args.name is not None:
         device = _named(inventory, args.name)
         if args.output == "table":
-            _show(device, holders.get(device.name, []), config)
+            _show(device, holders.of(device.name), config)
         else:
             emit(_document(device, holders, config), args.output)
         return 0
@@ -112,9 +114,7 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
     )
 
 
-def listing(
-    inventory: Inventory, devices: Iterable[Device], holders: dict[str, list[str]], config: Config
-) -> dict[str, Any]:
+def listing(inventory: Inventory, devices: Iterable[Device], holders: DeviceHolders, config: Config) -> dict[str, Any]:
     """Return devices for scripts, with the reason if one is not published; `holders` are the claims of each device."""
     return {
         "devices": [_document(device, holders, config) for device in devices],
@@ -150,14 +150,15 @@ def _value(device: Device, name: str) -> object:
     return None if attribute is None else attribute.value
 
 
-def _state(device: Device, holders: list[str]) -> str:
+def _state(device: Device, holders: list[str] | None) -> str:
     names = (taint.key.partition("/")[2] for taint in device.taints)
     causes = ", ".join(name for name in names if name != device.health)
     parts = [] if device.health == "healthy" else [f"{device.health} ({causes})" if causes else device.health]
-    return ", ".join([*parts, *(f"held by {holder}" for holder in holders)]) or "ok"
+    held = ["claims unknown"] if holders is None else [f"held by {holder}" for holder in holders]
+    return ", ".join([*parts, *held]) or "ok"
 
 
-def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
+def _list(devices: list[Device], holders: DeviceHolders) -> None:
     from dra_agent.cli.output import table
 
     if not devices:
@@ -172,7 +173,7 @@ _REMOVED = "removed"
 """The state of a removed device in the output of --watch."""
 
 
-def _cells(device: Device, holders: dict[str, list[str]]) -> list[object]:
+def _cells(device: Device, holders: DeviceHolders) -> list[object]:
     return [
         device.name,
         _value(device, "type"),
@@ -181,7 +182,7 @@ def _cells(device: Device, holders: dict[str, list[str]]) -> list[object]:
         device.numa_node,
         device.pcie_switch,
         _memory(device),
-        _state(device, holders.get(device.name, [])),
+        _state(device, holders.of(device.name)),
         _value(device, "driver"),
     ]
 
@@ -202,7 +203,7 @@ def _print_problems(inventory: Inventory) -> None:
         print(f"{label}: {problem}", file=sys.stderr)
 
 
-def _show(device: Device, holders: list[str], config: Config) -> None:
+def _show(device: Device, holders: list[str] | None, config: Config) -> None:
     from dra_agent.cli.output import table
     from dra_agent.inventory.model import pool_name
 
@@ -210,7 +211,7 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
         ("device", "name", device.name),
         ("device", "pool", pool_name(config.node, device.family)),
         ("device", "health", device.health if device.health_reason is None else device.health_reason),
-        ("device", "held by", ", ".join(holders) or None),
+        ("device", "held by", "unknown" if holders is None else ", ".join(holders) or None),
     ]
     rows += [("attribute", name, _written(attribute.value)) for name, attribute in device.attributes.items()]
     rows += [("capacity", name, _exact(capacity.value)) for name, capacity in device.capacity.items()]
@@ -244,7 +245,7 @@ def _written(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _document(device: Device, holders: dict[str, list[str]], config: Config) -> dict[str, Any]:
+def _document(device: Device, holders: DeviceHolders, config: Config) -> dict[str, Any]:
     """Return a device for scripts: the API's object as it is published, and the agent's additional data."""
     from dra_agent.inventory.model import pool_name
 
@@ -257,7 +258,7 @@ def _document(device: Device, holders: dict[str, list[str]], config: Config) -> 
         "pcie_switch": device.pcie_switch,
         "health": device.health,
         "health_reason": device.health_reason,
-        "held_by": holders.get(device.name, []),
+        "held_by": holders.of(device.name),
         "nodes": device.nodes,
         "identity": device.identity,
     }

@@ -112,20 +112,29 @@ def _is_confirmed(kind: str, args: argparse.Namespace, state_dir: Path) -> bool:
     if kind == "hint":
         print("no new claims get devices of this node until `dra-agent reclaim cancel`", file=sys.stderr)
     else:
-        held = _held(state_dir)
-        count = f"{len(held)} claim{'' if len(held) == 1 else 's'}"
-        # Without Kubernetes there are no pods.
-        pods = (
-            "" if _is_standalone(state_dir) else f", and evicts the pods that use {'it' if len(held) == 1 else 'them'}"
-        )
-        effect = f"this releases {count} of this node{pods}"
-        print(effect if held else "no claim holds a device of this node", file=sys.stderr)
-        for name in held:
-            print(f"  {name}", file=sys.stderr)
+        _print_effect(state_dir)
     if args.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     print("start? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _print_effect(state_dir: Path) -> None:
+    from dra_agent.cli.agent_view import devices_of_claims
+    from dra_agent.errors import AgentError
+
+    try:
+        held = sorted(claim for claim, _ in devices_of_claims(state_dir))
+    except AgentError as error:
+        print(f"the claims that this releases are not known: {error}", file=sys.stderr)
+        return
+    count = f"{len(held)} claim{'' if len(held) == 1 else 's'}"
+    # Without Kubernetes there are no pods.
+    pods = "" if _is_standalone(state_dir) else f", and evicts the pods that use {'it' if len(held) == 1 else 'them'}"
+    effect = f"this releases {count} of this node{pods}"
+    print(effect if held else "no claim holds a device of this node", file=sys.stderr)
+    for name in held:
+        print(f"  {name}", file=sys.stderr)
 
 
 def _is_standalone(state_dir: Path) -> bool:
@@ -133,22 +142,6 @@ def _is_standalone(state_dir: Path) -> bool:
     from dra_agent.standalone.protocol import SOCKET
 
     return exists(state_dir / SOCKET)
-
-
-def _held(state_dir: Path) -> list[str]:
-    """Return the claims that hold devices here, by NAMESPACE/NAME; the API server is not needed for it."""
-    from dra_agent.errors import AgentError
-    from dra_agent.prepare.ledger_reader import read_copy
-    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
-
-    if not _is_standalone(state_dir):
-        entries, _ = read_copy(state_dir) or ([], None)
-        return sorted(entry.full_name for entry in entries)
-    try:
-        with Client(state_dir / SOCKET) as agent:
-            return sorted(f"{view['namespace']}/{view['name']}" for view in agent.call(ListClaims()) if view["devices"])
-    except AgentError:
-        return []  # the request that follows reports why the agent does not respond
 
 
 def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from dra_agent.page.views import DeviceView, HostView, ReclaimView, ReleaseView
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
+    from dra_agent.cli.agent_view import DeviceHolders
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.inventory.model import Device
@@ -54,6 +55,7 @@ class HostReader:
             reclaim=_reclaim(shown),
             picture=svg.draw(topology, title=picture_title(shown.config), holders=holders, names=names),
             problems=(
+                *((f"The claims that hold devices are not known: {claims.unknown}",) if claims.unknown else ()),
                 *(f"{one.name} is not published: {one.reason}" for one in inventory.excluded),
                 *map(str, inventory.problems),
                 *map(str, topology.problems),
@@ -94,19 +96,20 @@ def _note(shown: ShownHost) -> str:
     return ""
 
 
-def _device(device: Device, claims: dict[str, list[str]], values: DeviceValues | None) -> DeviceView:
+def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None) -> DeviceView:
     from dra_agent.telemetry.model import DeviceSample
 
     sample = DeviceSample() if values is None else values.values
     kind, product = device.attributes.get("type"), device.attributes.get("productName")
     reason = f" ({device.health_reason})" if device.health_reason else ""
+    claims = holders.of(device.name)
     return DeviceView(
         name=device.name,
         type=str(kind.value) if kind is not None else device.family,
         product="" if product is None else str(product.value),
         health=device.health if device.health == "healthy" else f"{device.health}{reason}",
         taints=tuple(f"{taint.key}:{taint.effect}" for taint in device.taints),
-        claims=tuple(claims.get(device.name, ())),
+        claims=None if claims is None else tuple(claims),
         utilization_ratio=sample.gpu_utilization_ratio,
         memory_used_bytes=sample.memory_used_bytes,
         memory_limit_bytes=sample.memory_limit_bytes,

@@ -148,7 +148,9 @@ class Connection:
             hint = timeout_hint or "repeat the command"
             raise RetryableError("the agent did not respond in time", where=str(self._path), hint=hint) from error
         except OSError as error:
-            raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
+            raise RetryableError(
+                f"the connection broke: {error.strerror}", where=str(self._path), hint="repeat the command"
+            ) from error
         if not received:
             raise RetryableError(
                 "the agent closed the connection before it responded", where=str(self._path), hint="repeat the command"

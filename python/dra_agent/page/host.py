@@ -92,7 +92,8 @@ def _reclaim(reclaim: ReclaimView, age_s: float) -> Html:
 
 def _devices(view: HostView) -> Html:
     held = sum(bool(device.claims) for device in view.devices)
-    caption = f"{count(len(view.devices), 'device')}, {held:,} held by claims"
+    known = all(device.claims is not None for device in view.devices)
+    caption = f"{count(len(view.devices), 'device')}, " + (f"{held:,} held by claims" if known else "claims not known")
     shown = view.devices[:MAX_DEVICES]
     is_offered = view.reclaim is None or view.reclaim.phase not in ACTIVE_PHASES
     value_columns = [column for column in _VALUES if any(column[1](device) is not None for device in shown)]
@@ -102,7 +103,7 @@ def _devices(view: HostView) -> Html:
             device.name,
             device.product or device.type,
             _state(device),
-            names(device.claims, MAX_NAMES) or _unheld(device, is_offered=is_offered),
+            names(device.claims or (), MAX_NAMES) or _unheld(device, is_offered=is_offered),
             *(value(device) for _, value in value_columns),
         )
         for device in shown
@@ -124,6 +125,8 @@ def _state(device: DeviceView) -> Content:
 
 
 def _unheld(device: DeviceView, *, is_offered: bool) -> Content:
+    if device.claims is None:
+        return "not known"
     if device.taints:
         return None
     return element("span", "free" if is_offered else "free, no new claims", class_="free")

@@ -16,8 +16,8 @@ class DeviceView:
     """With its causes, if it is not healthy."""
     taints: tuple[str, ...] = ()
     """KEY:EFFECT."""
-    claims: tuple[str, ...] = ()
-    """NAMESPACE/NAME of the claims that hold it."""
+    claims: tuple[str, ...] | None = ()
+    """NAMESPACE/NAME of the claims that hold it; None if they are not known."""
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = None
