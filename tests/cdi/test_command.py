@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from dra_agent.cli.main import main
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
+VENDOR = {
+    "cdiVersion": "0.3.0",
+    "kind": "gpu.example.com/gpu",
+    "devices": [{"name": "a", "containerEdits": {"env": ["VENDOR=1"]}}],
+}
+"""A spec as the toolkit of a vendor writes it."""
 
 
 @pytest.fixture
@@ -21,6 +28,15 @@ def cdi(tmp_path: Path) -> Path:
     shutil.copy(EXAMPLES / "amd-gpu.json", directory / "dra-agent.internal-claim_uid-1.json")
     (directory / "vendor.json").write_text("{}")
     return directory
+
+
+def record(state_dir: Path, *ids: str) -> None:
+    """Write a ledger with one prepared claim."""
+    with JournalLedger(state_dir, "boot-1") as ledger:
+        payload = {"devices": [{"pool": "n/gpu", "device": "gpu-0", "requests": ["gpu"], "cdi_device_ids": list(ids)}]}
+        held = (HeldDevice("n/gpu", "gpu-0", "gpu"),)
+        ledger.start(LedgerEntry("uid-1", "default", "amd-gpu", held, payload=payload), durable=True)
+        ledger.complete("uid-1", payload)
 
 
 def test_list_shows_own_claims_only(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +67,50 @@ def test_show_describes_the_edits_of_a_container(cdi: Path, capsys: pytest.Captu
     assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi), "-o", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {node["path"] for node in answer["container_edits"]["deviceNodes"]} >= {"/dev/kfd", "/dev/dri/renderD128"}
+
+
+def test_ids_of_a_vendors_spec_are_those_of_the_ledger(
+    cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spec of a claim names neither its vendor's spec nor the device there."""
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    (cdi / "vendor.json").write_text(json.dumps(VENDOR))
+    assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi), "-o", "cdi"]) == 0
+    own = capsys.readouterr().out.strip()
+    record(tmp_path / "state", "gpu.example.com/gpu=a", own)
+    both = f"--device gpu.example.com/gpu=a --device {own}"
+    for words in (("list",), ("show", "uid-1"), ("show", "default/amd-gpu")):
+        assert main(["cdi", *words, "--cdi-dir", str(cdi), "-o", "flags"]) == 0
+        assert capsys.readouterr().out == f"{both}\n", words
+    assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi)]) == 0
+    text = capsys.readouterr().out
+    assert f"podman run --rm {both} IMAGE" in text and "set VENDOR=1" in text and "set DRA_AGENT_CLAIM=" in text
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 0
+    assert "set VENDOR=1" in capsys.readouterr().out
+
+
+def test_ids_of_another_claim_in_the_ledger_are_not_used(
+    cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    record(tmp_path / "state", "dra-agent.internal/claim=other")
+    assert main(["cdi", "list", "--cdi-dir", str(cdi), "-o", "cdi"]) == 0
+    assert "other" not in capsys.readouterr().out
+
+
+def test_a_ledger_that_cannot_be_read_is_a_note(
+    cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/ledger").write_text("not a directory")
+    assert main(["cdi", "list", "--cdi-dir", str(cdi), "-o", "cdi"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("dra-agent.internal/claim=")
+    assert printed.err.startswith("note: ids of vendors' CDI specs are not known: ")
 
 
 @pytest.mark.parametrize(

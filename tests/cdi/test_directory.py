@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 import threading
 from pathlib import Path
 
@@ -151,6 +152,14 @@ def test_a_missing_directory_is_empty(specs: SpecDirectory) -> None:
 def test_a_driver_name_that_is_not_a_cdi_vendor_is_refused(driver: str, tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="driver name"):
         SpecDirectory(tmp_path, driver)
+
+
+def test_cdi_names_have_no_character_that_a_shell_expands() -> None:
+    """Command lines contain them without quotes."""
+    for character in set(string.printable) - set(string.ascii_letters + string.digits + "_.:/=-"):
+        for text in (f"a{character}b/c=d", f"a/b{character}c=d", f"a/b=c{character}d", f"a/b=c{character}"):
+            with pytest.raises(PermanentError):
+                parse(text)
 
 
 def test_cdi_names_are_parsed_and_formatted() -> None:

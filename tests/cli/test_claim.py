@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from dra_agent.cli import output
 from dra_agent.cli.main import main
 from dra_agent.standalone.protocol import Client, Delete
 from eventually import eventually
+from standalone.conftest import Preparer
 from standalone.service_thread import ServiceThread
 
 Command = Callable[..., tuple[int, str, str]]
@@ -109,6 +111,27 @@ def test_ids_are_printed_for_scripts(applied: Command) -> None:
     assert applied("claim", "holders", "-n", "team-a", "-o", "cdi")[1] == ids
     assert applied("claim", "list", "-o", "cdi")[1].count("\n") == 2
     assert applied("claim", "apply", "-f", "claims.yaml", "-o", "cdi")[1].count("\n") == 2
+
+
+def test_flags_are_one_line_for_a_container_runtime(command: Command) -> None:
+    write(Path("claims.yaml"), CLASS, claim("train", 2), claim("late"))
+    printed = command("claim", "apply", "-f", "claims.yaml", "-o", "flags")[1]
+    first, second = json.loads(command("claim", "get", "train", "-o", "json")[1])["cdi_device_ids"]
+    assert printed == f"--device {first} --device {second}\n"
+    for others in (("get", "train"), ("wait", "train"), ("list",), ("holders",), ("get", "train", "train")):
+        assert command("claim", *others, "-o", "flags")[1] == printed, others
+    assert command("claim", "get", "late", "-o", "flags")[1] == "", "a claim that waits has no devices"
+
+
+def test_flags_have_both_ids_of_a_gpu_in_the_spec_of_its_vendor(command: Command, preparer: Preparer) -> None:
+    preparer.vendor_ids = ("nvidia.com/gpu=GPU-11111111-2222-3333-4444-555555555555",)
+    write(Path("claims.yaml"), CLASS, claim("train"))
+    assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
+    (printed,) = command("claim", "get", "train", "-o", "flags")[1].splitlines()
+    words = printed.split(" ")
+    assert words[:3] == ["--device", *preparer.vendor_ids, "--device"] and len(words) == 4
+    # `podman run $(dra-agent claim get train -o flags) IMAGE` gets these words: a shell expands none of them.
+    assert all(shlex.quote(word) == word for word in words)
 
 
 def test_names_of_holders_are_those_of_claims(applied: Command) -> None:

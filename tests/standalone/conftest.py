@@ -28,6 +28,8 @@ class Preparer:
     release_error: AgentError | None = None
     prepared: dict[str, list[str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    vendor_ids: tuple[str, ...] = ()
+    """CDI ids of each device in the spec of its vendor."""
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         uid = claim["metadata"]["uid"]
@@ -41,7 +43,7 @@ class Preparer:
                 result["pool"],
                 result["device"],
                 (result["request"],),
-                cdi_device_ids=(f"x/claim={uid}-{result['device']}",),
+                cdi_device_ids=(*self.vendor_ids, f"x/claim={uid}-{result['device']}"),
             )
             for result in results
         ]

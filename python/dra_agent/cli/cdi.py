@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.cli.output import CDI, add_output_flag, emit, progress, table
+from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids, progress, table
 from dra_agent.cli.parser import add_group_examples, examples
 
 if TYPE_CHECKING:
@@ -98,13 +99,40 @@ def run(args: argparse.Namespace) -> int:
     return actions[args.action](args)
 
 
-def _specs(args: argparse.Namespace) -> SpecDirectory:
-    """Return the directory that the agent of this configuration writes to."""
+def _specs(args: argparse.Namespace) -> tuple[SpecDirectory, Path]:
+    """Return the directory that the agent of this configuration writes to, and its state directory."""
     from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.cli.shown_host import shown_host
 
-    config = shown_host(args).config
-    return SpecDirectory(config.cdi_dir, config.driver_name)
+    shown = shown_host(args)
+    return SpecDirectory(shown.config.cdi_dir, shown.config.driver_name), shown.records
+
+
+def _recorded_ids(state_dir: Path) -> dict[str, tuple[str, ...]]:
+    """Return the CDI ids of claims by uid, from the ledger; empty, with a note, if it cannot be read.
+
+    A device can have two: that of its vendor's spec, and that of the claim's own spec, which does not name the other.
+    """
+    from dra_agent.errors import AgentError
+    from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.prepare.record import read
+
+    try:
+        entries, _ = read_copy(state_dir) or ([], None)
+    except AgentError as error:
+        print(f"note: ids of vendors' CDI specs are not known: {error}", file=sys.stderr)
+        return {}
+    records = {entry.uid: record for entry in entries if (record := read(entry)) is not None}
+    return {
+        uid: tuple(name for one in record.devices for name in one.cdi_device_ids) for uid, record in records.items()
+    }
+
+
+def _ids(loaded: LoadedFile, recorded: Sequence[str]) -> tuple[str, ...]:
+    """Return the recorded ids of a claim, or those of its spec if the record is of another one."""
+    spec = loaded.spec
+    own = tuple(f"{spec.kind}={device.name}" for device in spec.devices) if spec is not None else ()
+    return tuple(recorded) if own and set(own) <= set(recorded) else own
 
 
 def _directories(agent_directory: Path) -> list[Path]:
@@ -117,16 +145,15 @@ def _directories(agent_directory: Path) -> list[Path]:
 def _list(args: argparse.Namespace) -> int:
     from dra_agent.cdi.registry import load_file
 
-    specs = _specs(args)
+    specs, state_dir = _specs(args)
+    recorded = _recorded_ids(state_dir)
     claims = []
     for uid, path in specs.claims().items():
         loaded = load_file(path)
-        devices = loaded.spec.devices if loaded.spec else ()
-        ids = tuple(f"{loaded.spec.kind}={device.name}" for device in devices) if loaded.spec else ()
+        ids = _ids(loaded, recorded.get(uid, ()))
         claims.append(ListedClaim(uid, _claim_of(loaded), str(path), ids, loaded.refused))
-    if args.output == CDI:
-        for name in (name for item in claims for name in item.cdi_device_ids):
-            print(name)
+    if args.output in ID_FORMATS:
+        emit_ids((name for item in claims for name in item.cdi_device_ids), args.output)
     elif args.output != "table":
         emit(claims, args.output)
     elif claims:
@@ -141,10 +168,10 @@ def _show(args: argparse.Namespace) -> int:
     from dra_agent.cdi.registry import applied_edits, describe
     from dra_agent.cdi.runtime import command_lines
 
-    registry, ids = _resolve(args, _specs(args))
+    registry, ids = _resolve(args, *_specs(args))
     edits = applied_edits(registry, ids)
-    if args.output == CDI:
-        print("\n".join(ids))
+    if args.output in ID_FORMATS:
+        emit_ids(ids, args.output)
         return 0
     if args.output != "table":
         emit({"cdi_device_ids": ids, "container_edits": edits}, args.output)
@@ -168,8 +195,8 @@ def _try(args: argparse.Namespace) -> int:
     from dra_agent.cdi.runtime import find, make_rootfs
     from dra_agent.errors import RetryableError
 
-    specs = _specs(args)
-    registry, ids = _resolve(args, specs)
+    specs, state_dir = _specs(args)
+    registry, ids = _resolve(args, specs, state_dir)
     edits = applied_edits(registry, ids)
     with tempfile.TemporaryDirectory(prefix="dra-agent-") as folder:
         rootfs = make_rootfs(Path(folder) / "rootfs")
@@ -199,13 +226,15 @@ def _try(args: argparse.Namespace) -> int:
     return 0
 
 
-def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, list[str]]:
+def _resolve(args: argparse.Namespace, specs: SpecDirectory, state_dir: Path) -> tuple[Registry, list[str]]:
     """Load the directories, and return the CDI ids for the names of the command line."""
     from dra_agent.cdi.registry import load_registry
     from dra_agent.errors import PermanentError
 
     registry = load_registry(_directories(specs.path))
-    ids = []
+    recorded = _recorded_ids(state_dir) if any("=" not in name for name in args.name) else {}
+    uids = {path: uid for uid, path in specs.claims().items()} if recorded else {}
+    ids: list[str] = []
     for name_or_id in args.name:
         if "=" in name_or_id:
             ids.append(name_or_id)
@@ -220,7 +249,7 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
             )
         if loaded.spec is None:
             raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), hint=_REBUILD)
-        ids += [f"{loaded.spec.kind}={device.name}" for device in loaded.spec.devices]
+        ids += _ids(loaded, recorded.get(uids.get(loaded.path, ""), ()))
     return registry, ids
 
 
@@ -264,7 +293,7 @@ def _validate(args: argparse.Namespace) -> int:
     for directory in args.directory:
         if not directory.is_dir():
             raise UsageError("is not a directory", where=str(directory), hint="name a directory that holds CDI specs")
-    directories = args.directory or _directories(_specs(args).path)
+    directories = args.directory or _directories(_specs(args)[0].path)
     registry = load_registry(directories)
     files = [
         CheckedFile(

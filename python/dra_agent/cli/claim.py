@@ -39,6 +39,7 @@ _EXAMPLES = {
         ("train", "a claim with its CDI ids"),
         ("team-a/train -o yaml", "everything about it"),
         ("train -o cdi", "its CDI ids only, for scripts"),
+        ("train -o flags", "the same as --device flags, for the command line of podman or docker"),
     ),
     "wait": (("train --timeout 60", "wait a minute until its devices are ready"),),
     "delete": (

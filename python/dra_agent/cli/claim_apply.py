@@ -81,12 +81,11 @@ def _problems(objects: list[LoadedObject], driver: str) -> list[str]:
 
 
 def _print(applied: list[dict[str, Any]], output: str) -> None:
-    from dra_agent.cli.output import CDI, emit, prints_names
+    from dra_agent.cli.output import ID_FORMATS, emit, emit_ids, prints_names
 
-    if output == CDI:
-        for done in applied:
-            for name in (done.get("claim") or {}).get("cdi_device_ids", ()):
-                print(name)
+    if output in ID_FORMATS:
+        claims = (done.get("claim") or {} for done in applied)
+        emit_ids((name for claim in claims for name in claim.get("cdi_device_ids", ())), output)
     elif output != "table":
         emit(applied, output)
     elif prints_names():

@@ -129,7 +129,7 @@ def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False, empty: s
 
     `empty` is the message without any claim; none is printed for named claims that do not exist and are ignored.
     """
-    from dra_agent.cli.output import CDI, Rows, emit
+    from dra_agent.cli.output import ID_FORMATS, Rows, emit, emit_ids
     from dra_agent.cli.watch import watch
 
     rows = Rows(
@@ -142,10 +142,8 @@ def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False, empty: s
     )
 
     def show(views: list[dict[str, Any]]) -> None:
-        if args.output == CDI:
-            for view in views:
-                for name in view["cdi_device_ids"]:
-                    print(name)
+        if args.output in ID_FORMATS:
+            emit_ids((name for view in views for name in view["cdi_device_ids"]), args.output)
         elif args.output != "table":
             emit(views[0] if views and alone else views, args.output)
         else:

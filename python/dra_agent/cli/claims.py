@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace, in_namespace
-from dra_agent.cli.output import CDI, add_output_flag
+from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
@@ -160,14 +160,12 @@ def print_holders(
     args: argparse.Namespace, fetch: Callable[[], list[Item]], table: Rows, cells: Callable[[Item], list[object]]
 ) -> int:
     """Print devices that claims hold in the chosen format, with --watch as they change."""
-    from dra_agent.cli.output import emit
+    from dra_agent.cli.output import ID_FORMATS, emit, emit_ids
     from dra_agent.cli.watch import watch
 
     def show(items: list[Item]) -> None:
-        if args.output == CDI:
-            for item in items:
-                for name in item.get("cdi_device_ids") or ():
-                    print(name)
+        if args.output in ID_FORMATS:
+            emit_ids((name for item in items for name in item.get("cdi_device_ids") or ()), args.output)
         elif args.output != "table":
             emit(items, args.output)
         else:

@@ -90,19 +90,22 @@ def write_binary(data: bytes) -> None:
 FORMATS = ("table", "wide", "name", "json", "yaml")
 CDI = "cdi"
 """The format of commands that show claims: their CDI device ids only, one a line."""
+FLAGS = "flags"
+"""The same ids for a command line: one line with `--device ID` for each, as podman, docker and ctr take it."""
+ID_FORMATS = (CDI, FLAGS)
 
 
 def add_output_flag(parser: argparse.ArgumentParser, *, cdi: bool = False) -> None:
-    """Add `-o table|wide|name|json|yaml`, with `cdi` also `-o cdi`; `wide` and `name` are tables of another layout."""
+    """Add `-o table|wide|name|json|yaml`, with `cdi` also ID_FORMATS; `wide` and `name` are other layouts of tables."""
     _layout.name = "table"
     parser.add_argument(
         "-o",
         "--output",
         action=_OutputAction,
-        choices=(*FORMATS, *([CDI] if cdi else [])),
+        choices=(*FORMATS, *(ID_FORMATS if cdi else ())),
         default="table",
         help="output format: wide is a table with every column, name prints names only"
-        + (", cdi prints CDI device ids only" if cdi else ""),
+        + (", cdi prints CDI device ids only, flags prints them as one line of --device flags" if cdi else ""),
     )
 
 
@@ -125,6 +128,16 @@ class _OutputAction(argparse.Action):
     ) -> None:
         _layout.name = values
         setattr(namespace, self.dest, "table" if values in ("wide", "name") else values)
+
+
+def emit_ids(ids: Iterable[str], output: str) -> None:
+    """Print CDI device ids in one of ID_FORMATS; nothing without any. An id has no character that a shell expands."""
+    if output == CDI:
+        for name in ids:
+            print(name)
+    # Claims that share a device have the same id of the device's vendor, which a container needs once.
+    elif flags := " ".join(f"--device {name}" for name in dict.fromkeys(ids)):
+        print(flags)
 
 
 def emit(value: Any, output: str, *, stream: bool = False) -> None:
