@@ -10,8 +10,9 @@ import pytest
 from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.model import Inventory
 from dra_agent.publish import Publisher, feature_gates
-from dra_agent.publish.feature_gates import dropped_fields, gate_of
+from dra_agent.publish.feature_gates import dropped_fields, gate_of, refused_counters
 from eventually import eventually_async
+from fake_apiserver.store import RefusedError
 from publish.node import NODE, Node, assert_no_more_writes, device, devices, partitioned, tainted, wait_until_published
 
 
@@ -130,6 +131,63 @@ def test_without_counters_no_partition_is_ever_published(node: Node) -> None:
     for _, _, _, stored in node.api.store.history:
         published |= {entry["name"] for entry in stored.get("spec", {}).get("devices", ())}
     assert published == {"gpu-0000-01-00-0"}, "not even temporarily"
+
+
+def kubernetes_1_34(plural: str, document: dict[str, Any]) -> None:
+    """Require the counters of a device in its own slice, as Kubernetes 1.34 does with DRAPartitionableDevices.
+
+    k8s.io/kubernetes v1.34.4, pkg/apis/resource/validation/validation.go, validateDevice.
+    """
+    if plural != "resourceslices":
+        return
+    sets = {entry["name"] for entry in document["spec"].get("sharedCounters") or ()}
+    errors = [
+        f'spec.devices[{number}].consumesCounters[{at}].counterSet: Invalid value: "{used["counterSet"]}": '
+        "must reference a counterSet defined in the ResourceSlice sharedCounters"
+        for number, entry in enumerate(document["spec"].get("devices") or ())
+        for at, used in enumerate(entry.get("consumesCounters") or ())
+        if used["counterSet"] not in sets
+    ]
+    if errors:
+        message = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+        raise RefusedError(422, "Invalid", f'ResourceSlice.resource.k8s.io "n1" is invalid: {message}')
+
+
+def test_kubernetes_1_34_with_the_gate_gets_whole_devices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.api.drop_fields(kubernetes_1_34)
+    node.inventory = partitioned()
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await assert_no_more_writes(node, publisher)
+        (problem,) = publisher.reading().problems
+        assert "devices[gpu-0000-01-00-0].consumesCounters" in problem and "whole devices" in problem
+        assert "enable DRAPartitionableDevices" in problem and "Kubernetes 1.35 or newer" in problem
+        # Later only a dry run checks whether the server was upgraded.
+        node.clear_requests()
+        monkeypatch.setattr(feature_gates, "OFF_EXPIRES_AFTER_S", 0.0)
+        publisher.devices_changed()
+        await eventually_async(lambda: any("dryRun" in request.query for request in node.api.requests))
+        await wait_until_published(publisher)
+        assert node.writes() == [] and node.names() == ["gpu-0000-01-00-0"]
+        node.api.drop_fields(None)
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.names()) == 3)
+
+    node.run(scenario)
+
+
+def test_other_rejections_of_counters_do_not_indicate_kubernetes_1_34() -> None:
+    sent = {"spec": {"devices": [{"name": "a", "consumesCounters": [{"counterSet": "s", "counters": {}}]}]}}
+    path, elsewhere = "spec.devices", "must reference a counterSet defined in the ResourceSlice sharedCounters"
+    known = f'{path}[0].consumesCounters[0].counterSet: Invalid value: "s": {elsewhere}'
+    assert refused_counters(sent, f"[{known}, {known}]") == ["devices[a].consumesCounters"]
+    for message in (
+        f'{path}[0].consumesCounters[0].counterSet: Invalid value: "s": must be a DNS label',
+        f'{path}[0].consumesCounters[1].counterSet: Invalid value: "s": {elsewhere}',
+        f'{path}[7].consumesCounters[0].counterSet: Invalid value: "s": {elsewhere}',
+    ):
+        assert refused_counters(sent, message) == []
 
 
 def test_with_counters_partitions_are_published_without_dry_runs(node: Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dra_agent.errors import PermanentError
+from dra_agent.publish.feature_gates import COUNTERS
 
 
 class PartiallyAcceptedError(PermanentError):
@@ -25,11 +26,14 @@ class DroppedFieldsError(PartiallyAcceptedError):
     def __init__(self, pool: str, fields: Iterable[str], gates: Iterable[str], instead: str) -> None:
         self.gates = tuple(sorted(gates))
         named = " or ".join(self.gates) if self.gates else "a feature gate that this agent does not know"
+        # Version 1.34 has counters in another form, which the agent does not publish.
+        version = " of Kubernetes 1.35 or newer" if COUNTERS in self.gates else ""
         super().__init__(
             pool,
             fields,
             f"the API server drops {{fields}}; {instead}",
-            f"enable {named} in kube-apiserver, kube-scheduler and the kubelets; the agent retries automatically",
+            f"enable {named} in kube-apiserver, kube-scheduler and the kubelets{version}; "
+            "the agent retries automatically",
         )
 
 

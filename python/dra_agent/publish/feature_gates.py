@@ -50,6 +50,11 @@ _GATES = {
 }
 _LIST_TYPES = ("ints", "bools", "strings", "versions")
 _EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
+_COUNTERS_ELSEWHERE = re.compile(
+    r'devices\[(\d+)\]\.consumesCounters\[(\d+)\]\.counterSet: Invalid value: "[^"]*": must reference a counterSet\b'
+)
+"""Kubernetes 1.34 requires counters in the slice of their devices, and later versions in a slice without devices
+(pkg/apis/resource/validation/validation.go of v1.34.4 and v1.35.3)."""
 _ATTRIBUTE = re.compile(r"devices\[(\d+)\]\.attributes\[([^\]]+)\]:")
 _NODE_WITHOUT_OVERHEAD = f"does not support {OVERHEAD} feature"
 """Of a 403: the gate is on in the API server and off in the kubelet of the node, which does not declare the feature
@@ -103,6 +108,19 @@ def refused_effects(sent: Slice, message: str) -> list[str]:
         if effect == "None":
             paths.append(f"devices[{entry['name']}].taints[{taint}].effect")
     return paths
+
+
+def refused_counters(sent: Slice, message: str) -> list[str]:
+    """Return the paths of the counters for which Kubernetes 1.34 rejects a slice, from its message."""
+    paths = []
+    for device, consumption in dict.fromkeys(_COUNTERS_ELSEWHERE.findall(message)):
+        try:
+            entry = sent["spec"]["devices"][int(device)]
+            entry["consumesCounters"][int(consumption)]
+        except (KeyError, IndexError):
+            continue
+        paths.append(f"devices[{entry['name']}].consumesCounters")
+    return list(dict.fromkeys(paths))
 
 
 def refused_lists(sent: Slice, message: str) -> list[str]:

@@ -16,12 +16,14 @@ from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ForbiddenError, In
 from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
 from dra_agent.publish.feature_gates import (
+    COUNTERS,
     EFFECT_NONE,
     LISTS,
     OVERHEAD,
     Gates,
     dropped_fields,
     gate_of,
+    refused_counters,
     refused_effects,
     refused_lists,
     refused_overhead,
@@ -111,8 +113,10 @@ class Planner:
         if not writes:
             self._published_fingerprint = request.fingerprint
         complete = [self._complete(write, by_name, owner) for write in writes]
-        if any(write.op != "delete" and context.gates.needs_probe(write.slice) for write in complete):
-            await self._probe(next(w for w in complete if w.op != "delete" and context.gates.needs_probe(w.slice)))
+        unsafe = [write for write in complete if write.op != "delete" and context.gates.needs_probe(write.slice)]
+        if unsafe:
+            # Kubernetes 1.34 accepts a slice of counters, and then rejects the devices that consume them.
+            await self._probe(next((write for write in unsafe if write.slice["spec"].get("devices")), unsafe[0]))
             return await self._plan()
         return complete
 
@@ -175,7 +179,11 @@ class Planner:
         effects = refused_effects(sent, message)
         if effects:
             self._omit_unsupported_taints(effects)
-        of_gates = {LISTS: refused_lists(sent, message), OVERHEAD: refused_overhead(sent, message)}
+        of_gates = {
+            COUNTERS: refused_counters(sent, message),
+            LISTS: refused_lists(sent, message),
+            OVERHEAD: refused_overhead(sent, message),
+        }
         for gate, paths in of_gates.items():
             if paths:
                 self._context.gates.record_dropped({gate})
