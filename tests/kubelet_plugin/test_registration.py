@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import os
 import shutil
@@ -182,6 +183,20 @@ def test_an_unbound_socket_cannot_be_published(short_path: Path) -> None:
     with pytest.raises(RetryableError, match="cannot be made: No such file"):
         file.publish()
     assert not file.is_present and not list(short_path.iterdir())
+
+
+def test_a_directory_that_is_read_only_for_a_service_is_reported_with_the_drop_in(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(
+        RetryableError, match="cannot be made: Read-only file system.* drop-in kubernetes.conf"
+    ) as raised:
+        SocketFile(short_path / "plugins" / "dra.sock")
+    assert f"{short_path}/plugins" in str(raised.value)
 
 
 def test_a_failed_bind_leaves_no_other_socket(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,21 @@ from eventually import eventually
 from packages.conftest import CONFIG, apply_claim, specs
 from packages.machine import Machine
 
+KUBERNETES = """\
+node_name = "machine"
+kubeconfig = "/etc/dra-agent/kubeconfig"
+simulate = "dgx-h100"
+cdi_dir = "/run/cdi"
+"""
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
+"""No API server listens there."""
 WAIT_S = 240.0
 MAX_EXPOSURE = 2.0
 
@@ -130,6 +145,32 @@ def test_the_sandbox_is_applied(installed: Machine) -> None:
     shown = installed.output("systemd-analyze", "security", "--no-pager", "dra-agent")
     level = re.search(r"exposure level for dra-agent.service: ([0-9.]+)", shown)
     assert level and float(level[1]) <= MAX_EXPOSURE
+
+
+def test_the_kubelets_directories_are_writable_before_the_kubelet_has_ever_run(installed: Machine) -> None:
+    drop_in = "/etc/systemd/system/dra-agent.service.d/kubernetes.conf"
+    directories = ["/var/lib/kubelet", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"]
+    assert installed.run("test", "-e", directories[0], check=False).returncode == 1
+    installed.run("install", "-D", "-m", "0644", "/usr/share/doc/dra-agent/examples/kubernetes.conf", drop_in)
+    installed.write("/etc/dra-agent/kubeconfig", KUBECONFIG)
+    installed.write("/etc/dra-agent/config.toml", KUBERNETES)
+    sockets = (f"{directories[1]}/dra-agent.internal/dra.sock", f"{directories[2]}/dra-agent.internal-reg.sock")
+
+    def listens() -> bool:
+        return all(installed.run("test", "-S", path, check=False).returncode == 0 for path in sockets)
+
+    try:
+        installed.run("systemctl", "daemon-reload")
+        # The agent waits for the API server, which does not exist, and the sockets do not.
+        installed.run("systemctl", "--no-block", "restart", "dra-agent")
+        eventually(listens, installed.journal, within=WAIT_S)
+        assert installed.output("stat", "-c", "%a %U", *directories).splitlines() == ["750 root"] * 3
+    finally:
+        installed.run("systemctl", "stop", "dra-agent")
+        installed.run("rm", "-r", drop_in, *directories[:1])
+        installed.write("/etc/dra-agent/config.toml", CONFIG)
+        installed.run("systemctl", "daemon-reload")
+        installed.run("systemctl", "start", "dra-agent")
 
 
 def test_a_running_service_has_the_limits_of_the_unit(installed: Machine) -> None:

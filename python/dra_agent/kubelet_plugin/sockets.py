@@ -207,8 +207,10 @@ def _has_listener(path: Path) -> bool:
 
 
 def _refused(path: Path, error: OSError) -> RetryableError:
+    hint = "check --kubelet-dir, and that the agent may write there"
+    if error.errno == errno.EROFS:
+        # systemd.exec(5), ReadWritePaths=: a directory is writable for a service if it exists when the service starts.
+        hint += "; a service needs the drop-in kubernetes.conf, and a restart if the directory was made after its start"
     return RetryableError(
-        f"the plugin's socket cannot be made: {error.strerror}",
-        where=str(error.filename or path),
-        hint="check --kubelet-dir, and that the agent may write there",
+        f"the plugin's socket cannot be made: {error.strerror}", where=str(error.filename or path), hint=hint
     )
