@@ -31,6 +31,7 @@ BINARIES = ("_native.abi3.so", "device_setup/lib/dra-agent-hook", "simulate/lib/
 """What `make build` compiles into the package."""
 STATE = Path("/var/lib/dra-agent")
 RUNTIME = Path("/run/dra-agent")
+SHARED_MEMORY = Path("/dev/shm/dra-agent")  # noqa: S108 - a fixed path that dra-agent.tmpfiles creates at boot
 SPECS = Path("/run/cdi")
 SPEC_PATTERN = "dra-agent.internal-claim_*.json"
 """Only this driver's claims: other drivers have specs in the same directory, with names of the same form."""
@@ -369,7 +370,7 @@ def uninstall(layout: Layout, *, purge: bool) -> None:
             )
     paths = [layout.staged(path) for path in layout.replaced()]
     if purge:
-        paths += [config, state, layout.staged(RUNTIME), *sorted(specs.glob(SPEC_PATTERN))]
+        paths += [config, state, *map(layout.staged, (RUNTIME, SHARED_MEMORY)), *sorted(specs.glob(SPEC_PATTERN))]
     for path in paths:
         if os.path.lexists(path):
             delete(path)

@@ -133,6 +133,8 @@ def test_purge_refuses_while_claims_are_held(tmp_path: Path) -> None:
     (specs / "vendor.json").write_text("{}")
     (specs / "dra-agent.internal-claim_uid-1.json").write_text("{}")
     state.mkdir(parents=True)
+    for path in ("run/dra-agent", "dev/shm/dra-agent"):
+        (tmp_path / path).mkdir(parents=True)
     entry = LedgerEntry("uid-1", "default", "training", (HeldDevice("node/gpu", "gpu-0", "gpu"),))
     with JournalLedger(state, "boot-1") as ledger:
         ledger.start(entry, durable=True)
@@ -153,3 +155,4 @@ def test_purge_refuses_while_claims_are_held(tmp_path: Path) -> None:
         ledger.release("uid-1")
     subprocess.run(purge, check=True, capture_output=True, timeout=DEADLINE_S)
     assert [path.name for path in tmp_path.rglob("*") if not path.is_dir()] == ["vendor.json"]
+    assert not list(tmp_path.rglob("dra-agent*"))
