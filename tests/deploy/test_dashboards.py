@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, ROOT, RefusedError, Render, only_object
+from deploy.rendering import CHART, ROOT, RefusedError, Render, container, only_object
 from dra_agent.inventory.model import Inventory
 from dra_agent.metrics.api_server import PublishMetrics
 from dra_agent.metrics.config import ConfigMetrics
@@ -124,24 +124,32 @@ def test_prometheus_parses_all_expressions(tmp_path: Path) -> None:
 
 def test_the_examples_of_the_page_are_valid(tmp_path: Path, render: Render) -> None:
     page = (ROOT / "docs/how-to/operate/monitoring.md").read_text()
-    values, config, protected, secrets, rules = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    values, pods, hosts, protected, secrets, rules = blocks
     kinds = ("PodMonitor", "PrometheusRule")
     apis = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in kinds)
     assert {*kinds, "ConfigMap"} <= {found["kind"] for found in render(yaml.safe_load(values), api_versions=apis)}
     monitor = only_object(render(yaml.safe_load(secrets), api_versions=apis), "PodMonitor")
     assert monitor["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
+    discovered = yaml.safe_load(pods)
+    (job,) = discovered["scrape_configs"]
+    # The promtool of Debian is built without the discovery of Kubernetes.
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": ["dra-agent"]}}]
+    (kept,) = [rule["regex"] for rule in job["relabel_configs"]]
+    assert kept in [port["name"] for port in container(render())["ports"]]
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed; Debian has it in the package prometheus")
-    (tmp_path / "prometheus.yml").write_text(config)
-    (tmp_path / "protected.yml").write_text(protected)
+    for name, config in (("pods.yml", yaml.safe_dump(discovered)), ("hosts.yml", hosts), ("protected.yml", protected)):
+        (tmp_path / name).write_text(config)
     (tmp_path / "token").touch()
     (tmp_path / "ca.crt").touch()
     (tmp_path / "own.yaml").write_text(rules)
     for name in ("alerts.yaml", "recording-rules.yaml"):
         shutil.copy(CHART / "files" / name, tmp_path)
     for command in (
-        ["check", "config", "prometheus.yml"],
+        ["check", "config", "pods.yml"],
+        ["check", "config", "hosts.yml"],
         ["check", "config", "protected.yml"],
         ["check", "rules", "own.yaml"],
     ):

@@ -26,7 +26,7 @@ class OtlpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers_file: Path | None = None
     """Headers of each request, a `Name: value` in each line; read for each request."""
     ca_file: Path | None = None
-    """PEM authorities of the collector's certificate; none: those of the system."""
+    """PEM authorities of the collector's certificate; none: those of the system, of which the image has none."""
     client_cert: Path | None = None
     """PEM certificate, with its chain, that the agent shows to the collector."""
     client_key: Path | None = None

@@ -107,9 +107,10 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lead_seconds: _Seconds = 300.0
     """Scheduled maintenance is a hint until this many seconds before its start, and then a notice."""
     gcp_preemption_seconds: _Seconds = 30.0
-    """Seconds from GCP's notice to the end: 30, or the instance's own preemptionNoticeDuration."""
+    """Seconds from GCP's notice to the end; set it to the instance's preemptionNoticeDuration, if it has one."""
     gcp_maintenance_seconds: _Seconds = 60.0
-    """Seconds from GCP's announcement of maintenance to the instance's end; 3600 on instances with GPUs."""
+    """Seconds from GCP's announcement of maintenance to the instance's end. Set 3600 on instances with GPUs, which the
+    agent does not detect here: otherwise their maintenance is a notice at once."""
     azure_vm_name: str = ""
     """The name of this VM in Azure's events; empty: read from the metadata service."""
     hook: tuple[str, ...] = ()
