@@ -17,6 +17,7 @@ from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.standalone import StandaloneDrain
 from dra_agent.standalone.claim import ClaimView
 from dra_agent.standalone.service import StandaloneService
+from dra_agent.standalone.steps import Steps
 from eventually import DEADLINE_S, eventually_async
 
 WHY = "this node is being reclaimed (operator: a test)"
@@ -32,8 +33,7 @@ class HeldClaims(StandaloneService):
     def __init__(self, *names: str) -> None:
         self.held = [view(name) for name in names]
         self.calls: list[tuple[str, object]] = []
-        self._steps = 0
-        self._step_done = asyncio.Condition()
+        self.steps = Steps()
 
     async def suspend(self, why: str, *, release: bool, timeout_s: float = 0.0) -> None:
         self.calls.append((why, release))
@@ -49,9 +49,7 @@ class HeldClaims(StandaloneService):
 
     async def release(self) -> None:
         self.held.pop()
-        async with self._step_done:
-            self._steps += 1
-            self._step_done.notify_all()
+        await self.steps.completed()
 
 
 class Listener:

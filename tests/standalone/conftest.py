@@ -13,6 +13,7 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
 from dra_agent.standalone import protocol as client_module
+from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone import service as service_module
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.queue import ClaimQueue
@@ -91,10 +92,10 @@ class Clock:
 @pytest.fixture(autouse=True)
 def timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend every deadline for a slow machine; a test of such a deadline sets it itself."""
-    monkeypatch.setattr(service_module, "FIRST_TRY_S", DEADLINE_S)
-    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", DEADLINE_S)
+    monkeypatch.setattr(requests_module, "FIRST_TRY_S", DEADLINE_S)
+    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", DEADLINE_S)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", DEADLINE_S / 2)
-    monkeypatch.setattr(service_module, "VALIDATION_TIMEOUT_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(requests_module, "VALIDATION_TIMEOUT_S", 10 * DEADLINE_S)
     monkeypatch.setattr(client_module, "RESPONSE_TIMEOUT_S", 10 * DEADLINE_S)
 
 

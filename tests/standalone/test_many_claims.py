@@ -15,6 +15,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.standalone import intake
 from dra_agent.standalone import queue as queue_module
+from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone import service as service_module
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.protocol import MAX_LINE_BYTES, Apply, Client, Delete, Get, ListClaims
@@ -179,7 +180,7 @@ def running(directory: Path, preparer: Any, allocator: ClusterAllocator) -> Iter
 def test_requests_are_answered_while_a_claim_is_evaluated(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
+    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", 0.2)
     tried, may_continue = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -205,7 +206,7 @@ def test_requests_are_answered_while_a_claim_is_evaluated(
 def test_an_agent_stops_during_an_allocation(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.1)
+    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", 0.1)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
     tried, may_continue = threading.Event(), threading.Event()
 
@@ -258,7 +259,7 @@ def test_20000_claims_are_accepted_and_restored_after_a_restart(
 def test_a_request_with_too_many_objects_is_refused(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "MAX_OBJECTS_PER_APPLY", 2)
+    monkeypatch.setattr(requests_module, "MAX_OBJECTS_PER_APPLY", 2)
     with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         with pytest.raises(UsageError, match="3 objects in one request, 2 at most; apply them in several"):
             client.call(Apply([CLASS, claim("a"), claim("b")]))
@@ -277,7 +278,7 @@ def test_a_request_that_is_too_long_is_refused_by_the_client(
 def test_a_hanging_prepare_does_not_delay_requests(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "RESPOND_AFTER_S", 0.2)
+    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", 0.2)
     may_continue = threading.Event()
     prepare = preparer.prepare
 

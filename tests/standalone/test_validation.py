@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.standalone import service as service_module
+from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone.protocol import Apply, Client, ListClaims
 from dra_agent.standalone.service import StandaloneService
 from standalone.service_thread import HealthyDevices, ServiceThread
@@ -63,7 +63,7 @@ def test_requests_are_answered_while_an_object_is_validated(
 def test_a_hanging_validation_ends_before_the_client_gives_up(
     tmp_path: Path, preparer: Any, devices: Any, claim: Any, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(service_module, limit, 0.01)
+    monkeypatch.setattr(requests_module, limit, 0.01)
     may_continue = threading.Event()
     agent = ServiceThread(tmp_path, preparer, devices, lambda value: [str(may_continue.wait(LIMIT_S))])
     try:

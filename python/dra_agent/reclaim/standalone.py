@@ -176,11 +176,10 @@ class StandaloneDrain:
 
     async def _wait_released(self) -> None:
         steps = self._service.steps
+        count = steps.count
         while not await self._compare_claims():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RECHECK_INTERVAL_S):
-                    await self._service.wait_for_step(steps)
-            steps = self._service.steps
+            await steps.wait_after(count, RECHECK_INTERVAL_S)
+            count = steps.count
 
     async def _compare_claims(self) -> bool:
         """Record which claims are released; return whether all are."""

@@ -1,0 +1,216 @@
+"""The requests of the command line: each is validated, given to the queue, and answered when it has a result.
+
+A request that waits does so between two steps of the queue, and leaves the thread of requests to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from dra_agent.api_object import DEFAULT_NAMESPACE, Object
+from dra_agent.control_socket.server import Server
+from dra_agent.errors import BusyError, PermanentError, UsageError
+from dra_agent.health.published_health import unusable_reason
+from dra_agent.inventory.model import Device
+from dra_agent.standalone.claim import ApplyResult, ClaimView
+from dra_agent.standalone.intake import VALIDATION_TIMEOUT_S, Validator
+from dra_agent.standalone.protocol import (
+    MAX_LINE_BYTES,
+    Apply,
+    Delete,
+    Get,
+    ListClaims,
+    ListClasses,
+    ReleaseRun,
+    State,
+    decode_request,
+)
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.steps import Steps
+from dra_agent.standalone.stored_form import CLAIM, CLASS
+
+MAX_WAIT_S = 3600.0
+FIRST_TRY_S = 5.0
+"""Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
+RESPOND_AFTER_S = 45.0
+"""Seconds from a request to its response, for validation and for claims to be prepared or released; a `wait` of the
+request comes on top. The command line waits a minute."""
+MAX_OBJECTS_PER_APPLY = 25_000
+_T = TypeVar("_T")
+
+
+class NodeDevices(Protocol):
+    """The devices of this node. A protocol because the agent, which has them, is a layer above."""
+
+    def slices(self) -> list[Object]:
+        """Return the current ResourceSlices."""
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Return a device; None if it is not on this host now."""
+
+
+class Work(Protocol):
+    """Executes a call on the thread of requests."""
+
+    def __call__(self, call: Callable[[], _T], /) -> Awaitable[_T]:
+        """Return its result."""
+
+
+class ClaimRequests:
+    """The socket of the agent, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        queue: ClaimQueue,
+        steps: Steps,
+        work: Work,
+        devices: NodeDevices,
+        node: str,
+        driver: str,
+        validate: Callable[[Object], list[str]],
+    ) -> None:
+        """`validate` returns the errors of an object."""
+        self._queue = queue
+        self._steps = steps
+        self._work = work
+        self._devices = devices
+        self._node = node
+        self._driver = driver
+        self._validator = Validator(validate)
+        self._server = Server(socket, self._handle, line_limit=MAX_LINE_BYTES)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a claim."""
+        return self._server.waiting_requests
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening, and drop the clients."""
+        await self._server.stop()
+        self._validator.stop()
+
+    async def _handle(self, line: bytes) -> Any:
+        deadline = asyncio.get_running_loop().time() + RESPOND_AFTER_S
+        request = decode_request(line)
+        match request:
+            case Apply():
+                return await self._apply(request, deadline)
+            case Get(namespace, name, wait):
+                return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
+            case ListClaims():
+                return [self._with_health(view) for view in await self._work(self._queue.views)]
+            case ListClasses():
+                return await self._work(self._queue.classes)
+            case Delete():
+                return await self._delete(request, deadline)
+            case ReleaseRun(namespace, name, token, wait):
+                released = await self._work(lambda: self._queue.release_run(namespace, name, token))
+                self._steps.request()
+                return released is None or await self._wait_deleted(namespace, name, released, wait)
+            case State():
+                return await self._work(self._state)
+
+    async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
+        if len(request.objects) > MAX_OBJECTS_PER_APPLY:
+            raise UsageError(
+                f"{len(request.objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most",
+                hint="apply them in several",
+            )
+        timeout_s = min(VALIDATION_TIMEOUT_S, deadline - asyncio.get_running_loop().time())
+        if problems := await self._validator.problems(request.objects, timeout_s=timeout_s):
+            raise PermanentError("\n".join(problems))
+        applied = await self._work(lambda: self._queue.apply(request.objects))
+        claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
+        uids = await self._work(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
+        await self._wait_settled(uids, deadline)
+        views = {(view.namespace, view.name): view for view in await self._work(lambda: self._queue.views(claims))}
+        return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
+
+    def _with_health(self, view: ClaimView) -> ClaimView:
+        """Show a prepared claim with a lost device as unusable; the store does not change."""
+        if view.phase != "Prepared":
+            return view
+        reasons = [
+            f"{device.device}: {reason}"
+            for device in view.devices
+            if (reason := unusable_reason(self._devices.lookup(device.pool, device.device)))
+        ]
+        return msgspec.structs.replace(view, phase="Unhealthy", message="; ".join(reasons)) if reasons else view
+
+    async def _get(self, namespace: str, name: str, wait: float) -> ClaimView:
+        deadline = asyncio.get_running_loop().time() + wait
+        with self._server.waiting() as may_wait:
+            while True:
+                steps_before = self._steps.count
+                is_final = await self._work(lambda: self._queue.is_final(namespace, name))
+                remaining_s = deadline - asyncio.get_running_loop().time()
+                if is_final or remaining_s <= 0:
+                    return await self._work(lambda: self._queue.view(namespace, name))
+                if not may_wait:
+                    raise BusyError(
+                        f"{self._server.waiting_requests} requests wait for claims, and no more can",
+                        where=f"claim {namespace}/{name}",
+                        hint="repeat the command later, or see `dra-agent claim list`",
+                    )
+                await self._steps.wait_after(steps_before, remaining_s)
+
+    async def _delete(self, request: Delete, deadline: float) -> bool:
+        if request.kind == CLASS:
+            await self._work(lambda: self._queue.delete_class(request.name))
+            return True
+        namespace = request.namespace or DEFAULT_NAMESPACE
+        uid = await self._work(lambda: self._queue.delete(namespace, request.name))
+        await self._wait_settled({uid}, deadline)
+        return await self._wait_deleted(namespace, request.name, uid, request.wait)
+
+    async def _wait_settled(self, uids: Collection[str], deadline: float) -> None:
+        """Wait until these claims have a result, until the deadline; a device of another claim delays no request."""
+        self._steps.request()
+        now = asyncio.get_running_loop().time
+        first_deadline = min(now() + FIRST_TRY_S, deadline)
+        with self._server.waiting() as may_wait, contextlib.suppress(TimeoutError):
+            if not may_wait:
+                return
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    steps_before = self._steps.count
+                    if await self._work(lambda: self._queue.is_settled(uids)):
+                        return
+                    tried = await self._work(lambda: self._queue.is_tried(uids))
+                    remaining_s = (deadline if tried else first_deadline) - now()
+                    if remaining_s <= 0:
+                        return
+                    await self._steps.wait_after(steps_before, remaining_s)
+
+    async def _wait_deleted(self, namespace: str, name: str, uid: str, wait: float) -> bool:
+        deadline = asyncio.get_running_loop().time() + min(wait, MAX_WAIT_S)
+        with self._server.waiting() as may_wait:
+            while True:
+                steps_before = self._steps.count
+                if await self._work(lambda: self._queue.uid_of(namespace, name)) != uid:
+                    return True
+                remaining_s = deadline - asyncio.get_running_loop().time()
+                if remaining_s <= 0 or not may_wait:
+                    return False
+                await self._steps.wait_after(steps_before, remaining_s)
+
+    def _state(self) -> Object:
+        return {
+            "node": self._node,
+            "driver": self._driver,
+            "classes": self._queue.classes(),
+            "slices": self._devices.slices(),
+            "allocated": self._queue.allocated(),
+        }
