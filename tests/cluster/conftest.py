@@ -47,6 +47,7 @@ printed, with the Events, pods and claims of its namespace.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -106,6 +107,13 @@ EXTENDED = {
 }
 """Modules and tests outside the core set (`-m 'not extended'`). They take half the time of all scenarios, and most of
 it is waiting for timeouts of Kubernetes."""
+SINCE = {
+    # Before, kube-scheduler had no preference for nodes of an earlier alternative.
+    "test_first_available_alternative_is_allocated[second]": "1.35",
+}
+"""Modules and tests that use what an earlier version of Kubernetes does not have; others run with each version."""
+CLASSES_SINCE = {"nvidia-share": "1.36"}
+"""Classes whose selector an earlier version of Kubernetes refuses."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
 StartAgent = Callable[..., Agent]
@@ -119,8 +127,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SCENARIO_TIMEOUT_S))
-        if EXTENDED & {item.path.stem, item.name.partition("[")[0]}:
+        names = {item.path.stem, item.name.partition("[")[0], item.name}
+        if EXTENDED & names:
             item.add_marker(pytest.mark.extended)
+        since = max((SINCE[name] for name in SINCE.keys() & names), default="")
+        if _is_newer(since):
+            item.add_marker(pytest.mark.skip(f"needs Kubernetes {since}; {build.KUBERNETES} is an earlier one"))
+
+
+def _is_newer(version: str) -> bool:
+    """Return whether a version of Kubernetes is newer than the one of this run."""
+    return version > (os.environ.get(build.KUBERNETES) or version)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -159,9 +176,15 @@ def session_cluster() -> Iterator[Cluster]:
     except prerequisites.MissingError as missing:
         pytest.fail(str(missing), pytrace=False)
     with running() as cluster:
-        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(file))
+        apply_classes(cluster)
         yield cluster
+
+
+def apply_classes(cluster: Cluster) -> None:
+    """Apply the example classes that the cluster's API server accepts."""
+    for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
+        if not _is_newer(CLASSES_SINCE.get(file.stem, "")):
+            cluster.kubectl("apply", "-f", str(file))
 
 
 @pytest.fixture

@@ -48,10 +48,8 @@ def home(session_cluster: Cluster) -> Iterator[str]:
 
 
 def rendered(cluster: Cluster, values: dict[str, Any]) -> list[Object]:
-    command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", HOME, "--values", "-"]
-    done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    text = cluster.helm_template(RELEASE, CHART, namespace=HOME, values=values)
+    return [found for found in yaml.safe_load_all(text) if found]
 
 
 def apply(cluster: Cluster, objects: list[Object], *flags: str) -> None:

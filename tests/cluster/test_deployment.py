@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -44,12 +42,7 @@ class Deployment:
             self.cluster.api.wait(partial(self.has_one_pod, node), f"one agent on {node}")
 
     def rendered(self, node: str, values: dict[str, Any]) -> str:
-        command = [str(self.cluster.programs / "helm"), "template", self.release(node), str(CHART), "--namespace", HOME]
-        done = subprocess.run(
-            [*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return self.cluster.helm_template(self.release(node), CHART, namespace=HOME, values=values)
 
     def remove(self) -> None:
         """Uninstall it, with its slices."""

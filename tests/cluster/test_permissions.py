@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,8 +115,7 @@ def refusal(call: Any) -> str:
 
 
 def render(cluster: Cluster, *flags: str, release: str = "check") -> str:
-    command = [str(cluster.programs / "helm"), "template", release, str(CHART), "--namespace", "check", *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return cluster.helm_template(release, CHART, *flags, namespace="check")
 
 
 @pytest.mark.parametrize(

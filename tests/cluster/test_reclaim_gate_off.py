@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.conftest import ROOT
+from cluster.conftest import apply_classes
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, PODS
 from cluster.kube.cluster import Cluster, running
@@ -40,8 +40,7 @@ APP = "serve"
 def cluster_without_taints() -> Iterator[Cluster]:
     """A separate cluster: gates are set when the API server starts."""
     with running(gates=GATES) as cluster:
-        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(file))
+        apply_classes(cluster)
         yield cluster
 
 

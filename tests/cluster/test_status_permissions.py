@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from cluster.conftest import ROOT
+from cluster.conftest import apply_classes
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import CLAIMS, Api, Kind
 from cluster.kube.cluster import Cluster, running
@@ -35,8 +35,7 @@ POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies"
 def coarse_cluster() -> Iterator[Cluster]:
     """A separate cluster: gates are set when the API server starts."""
     with running(nodes=("node-a",), gates=GATES) as cluster:
-        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(file))
+        apply_classes(cluster)
         yield cluster
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,10 +74,8 @@ class Webhook:
             "failurePolicy": failure_policy,
             "timeoutSeconds": 5,
         }
-        command: list[str | Path] = [self.cluster.programs / "helm", "template", "dra-agent", CHART, "--values", "-"]
-        command += ["--show-only", "templates/webhook.yaml"]
-        text = yaml.safe_dump({"webhook": values})
-        rendered = subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout
+        flags = ("--show-only", "templates/webhook.yaml")
+        rendered = self.cluster.helm_template("dra-agent", CHART, *flags, values={"webhook": values})
         (body,) = (found for found in yaml.safe_load_all(rendered) if found["kind"] == "ValidatingWebhookConfiguration")
         for hook in body["webhooks"]:
             path = hook["clientConfig"].pop("service")["path"]

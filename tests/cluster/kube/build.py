@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .prerequisites import OLDEST_GO, check, go_version
 
 MODULES = Path(__file__).resolve().parents[1] / "modules"
+KUBERNETES = "DRA_AGENT_TEST_KUBERNETES"
+"""The environment variable with the minor version of Kubernetes, as 1.34; without it, the newest one is used."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +29,46 @@ class Module:
     """File name → Go package."""
     tags: str = ""
     ldflags: str = "-s -w"
+    go_mod: str = ""
+    """The directory of the go.mod; by default `name`."""
+
+    @property
+    def source(self) -> Path:
+        """The directory of the go.mod."""
+        return MODULES / (self.go_mod or self.name)
 
     def version(self) -> str:
         """Return the version of its go.mod: `v1.37.1`."""
-        text = (MODULES / self.name / "go.mod").read_text()
+        text = (self.source / "go.mod").read_text()
         found = re.search(rf"^\s*(?:require )?{re.escape(self.versioned)} (v\S+)", text, re.MULTILINE)
-        assert found, f"{self.name}/go.mod does not require {self.versioned}"
+        assert found, f"{self.source}/go.mod does not require {self.versioned}"
         return found[1]
+
+
+def kubernetes_versions() -> tuple[str, ...]:
+    """Return the minor versions, in addition to the newest one, that have a go.mod: `("1.34", "1.35")`."""
+    return tuple(sorted(path.name.removeprefix("kubernetes-") for path in MODULES.glob("kubernetes-*")))
+
+
+def kubernetes_version() -> str:
+    """Return the version of Kubernetes of this run: `1.37.1`."""
+    return _kubernetes().version().removeprefix("v")
 
 
 def _kubernetes() -> Module:
     names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-    module = Module("kubernetes", "k8s.io/kubernetes", {name: f"k8s.io/kubernetes/cmd/{name}" for name in names})
+    minor = os.environ.get(KUBERNETES, "")
+    if minor and minor not in kubernetes_versions():
+        sys.exit(f"{KUBERNETES}={minor}: no such version; there are {', '.join(kubernetes_versions())}")
+    go_mod = f"kubernetes-{minor}" if minor else "kubernetes"
+    programs = {name: f"k8s.io/kubernetes/cmd/{name}" for name in names}
+    module = Module("kubernetes", "k8s.io/kubernetes", programs, go_mod=go_mod)
     version = module.version()
     major, minor = version.removeprefix("v").split(".")[:2]
     # A build from the module cache has no version; the apiserver's compatibility checks need one.
     package = "k8s.io/component-base/version"
     flags = f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
-    return Module(module.name, module.versioned, module.programs, ldflags=flags)
+    return replace(module, ldflags=flags)
 
 
 def modules() -> list[Module]:
@@ -91,7 +115,7 @@ def build(module: Module, name: str, where: Path) -> None:
     where.mkdir(parents=True, exist_ok=True)
     with (where / f".lock-{name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (where / name).exists():
+        if not (where / name).exists() and not _link(module, name, where / name):
             _compile(module, name, where / name)
 
 
@@ -107,6 +131,15 @@ def main(names: list[str]) -> str:
     return str(directory())
 
 
+def _link(module: Module, name: str, target: Path) -> bool:
+    """Link the binary of the same version in the directory of other versions of the other modules, if there is one."""
+    for other in target.parent.parent.glob(f"*/{name}"):
+        if f"{module.name}-{module.version()}" in other.parent.name.split("_"):
+            os.link(other, target)
+            return True
+    return False
+
+
 def _compile(module: Module, name: str, target: Path) -> None:
     began = time.monotonic()
     print(f"building {name} {module.version()} ...", file=sys.stderr, flush=True)
@@ -114,7 +147,7 @@ def _compile(module: Module, name: str, target: Path) -> None:
     command = ["go", "build", "-ldflags", module.ldflags, "-o", str(unfinished)]
     command += ["-tags", module.tags] if module.tags else []
     environment = {**os.environ, "CGO_ENABLED": "0"}
-    subprocess.run([*command, module.programs[name]], cwd=MODULES / module.name, env=environment, check=True)
+    subprocess.run([*command, module.programs[name]], cwd=module.source, env=environment, check=True)
     unfinished.rename(target)
     print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 

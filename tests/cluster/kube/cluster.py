@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from cluster.kube.cluster_dir import ClusterDir
 
 from . import build, image
 from .agent import DRIVER
-from .api import Api
+from .api import Api, Object
 from .control_plane import ControlPlane
 from .identity import Identity
 from .node import Node
@@ -97,6 +98,17 @@ class Cluster:
         result = subprocess.run(command, input=input, capture_output=True, text=True, check=False, env=environment)
         assert not check or result.returncode == 0, f"kubectl {' '.join(arguments)}: {result.stderr}"
         return result.stdout if check else result.stdout + result.stderr
+
+    def helm_template(
+        self, release: str, chart: Path, *flags: str, namespace: str = "default", values: Object | None = None
+    ) -> str:
+        """Render a chart for the cluster's version of Kubernetes."""
+        command = [str(self.programs / "helm"), "template", release, str(chart), "--namespace", namespace]
+        command += ["--kube-version", build.kubernetes_version(), "--values", "-", *flags]
+        text = json.dumps(values or {})
+        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{' '.join(command)}: {result.stderr}"
+        return result.stdout
 
     def processes(self) -> list[Process]:
         """Return every process whose log can explain a failure."""

@@ -6,7 +6,6 @@ The agents of tests run as processes on the host, with exactly the token that th
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,9 @@ class Identity:
             cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
         templates = [name for name in TEMPLATES if (name, True) != ("admissionpolicy", WITHOUT_POLICY in values)]
         show_flags = [flag for name in templates for flag in ("--show-only", f"templates/{name}.yaml")]
-        command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", self.namespace]
-        command += ["--set", ",".join((f"driverName={driver}", *values)), *show_flags]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, f"helm template: {result.stderr}"
-        cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=result.stdout)
+        flags = ["--set", ",".join((f"driverName={driver}", *values)), *show_flags]
+        text = cluster.helm_template(RELEASE, CHART, *flags, namespace=self.namespace)
+        cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=text)
         # After a missing permission the agent retries much later, because an administrator has to grant it first.
         cluster.api.wait(self._may_publish, f"the permissions of {self.namespace} are known to the API server")
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import base64
 import http.client
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
-from . import build, prerequisites
-from .api import NAMESPACES, SERVICE_ACCOUNTS, Kind, Object
+from . import build, go_chart, prerequisites
+from .api import NAMESPACES, Kind, Object
 from .cluster import Cluster
 from .process import LONG_TIMEOUT_S, Process, until
 
@@ -27,32 +23,21 @@ NAMESPACE = "kueue-system"
 ACCOUNT = "kueue-controller-manager"
 SECRETS = Kind("v1", "secrets")
 HEALTH_PORT = 8081
-HOURS = 6 * 3600
 NOT_INSTALLED = ("Deployment", "APIService")
 """The process replaces the Deployment. The API of pending workloads is not served, and an unserved one blocks the
 deletion of namespaces."""
 CERTIFICATE_FILES = ("tls.crt", "tls.key", "ca.crt")
 
 
-def program() -> Path:
-    """Return the directory of `kueue` and of its `chart`; builds what is missing.
+def program() -> tuple[Path, Path]:
+    """Return the program and the chart; builds what is missing.
 
     MissingError without Go. The first build takes about 10 minutes on two cores.
     """
     where = build.directory(MODULE)
     prerequisites.check(go=not (where / "kueue").exists())
-    chart = where / "chart"
-    if not chart.exists():
-        where.mkdir(parents=True, exist_ok=True)
-        command = ["go", "mod", "download", "-json", f"{MODULE.versioned}@{MODULE.version()}"]
-        found = subprocess.run(
-            command, cwd=build.MODULES / MODULE.name, check=True, capture_output=True, text=True
-        ).stdout
-        unfinished = where / f".chart-{os.getpid()}"
-        shutil.copytree(Path(json.loads(found)["Dir"]) / "charts" / "kueue", unfinished)
-        unfinished.rename(chart)
     build.build(MODULE, "kueue", where)
-    return where
+    return where / "kueue", go_chart.chart_of(MODULE, "charts/kueue")
 
 
 class Kueue:
@@ -61,17 +46,17 @@ class Kueue:
     def __init__(self, cluster: Cluster, mappings: Mapping[str, Sequence[str]]) -> None:
         """Install its objects; `mappings` are the DeviceClasses of each resource that it counts."""
         self.cluster = cluster
-        self._programs = program()
+        self._program, self._chart = program()
         self._directory = cluster.directory / "kueue"
         self._directory.mkdir()
         self._certificates = self._directory / "certificates"
         self._certificates.mkdir(mode=0o700)
         self.address = cluster.cluster_dir.webhook_address
         self._install(mappings)
-        kubeconfig = cluster.control_plane.kubeconfig("kueue", self._directory / "kubeconfig", token=self._token())
+        kubeconfig = go_chart.write_kubeconfig(cluster, NAMESPACE, ACCOUNT, self._directory / "kubeconfig")
         self.process = Process(
             "kueue",
-            [str(self._programs / "kueue"), f"--config={self._directory / 'config.yaml'}", "--zap-log-level=2"],
+            [str(self._program), f"--config={self._directory / 'config.yaml'}", "--zap-log-level=2"],
             self._directory / "kueue.log",
             cluster.directory,
             environment={"KUBECONFIG": str(kubeconfig)},
@@ -87,19 +72,15 @@ class Kueue:
         api = self.cluster.api
         api.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         configuration = yaml.safe_dump(self._configuration(mappings))
-        values = yaml.safe_dump({"managerConfig": {"controllerManagerConfigYaml": configuration}})
-        helm = self.cluster.programs / "helm"
-        command = [str(helm), "template", "kueue", str(self._programs / "chart")]
-        command += ["--namespace", NAMESPACE, "--values", "-"]
-        rendered = subprocess.run(command, input=values, check=True, capture_output=True, text=True).stdout
-        objects = [found for found in yaml.safe_load_all(rendered) if found and found["kind"] not in NOT_INSTALLED]
+        values = {"managerConfig": {"controllerManagerConfigYaml": configuration}}
+        rendered = go_chart.render(self.cluster, "kueue", self._chart, NAMESPACE, values)
+        objects = [found for found in rendered if found["kind"] not in NOT_INSTALLED]
         for found in objects:
             if found["kind"] == "ConfigMap":
                 (self._directory / "config.yaml").write_text(found["data"]["controller_manager_config.yaml"])
             elif found["kind"] == "Service" and found["metadata"]["name"] == "kueue-webhook-service":
                 found["spec"]["clusterIP"] = self.address
-        # The schema of Workloads is too large for the annotation of a client-side apply.
-        self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(objects))
+        go_chart.apply(self.cluster, objects)
 
     def _configuration(self, mappings: Mapping[str, Sequence[str]]) -> Object:
         listed = [{"name": resource, "deviceClassNames": list(classes)} for resource, classes in mappings.items()]
@@ -114,15 +95,6 @@ class Kueue:
             "resources": {"deviceClassMappings": listed},
             "featureGates": {"VisibilityOnDemand": False},
         }
-
-    def _token(self) -> str:
-        path = SERVICE_ACCOUNTS.path(NAMESPACE, ACCOUNT, "token")
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": HOURS},
-        }
-        return str(self.cluster.api.call("POST", path, body)["status"]["token"])
 
     def _store_certificates(self) -> bool:
         """Write the files that the kubelet would mount from the Secret; return whether it has them."""
