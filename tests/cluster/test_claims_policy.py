@@ -55,9 +55,9 @@ def test_resource_quota_limits_devices_per_class(agents: Agents, namespace: Name
     create_when_allowed(namespace, "third")
 
 
-def quota_is_enforced(namespace: Namespace) -> bool:
-    """Return whether three devices are refused; the API server uses a cached copy of the quota."""
-    devices = {"requests": [request("gpus", "gpu", count=3)]}
+def quota_is_enforced(namespace: Namespace, device_class: str = "gpu") -> bool:
+    """Return whether three devices are refused; the API server uses cached copies of the quota and of the class."""
+    devices = {"requests": [request("gpus", device_class, count=3)]}
     body = {"apiVersion": CLAIMS.version, "metadata": {"name": "too-many"}, "spec": {"devices": devices}}
     try:
         namespace.api.call("POST", f"{CLAIMS.path(namespace.name, None, None)}?dryRun=All", body)
@@ -188,6 +188,33 @@ def test_extended_resource_name_replaces_a_device_plugin(agents: Agents, namespa
     namespace.wait_until_deleted("user")
     uid = claim["metadata"]["uid"]
     assert not any(uid in name for agent in agents.values() for name in agent.node.cdi_files())
+
+
+def test_a_quota_counts_extended_resources_and_claims_together(
+    agents: Agents, namespace: Namespace, drop_in: str
+) -> None:
+    limit = f"requests.{drop_in}"
+    namespace.api.create(
+        RESOURCE_QUOTAS, {"metadata": {"name": "gpus"}, "spec": {"hard": {limit: "2"}}}, namespace.name
+    )
+
+    def used() -> Object:
+        found: Object = namespace.api.get(RESOURCE_QUOTAS, "gpus", namespace.name)["status"]["used"]
+        return found
+
+    namespace.api.wait(lambda: used() == {limit: "0"}, "the quota is counted")
+    namespace.api.wait(lambda: quota_is_enforced(namespace, "drop-in"), "the quota is in force")
+    namespace.pod("user", containers=[plugin_style_container(drop_in, 2)])
+    namespace.running("user")
+    # The claim that the scheduler created for the pod counts once.
+    namespace.api.wait(lambda: used() == {limit: "2"}, "two devices are counted")
+    with pytest.raises(ApiStatusError, match=r"403 Forbidden.*exceeded quota: gpus, requested: .*=1, used: .*=2"):
+        namespace.pod("second", containers=[plugin_style_container(drop_in, 1)])
+    with pytest.raises(ApiStatusError, match=r"403 Forbidden.*exceeded quota: gpus, requested: .*=1, used: .*=2"):
+        namespace.claim("own", request("gpu", "drop-in"))
+    namespace.delete_pod("user")
+    namespace.wait_until_deleted("user")
+    namespace.api.wait(lambda: used() == {limit: "0"}, "the quota is free again")
 
 
 def test_extended_resource_exists_for_any_class(agents: Agents, namespace: Namespace) -> None:

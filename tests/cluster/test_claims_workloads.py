@@ -1,16 +1,21 @@
-"""Workloads of many pods with a claim each: a Job that needs more GPUs than exist, and a rolling Deployment."""
+"""Workloads of many pods: Jobs that need more GPUs than exist, a rolling Deployment, and pods of several priorities."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+import pytest
 
 from cluster.kube.agent import Agent
-from cluster.kube.api import CLAIMS, DEPLOYMENTS, JOBS, PODS, Object
+from cluster.kube.api import CLAIMS, CLASSES, DEPLOYMENTS, JOBS, PODS, Kind, Object
+from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, container, pod_spec, request
 
 HARDWARE = {"node-b": "l40s"}
 """Four GPUs in the whole cluster."""
 GPUS = 4
+PRIORITY_CLASSES = Kind("scheduling.k8s.io/v1", "priorityclasses", namespaced=False)
 
 Agents = dict[str, Agent]
 
@@ -50,6 +55,64 @@ def test_a_job_of_8_pods_completes_on_4_gpus(agents: Agents, namespace: Namespac
     # Every claim belonged to a pod, is released, and is deleted with it.
     namespace.api.wait(lambda: not namespace.api.list(CLAIMS, namespace.name), "the pods' claims are gone")
     assert not [name for name in agents["node-b"].node.cdi_files() if "-claim_" in name]
+
+
+def test_a_job_that_was_written_for_a_device_plugin(agents: Agents, namespace: Namespace, extended: str) -> None:
+    """Three pods of two GPUs each complete on four GPUs."""
+    limits = {"resources": {"limits": {extended: "2"}}}
+    main = container("main", command="ls -d /dev/nvidia[0-9]*; sleep 1", **limits)
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": pod_spec(containers=[main])}
+    body = {"metadata": {"name": "train"}, "spec": {"completions": 3, "parallelism": 3, "template": template}}
+    namespace.api.create(JOBS, body, namespace.name)
+
+    def done() -> bool:
+        return bool(namespace.api.get(JOBS, "train", namespace.name)["status"].get("succeeded") == 3)
+
+    namespace.api.wait(done, "all three pods have succeeded")
+    for pod in pods_of(namespace, "train"):
+        output = namespace.log(pod["metadata"]["name"])
+        assert len(re.findall(r"^/dev/nvidia\d+$", output, re.MULTILINE)) == 2, output
+
+
+def test_the_scheduler_preempts_no_holder_of_a_device(
+    agents: Agents, namespace: Namespace, priorities: tuple[str, str]
+) -> None:
+    """kubernetes/enhancements#5690: a pod of higher priority waits until a device is free."""
+    low, high = priorities
+    namespace.template("one-gpu", request("gpu", "gpu"))
+    holders = [f"low-{number}" for number in range(GPUS)]
+    for name in holders:
+        namespace.pod(name, template="one-gpu", priorityClassName=low)
+    namespace.running(*holders)
+    namespace.pod("high", template="one-gpu", priorityClassName=high)
+    namespace.wait_for_scheduling_failure("high", "cannot allocate all claims")
+    namespace.wait_for_scheduling_failure("high", "Preemption is not helpful for scheduling")
+    bodies = [namespace.get_pod(name) for name in holders]
+    assert not [body["metadata"]["name"] for body in bodies if "deletionTimestamp" in body["metadata"]]
+    namespace.delete_pod(holders[0])
+    namespace.running("high")
+
+
+@pytest.fixture
+def extended(cluster: Cluster) -> Iterator[str]:
+    """The name of an extended resource for all GPUs."""
+    name, resource = "gpu-of-a-plugin", "nvidia.example/gpu"
+    selectors = cluster.api.get(CLASSES, "gpu")["spec"]["selectors"]
+    spec = {"selectors": selectors, "extendedResourceName": resource}
+    cluster.api.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
+    yield resource
+    cluster.api.delete(CLASSES, name)
+
+
+@pytest.fixture
+def priorities(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """The names of a low and of a high PriorityClass."""
+    values = {"devices-low": -10, "devices-high": 1000}
+    for name, value in values.items():
+        cluster.api.create(PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
+    yield "devices-low", "devices-high"
+    for name in values:
+        cluster.api.delete(PRIORITY_CLASSES, name)
 
 
 def deployment(version: str) -> Object:

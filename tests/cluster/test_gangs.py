@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from cluster.conftest import ROOT
+from cluster.conftest import apply_classes
 from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import Kind, Object
+from cluster.kube.api import CLAIMS, JOBS, PODS, Kind, Object
 from cluster.kube.cluster import Cluster, running
-from cluster.kube.workload import Namespace, first_available, is_scheduled, request
+from cluster.kube.drain_probe import announce, cancel
+from cluster.kube.workload import Namespace, first_available, is_scheduled, pod_spec, request
 
 GATES = {"GenericWorkload": True}
 POD_GROUPS = Kind("scheduling.k8s.io/v1beta1", "podgroups")
@@ -41,8 +42,7 @@ Explain = Callable[[str], dict[str, Any]]
 def session_cluster() -> Iterator[Cluster]:
     """A separate cluster: gates are set when the API server starts."""
     with running(gates=GATES, runtime_config={POD_GROUPS.version: True}) as cluster:
-        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(file))
+        apply_classes(cluster)
         yield cluster
 
 
@@ -131,6 +131,70 @@ def test_a_gang_that_fits_is_placed_as_explained(
     assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"]
     after = explain("ring")
     assert (after["fits"], after["running"]) == (True, 4) and "no pod waits for a node" in after["summary"]
+
+
+def test_a_gang_of_eight(agents: Agents, namespace: Namespace, explain: Explain) -> None:
+    """Half of each of four GPUs twice; with one half held, no pod of the gang starts."""
+    namespace.template("half", request("half", "mig", HALF))
+    namespace.pod("other", template="half")
+    namespace.running("other")
+    gang = Gang(namespace, "ring", 8, "half", minimum=8)
+    gang.wait_for("False")
+    assert not gang.nodes()
+    answer = explain("ring")
+    assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 7, 8), answer["summary"]
+    namespace.delete_pod("other")
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    assert Counter(gang.nodes().values()) == {"node-a": 4, "node-b": 4}
+
+
+def test_a_reclaim_of_a_node_leaves_no_half_gang(agents: Agents, namespace: Namespace) -> None:
+    """The scheduler does not end the rest of a gang. The Job does, whose policy makes an evicted pod fail it."""
+    namespace.template("one", request("gpu", "gpu"))
+    group = {"metadata": {"name": "ring"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}}}
+    namespace.api.create(POD_GROUPS, group, namespace.name)
+    evicted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    body = {
+        "metadata": {"name": "ring"},
+        "spec": {
+            "parallelism": 4,
+            "completions": 4,
+            "podFailurePolicy": {"rules": [evicted]},
+            # A program that ends with 0 after SIGTERM has succeeded, for its Job.
+            "template": {
+                "spec": pod_spec(
+                    template="one",
+                    command="trap 'exit 143' TERM; sleep 1000000 & wait",
+                    schedulingGroup={"podGroupName": "ring"},
+                )
+            },
+        },
+    }
+    namespace.api.create(JOBS, body, namespace.name)
+
+    def pods() -> list[Object]:
+        return namespace.api.list(PODS, namespace.name, labels="batch.kubernetes.io/job-name=ring")
+
+    def nodes() -> Counter[str]:
+        return Counter(pod["spec"]["nodeName"] for pod in pods() if pod["status"]["phase"] == "Running")
+
+    namespace.api.wait(lambda: nodes() == {"node-a": 2, "node-b": 2}, "the gang runs on both nodes")
+    announce(agents["node-a"], 3600)
+
+    def has_failed() -> bool:
+        listed = namespace.api.get(JOBS, "ring", namespace.name)["status"].get("conditions", [])
+        return any(one["type"] == "Failed" and one["status"] == "True" for one in listed)
+
+    namespace.api.wait(has_failed, "the Job has failed")
+    namespace.api.wait(lambda: not nodes(), "no pod of the gang runs")
+
+    def held() -> list[str]:
+        claims = namespace.api.list(CLAIMS, namespace.name)
+        return [one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")]
+
+    namespace.api.wait(lambda: not held(), "no claim of the gang holds a device")
+    cancel(agents["node-a"])
 
 
 def test_the_member_that_fails_is_that_of_the_scheduler(agents: Agents, namespace: Namespace, explain: Explain) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.conftest import ROOT
+from cluster.conftest import apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import Agent
 from cluster.kube.api import JOBS, NAMESPACES, NODES, PODS, Kind, Object
@@ -26,6 +26,8 @@ HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
 RESOURCE, FLAVOR = "whole-gpus", "h100"
 LABEL = "dra-agent.example/pool"
 QUEUE_OF_JOBS = "kueue.x-k8s.io/queue-name"
+PRIORITY_OF_JOBS = "kueue.x-k8s.io/priority-class"
+PRIORITY_CLASSES = Kind(API, "workloadpriorityclasses", namespaced=False)
 
 Explain = Callable[[str], dict[str, Any]]
 
@@ -34,8 +36,7 @@ Explain = Callable[[str], dict[str, Any]]
 def session_cluster() -> Iterator[Cluster]:
     """A separate cluster, because Kueue's webhooks would be called for the objects of every scenario."""
     with running() as cluster:
-        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-            cluster.kubectl("apply", "-f", str(file))
+        apply_classes(cluster)
         cluster.api.patch(NODES, "node-a", {"metadata": {"labels": {LABEL: FLAVOR}}})
         yield cluster
 
@@ -86,12 +87,18 @@ class Queues:
         self._namespace = namespace
         self._created: list[str] = []
 
-    def add(self, name: str, nominal: int, *, cohort: str = "", **limits: int) -> str:
+    def add(self, name: str, nominal: int, *, cohort: str = "", preemption: Object | None = None, **limits: int) -> str:
         """Create them; return the name of the ClusterQueue."""
         api, cluster_queue = self._namespace.api, f"{self._namespace.name}-{name}"
         quota = {"name": RESOURCE, "nominalQuota": nominal, **limits}
         group = {"coveredResources": [RESOURCE], "flavors": [{"name": FLAVOR, "resources": [quota]}]}
-        spec = {"namespaceSelector": {}, "resourceGroups": [group], **({"cohortName": cohort} if cohort else {})}
+        spec: Object = {
+            "namespaceSelector": {},
+            "resourceGroups": [group],
+            **({"cohortName": cohort} if cohort else {}),
+        }
+        if preemption is not None:
+            spec["preemption"] = preemption
         api.create(CLUSTER_QUEUES, {"kind": "ClusterQueue", "metadata": {"name": cluster_queue}, "spec": spec})
         self._created.append(cluster_queue)
         local = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": cluster_queue}}
@@ -132,11 +139,14 @@ def _condition(value: Object, kind: str) -> Object:
     return next((one for one in listed if one["type"] == kind), {})
 
 
-def submit(namespace: Namespace, name: str, pods: int, *, queue: str = "gpus", template: str = "gpu") -> None:
-    """Create a Job with a claim for each of its pods."""
+def submit(
+    namespace: Namespace, name: str, pods: int, *, queue: str = "gpus", template: str = "gpu", priority: str = ""
+) -> None:
+    """Create a Job with a claim for each of its pods, with a priority of Kueue."""
     claims = [{"name": "devices", "resourceClaimTemplateName": template}]
+    labels = {PRIORITY_OF_JOBS: priority} if priority else {}
     body = {
-        "metadata": {"name": name, "labels": {QUEUE_OF_JOBS: queue}},
+        "metadata": {"name": name, "labels": {QUEUE_OF_JOBS: queue, **labels}},
         "spec": {
             "parallelism": pods,
             "completions": pods,
@@ -259,6 +269,76 @@ def test_quota_of_a_cohort_is_borrowed(
     submit(namespace, "most", 3, queue="lends")
     wait_until_admitted(namespace, "most")
     assert explain("most")["admission"]["state"] == "admitted"
+
+
+@pytest.fixture
+def priorities(kueue: Kueue, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """The names of a low and of a high priority of Kueue."""
+    values = {"batch": 10, "urgent": 1000}
+    for name, value in values.items():
+        body = {"kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value, "description": name}
+        cluster.api.create(PRIORITY_CLASSES, body)
+    yield "batch", "urgent"
+    for name in values:
+        cluster.api.delete(PRIORITY_CLASSES, name)
+
+
+def wait_until_preempted(namespace: Namespace, job: str) -> None:
+    """Wait until Kueue has taken the quota of a Job, and no pod and no claim of it is left."""
+
+    def is_preempted() -> bool:
+        workload = workload_of(namespace, job)
+        evicted, reserved = (_condition(workload, kind) for kind in ("Evicted", "QuotaReserved"))
+        return evicted.get("reason") == "Preempted" and reserved.get("status") == "False"
+
+    namespace.api.wait(is_preempted, f"Kueue preempts {job}")
+    running_pods(namespace, job, 0)
+
+
+def test_a_gang_of_higher_priority_preempts_a_whole_gang(
+    agents: dict[str, Agent],
+    namespace: Namespace,
+    queues: Queues,
+    explain: Explain,
+    priorities: tuple[str, str],
+) -> None:
+    low, high = priorities
+    queues.add("gpus", 3, preemption={"withinClusterQueue": "LowerPriority"})
+    namespace.template("gpu", request("gpu", "gpu"))
+    submit(namespace, "first", 2, priority=low)
+    running_pods(namespace, "first", 2)
+
+    submit(namespace, "urgent", 2, priority=high)
+    wait_until_preempted(namespace, "first")
+    wait_until_admitted(namespace, "urgent")
+    running_pods(namespace, "urgent", 2)
+    answer = explain("first")
+    assert not answer["fits"] and answer["admission"]["state"] == "waits"
+    assert "2 needed, 2 of 3 used" in answer["summary"]
+
+    namespace.api.call("DELETE", JOBS.path(namespace.name, "urgent", None), BACKGROUND)
+    wait_until_admitted(namespace, "first")
+    running_pods(namespace, "first", 2)
+
+
+def test_a_job_that_takes_leftovers_returns_them(
+    agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
+) -> None:
+    cohort = f"cohort-{namespace.name}"
+    queues.add("serving", 4, cohort=cohort, preemption={"reclaimWithinCohort": "Any"})
+    queues.add("leftovers", 0, cohort=cohort)
+    namespace.template("gpu", request("gpu", "gpu"))
+    submit(namespace, "batch", 3, queue="leftovers")
+    running_pods(namespace, "batch", 3)
+    assert explain("batch")["fits"]
+
+    submit(namespace, "server", 2, queue="serving")
+    wait_until_preempted(namespace, "batch")
+    running_pods(namespace, "server", 2)
+    assert not explain("batch")["fits"]
+
+    submit(namespace, "small", 2, queue="leftovers")
+    running_pods(namespace, "small", 2)
 
 
 @pytest.mark.parametrize(
