@@ -109,7 +109,7 @@ EXTENDED = {
 it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
-    "test_first_available_alternative_is_allocated[second]": "1.35",
+    "test_first_available_alternative_is_allocated": "1.35",
 }
 """Modules and tests that use what an earlier version of Kubernetes does not have; others run with each version."""
 CLASSES_SINCE = {"nvidia-share": "1.36"}
@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SCENARIO_TIMEOUT_S))
-        names = {item.path.stem, item.name.partition("[")[0], item.name}
+        names = {item.path.stem, item.name.partition("[")[0]}
         if EXTENDED & names:
             item.add_marker(pytest.mark.extended)
         since = max((SINCE[name] for name in SINCE.keys() & names), default="")
