@@ -125,7 +125,7 @@ def run(command: str, directory: Path, environment: dict[str, str]) -> subproces
     if PLAIN.fullmatch(command):
         return preloaded.run(command.split()[1:], env=environment, cwd=directory)
     whole = ["bash", "-c", command]
-    return subprocess.run(whole, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(whole, cwd=directory, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def pattern(expected: str) -> str:
