@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,24 @@ def test_ledger_is_readable_while_it_is_written(
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_listing_during_a_replacement_is_repeated(
+    tmp_path: Path, node: JournalLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """readdir may show neither a journal that was removed nor the snapshot that replaced it."""
+    listings = 0
+    iterdir = Path.iterdir
+
+    def changing(directory: Path) -> Iterator[Path]:
+        nonlocal listings
+        listings += 1
+        return iter(()) if listings == 1 else iterdir(directory)
+
+    monkeypatch.setattr(Path, "iterdir", changing)
+    copied = read_copy(tmp_path / "state")
+    assert copied is not None
+    assert {entry.uid for entry in copied[0]} == {"uid-training", "uid-serving", "uid-late"}
 
 
 def test_a_missing_ledger_has_no_copy(tmp_path: Path) -> None:

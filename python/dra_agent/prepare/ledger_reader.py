@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 import time
@@ -46,10 +47,19 @@ def _read(source: Path, boot_id: str) -> tuple[list[LedgerEntry], LedgerReport]:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy the files; raises OSError if they are replaced meanwhile."""
     target.mkdir()
+    names = _names(source)
     with ExitStack() as opened:
         # All are opened before the first is read: an open journal stays whole when a snapshot replaces it.
-        files = [(path.name, opened.enter_context(path.open("rb"))) for path in source.iterdir() if path.is_file()]
+        files = [(name, opened.enter_context((source / name).open("rb"))) for name in sorted(names)]
+        # A directory that changes while it is listed may show neither a removed journal nor its snapshot (readdir(3)).
+        if _names(source) != names:
+            raise OSError(errno.EAGAIN, "its files are being replaced")
         for name, file in files:
             with (target / name).open("wb") as copy:
                 shutil.copyfileobj(file, copy)
+
+
+def _names(source: Path) -> set[str]:
+    return {path.name for path in source.iterdir() if path.is_file()}
