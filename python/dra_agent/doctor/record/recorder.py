@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from dra_agent import atomic_file
+from dra_agent import __version__, atomic_file
 from dra_agent.deadline import Deadline
 from dra_agent.doctor.record import nvml_calls
 from dra_agent.doctor.record.identity import Replacements
@@ -216,7 +215,7 @@ def _write(partial: Path, content: _Content, programs: tuple[str, ...], *, with_
         atomic_file.write(partial / path, data, mode=0o644, durable=True)
     manifest = Manifest(
         format=FORMAT,
-        agent=version("dra-agent"),
+        agent=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         kernel=_kernel(content.entries),
         drivers=dict(_drivers(content.entries)),
