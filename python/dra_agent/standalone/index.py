@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
+from dra_agent.errors import NoSuchObjectError
 from dra_agent.standalone.claim import FAILED
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLAIM, CLASS, check, load
@@ -48,6 +49,13 @@ class ClaimIndex:
     def find(self, namespace: str, name: str) -> Known | None:
         """Find a claim by its name."""
         return self._by_key.get((namespace, name))
+
+    def require(self, namespace: str, name: str) -> Known:
+        """Find a claim by its name; raises NoSuchObjectError."""
+        known = self.find(namespace, name)
+        if known is None:
+            raise NoSuchObjectError(f"there is no claim {name} in namespace {namespace}")
+        return known
 
     def of_uid(self, uid: str) -> Known | None:
         """Find a claim by its uid."""

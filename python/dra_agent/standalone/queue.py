@@ -11,23 +11,19 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from dra_agent.api_object import Object, full_name, identity_of, results_of
-from dra_agent.deadline import Deadline
-from dra_agent.errors import AgentError, NoSuchObjectError, RetryableError
+from dra_agent.api_object import Object, full_name, results_of
+from dra_agent.errors import NoSuchObjectError
 from dra_agent.prepare import ClaimPreparer
-from dra_agent.retry import KeyedBackoff
 from dra_agent.standalone.allocator import ClusterAllocator
+from dra_agent.standalone.attempts import ClaimAttempts
 from dra_agent.standalone.claim import (
-    FAILED,
-    PREPARED,
     UNDER_WAY,
     ApplyResult,
     ClaimView,
-    HeldDevice,
     claim_of,
     view_of,
 )
-from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
+from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, Known
 from dra_agent.standalone.intake import now, store_all
@@ -40,16 +36,14 @@ log = logging.getLogger(__name__)
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
-CALL_TIMEOUT_S = 40.0
-"""Seconds that one try to prepare or release a claim waits for others; as long as for the kubelet's."""
 
 
 class ClaimQueue:
     """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
     Work that may take long runs without the lock, so that requests are served then: the allocator is called by the
-    step itself, preparing and releasing are jobs of `workers`, at most one for each claim. A device that hangs
-    delays its own claim only. A step after each job continues with the changed claims.
+    step itself, preparing and releasing are attempts on threads of `workers`. A step after each attempt continues with
+    the changed claims.
     """
 
     def __init__(
@@ -67,16 +61,12 @@ class ClaimQueue:
         self._node = node
         self._slices = slices
         self._allocator = allocator
-        self._preparer = preparer
         self._clock = clock
         self._lock = threading.RLock()
         self._claims = ClaimIndex(store)
         self._evaluation = Evaluation(store.path.parent)
         self._evaluation.park_interrupted(self._claims)
-        self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
-        self._messages: dict[str, str] = {}
-        self._retries = KeyedBackoff(clock)
-        self._work = InFlightClaims(workers)
+        self._attempts = ClaimAttempts(self._claims, self._lock, preparer=preparer, clock=clock, workers=workers)
         self._ended_runs = EndedRuns()
         self._devices_changed = False
         self._suspended = ""
@@ -110,16 +100,16 @@ class ClaimQueue:
         A claim without devices is deleted when this returns.
         """
         with self._lock:
-            known = self._require(namespace, name)
+            known = self._claims.require(namespace, name)
             uid = known.uid
-            if uid in self._claims.waiting and self._work.is_free(uid):
-                self._drop(known)
+            if uid in self._claims.waiting and not self._attempts.is_in_flight(uid):
+                self._attempts.forget(known)
             elif uid not in self._claims.deleting:
                 claim = self._claims.read(known)
                 claim["metadata"]["deletionTimestamp"] = now()
                 self._claims.put([claim])
                 # However long a prepare that fails would have waited for its next try.
-                self._retries.done(uid)
+                self._attempts.retry_now(uid)
             return uid
 
     def release_run(self, namespace: str, name: str, token: str) -> str | None:
@@ -156,14 +146,14 @@ class ClaimQueue:
                 self._devices_changed = False
                 self._claims.waiting.devices_changed()
             for uid in [*self._claims.deleting]:
-                self._release(self._claims.deleting[uid])
-            for uid, claim in [*self._claims.allocated.items()]:
+                self._attempts.release(self._claims.deleting[uid])
+            for uid in [*self._claims.allocated]:
                 if uid in self._claims.deleting:
                     continue
                 if not self._suspended:
-                    self._prepare(uid, claim)
+                    self._attempts.prepare(uid)
                 elif self._releasing:
-                    self.release_all(uid, claim)
+                    self._attempts.deallocate(uid)
         while not self._suspended and not self._stopped:
             if deadline is not None and self._clock() >= deadline:
                 with self._lock:
@@ -173,7 +163,7 @@ class ClaimQueue:
             if not self._try_next():
                 break
         with self._lock:
-            return self._retries.next_in(besides=self._work.under_way)
+            return self._attempts.due_in()
 
     def stop(self) -> None:
         """End a running step once its allocation returns; the result is discarded."""
@@ -192,23 +182,23 @@ class ClaimQueue:
             return self.is_tried(uids) and all(map(self._rests, uids))
 
     def _rests(self, uid: str) -> bool:
-        if not self._work.is_free(uid):
+        if self._attempts.is_in_flight(uid):
             return False
         if uid in self._claims.deleting:
-            return not self._retries.due(uid)
+            return not self._attempts.is_due(uid)
         if uid in self._claims.allocated:
             if self._suspended:
-                return not self._releasing or not self._retries.due(uid)
-            return uid in self._prepared or not self._retries.due(uid)
+                return not self._releasing or not self._attempts.is_due(uid)
+            return uid in self._attempts.prepared or not self._attempts.is_due(uid)
         return True
 
     def is_final(self, namespace: str, name: str) -> bool:
         """Return whether a claim is prepared or failed; raises NoSuchObjectError if it does not exist."""
         with self._lock:
-            uid, claims = self._require(namespace, name).uid, self._claims
+            uid, claims = self._claims.require(namespace, name).uid, self._claims
             if uid in claims.deleting:
                 return False
-            return uid in self._prepared or not (uid in claims.waiting or uid in claims.allocated)
+            return uid in self._attempts.prepared or not (uid in claims.waiting or uid in claims.allocated)
 
     def suspend(self, why: str, *, release: bool) -> None:
         """Allocate and prepare nothing until `resume`; with `release` also release allocated claims, at `step`.
@@ -228,13 +218,13 @@ class ClaimQueue:
         """Allocate and prepare again, in the old order, from the next `step` on."""
         with self._lock:
             self._suspended, self._releasing = "", False
-            self._messages.clear()
+            self._attempts.failures.clear()
             self._claims.waiting.devices_changed()
 
     def view(self, namespace: str, name: str) -> ClaimView:
         """Return one claim; raises NoSuchObjectError if it does not exist."""
         with self._lock:
-            return self._view(self._claims.read(self._require(namespace, name)), self._claims.waiting.untried())
+            return self._view(self._claims.read(self._claims.require(namespace, name)), self._claims.waiting.untried())
 
     def views(self, keys: Iterable[tuple[str, str]] | None = None) -> list[ClaimView]:
         """Return all claims, oldest first, or the existing ones of these namespaces and names."""
@@ -299,9 +289,8 @@ class ClaimQueue:
             claim = self._claims.read(known)
             claim["status"] = {"allocation": allocation}
             self._claims.put([claim])
-            self._messages.pop(known.uid, None)
             log.info("claim allocated", extra={"claim": known.uid, "devices": _devices(claim)})
-            self._prepare(known.uid, claim)
+            self._attempts.prepare(known.uid)
 
     def _evaluate_claim(self, claim: Object, allocated: list[Object]) -> Object:
         classes, slices = self.classes(), self._slices()
@@ -310,115 +299,18 @@ class ClaimQueue:
                 node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated
             )
 
-    def _prepare(self, uid: str, claim: Object) -> None:
-        if uid not in self._prepared and self._work.is_free(uid) and self._retries.due(uid):
-            self._work.begin(uid, lambda: self._tried(uid, "prepare", lambda: self._prepare_now(claim)))
-
-    def _prepare_now(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
-        try:
-            devices = self._preparer.prepare(claim, Deadline.of(CALL_TIMEOUT_S))
-        except RetryableError:
-            raise
-        except AgentError as error:
-            self._fail(claim, str(error))
-            return
-        with self._lock:
-            self._note_prepared(uid)
-            self._retries.done(uid)
-            self._messages.pop(uid, None)
-            self._prepared[uid] = tuple(
-                HeldDevice(tuple(d.requests), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id) for d in devices
-            )
-
-    def _note_prepared(self, uid: str) -> None:
-        known = self._claims.of_uid(uid)
-        if known is None:
-            return
-        kept = self._claims.read(known)
-        if PREPARED not in kept["metadata"].get("annotations", {}):
-            kept["metadata"].setdefault("annotations", {})[PREPARED] = now()
-            self._claims.put([kept])
-
-    def _fail(self, claim: Object, why: str) -> None:
-        """Release the devices of a claim that can never be prepared, and keep the claim with the reason."""
-        uid = claim["metadata"]["uid"]
-        log.error("claim can never be prepared", extra={"claim": uid, "error": why})
-        self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
-        with self._lock:
-            kept = self._claims.read(self._require(*identity_of(claim)))
-            _remove_allocation(kept)
-            kept["metadata"].setdefault("annotations", {})[FAILED] = why
-            self._claims.put([kept])
-            self._claims.waiting.released()
-            self._retries.done(uid)
-            self._messages.pop(uid, None)
-
-    def _release(self, known: Known) -> None:
-        uid = known.uid
-        if self._work.is_free(uid) and self._retries.due(uid):
-            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._release_now(known)))
-
-    def _release_now(self, known: Known) -> None:
-        self._preparer.unprepare(known.uid, Deadline.of(CALL_TIMEOUT_S))
-        with self._lock:
-            self._drop(known)
-            self._claims.waiting.released()
-        log.info("claim released", extra={"claim": known.uid})
-
-    def _drop(self, known: Known) -> None:
-        self._claims.delete(known)
-        for kept in (self._prepared, self._messages):
-            kept.pop(known.uid, None)
-        self._retries.done(known.uid)
-
-    def release_all(self, uid: str, claim: Object) -> None:
-        """Release the devices of a claim, and let it wait for others."""
-        if self._work.is_free(uid) and self._retries.due(uid):
-            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._deallocate_now(claim)))
-
-    def _deallocate_now(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
-        self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
-        with self._lock:
-            # An unprepared claim that is still allocated is prepared or released again; the other order could lose it.
-            self._prepared.pop(uid, None)
-            kept = self._claims.read(self._require(*identity_of(claim)))
-            _remove_allocation(kept)
-            self._claims.put([kept])
-            self._claims.waiting.released()
-            self._retries.done(uid)
-        log.info("claim released, it waits again", extra={"claim": uid})
-
-    def _tried(self, uid: str, message: str, attempt: Callable[[], None]) -> None:
-        """Make an attempt; a failed one is retried later, and does not affect other claims."""
-        try:
-            attempt()
-        except Exception as error:  # a defect of one set-up must not end the work for other claims
-            if not isinstance(error, AgentError):
-                log.exception("claim could not be reconciled", extra={"claim": uid})
-            with self._lock:
-                wait = self._retries.failed(uid)
-                self._messages[uid] = f"{error}; next try in {wait:.0f} s"
-            log.warning(f"{message} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
-
-    def _require(self, namespace: str, name: str) -> Known:
-        known = self._claims.find(namespace, name)
-        if known is None:
-            raise NoSuchObjectError(f"there is no claim {name} in namespace {namespace}")
-        return known
-
     def _view(self, claim: Object, untried: list[int]) -> ClaimView:
         uid = claim["metadata"]["uid"]
         message, fits_empty_host = self._explained(uid, untried)
-        return view_of(claim, self._prepared.get(uid), message, fits_empty_host=fits_empty_host)
+        return view_of(claim, self._attempts.prepared.get(uid), message, fits_empty_host=fits_empty_host)
 
     def _explained(self, uid: str, untried: list[int]) -> tuple[str, bool]:
         """Return why a claim is not prepared, and whether it would fit on an empty host, if known."""
         waiting = self._claims.waiting
         if uid not in waiting:
-            if uid in self._messages or uid in self._prepared or uid not in self._claims.allocated:
-                return self._messages.get(uid, ""), True
+            failure = self._attempts.failures.get(uid, "")
+            if failure or uid in self._attempts.prepared or uid not in self._claims.allocated:
+                return failure, True
             return self._suspended or UNDER_WAY, True
         refusal = waiting.refusal(uid)
         fits_empty_host = refusal is None or refusal.fits_empty_host
@@ -430,11 +322,6 @@ class ClaimQueue:
         before = bisect_left(untried, 0 if known is None else known.position)
         others = {0: "", 1: ": 1 claim is before it"}.get(before, f": {before} claims are before it")
         return f"is not tried yet{others}", fits_empty_host
-
-
-def _remove_allocation(claim: Object) -> None:
-    claim.pop("status", None)
-    claim["metadata"].get("annotations", {}).pop(PREPARED, None)
 
 
 def _devices(claim: Object) -> list[str]:

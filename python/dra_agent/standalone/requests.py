@@ -151,20 +151,10 @@ class ClaimRequests:
 
     async def _get(self, namespace: str, name: str, wait: float) -> ClaimView:
         deadline = asyncio.get_running_loop().time() + wait
-        with self._server.waiting() as may_wait:
-            while True:
-                steps_before = self._steps.count
-                is_final = await self._work(lambda: self._queue.is_final(namespace, name))
-                remaining_s = deadline - asyncio.get_running_loop().time()
-                if is_final or remaining_s <= 0:
-                    return await self._work(lambda: self._queue.view(namespace, name))
-                if not may_wait:
-                    raise BusyError(
-                        f"{self._server.waiting_requests} requests wait for claims, and no more can",
-                        where=f"claim {namespace}/{name}",
-                        hint="repeat the command later, or see `dra-agent claim list`",
-                    )
-                await self._steps.wait_after(steps_before, remaining_s)
+        await self._wait_until(
+            lambda: self._queue.is_final(namespace, name), deadline, where=f"claim {namespace}/{name}"
+        )
+        return await self._work(lambda: self._queue.view(namespace, name))
 
     async def _delete(self, request: Delete, deadline: float) -> bool:
         if request.kind == CLASS:
@@ -178,32 +168,37 @@ class ClaimRequests:
     async def _wait_settled(self, uids: Collection[str], deadline: float) -> None:
         """Wait until these claims have a result, until the deadline; a device of another claim delays no request."""
         self._steps.request()
-        now = asyncio.get_running_loop().time
-        first_deadline = min(now() + FIRST_TRY_S, deadline)
-        with self._server.waiting() as may_wait, contextlib.suppress(TimeoutError):
-            if not may_wait:
-                return
+        first_deadline = min(asyncio.get_running_loop().time() + FIRST_TRY_S, deadline)
+        with contextlib.suppress(TimeoutError, BusyError):
             async with asyncio.timeout_at(deadline):
-                while True:
-                    steps_before = self._steps.count
-                    if await self._work(lambda: self._queue.is_settled(uids)):
-                        return
-                    tried = await self._work(lambda: self._queue.is_tried(uids))
-                    remaining_s = (deadline if tried else first_deadline) - now()
-                    if remaining_s <= 0:
-                        return
-                    await self._steps.wait_after(steps_before, remaining_s)
+                if await self._wait_until(lambda: self._queue.is_tried(uids), first_deadline):
+                    await self._wait_until(lambda: self._queue.is_settled(uids), deadline)
 
     async def _wait_deleted(self, namespace: str, name: str, uid: str, wait: float) -> bool:
         deadline = asyncio.get_running_loop().time() + min(wait, MAX_WAIT_S)
+        with contextlib.suppress(BusyError):
+            return await self._wait_until(lambda: self._queue.uid_of(namespace, name) != uid, deadline)
+        return False
+
+    async def _wait_until(self, is_reached: Callable[[], bool], deadline: float, *, where: str = "") -> bool:
+        """Return whether the queue reached a state, which is looked for now and after each step until the deadline.
+
+        Raises BusyError if it would have to wait, and as many requests wait as can.
+        """
         with self._server.waiting() as may_wait:
             while True:
                 steps_before = self._steps.count
-                if await self._work(lambda: self._queue.uid_of(namespace, name)) != uid:
+                if await self._work(is_reached):
                     return True
                 remaining_s = deadline - asyncio.get_running_loop().time()
-                if remaining_s <= 0 or not may_wait:
+                if remaining_s <= 0:
                     return False
+                if not may_wait:
+                    raise BusyError(
+                        f"{self._server.waiting_requests} requests wait for claims, and no more can",
+                        where=where,
+                        hint="repeat the command later, or see `dra-agent claim list`",
+                    )
                 await self._steps.wait_after(steps_before, remaining_s)
 
     def _state(self) -> Object:
