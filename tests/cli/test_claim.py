@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cli.manifests import CLASS, claim, write
-from dra_agent.cli import output
+from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.standalone.protocol import Client, Delete
 from eventually import eventually
@@ -210,7 +210,7 @@ def test_flags_of_a_cluster_are_refused_without_one(command: Command, words: tup
 
 def test_the_age_is_shown_on_a_terminal_of_80_columns(applied: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     heading = applied("claim", "list")[1].splitlines()[0]
     assert heading.split() == ["NAMESPACE", "NAME", "PHASE", "AGE", "DEVICES", "WHY"]
 
@@ -218,7 +218,7 @@ def test_the_age_is_shown_on_a_terminal_of_80_columns(applied: Command, monkeypa
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_gets_whole_words(applied: Command, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     lines = applied("claim", "list")[1].splitlines()
     assert max(map(len, lines)) <= max(width, 60)
     assert any(line.endswith("waits for devices that") or "waits for" in line for line in lines)

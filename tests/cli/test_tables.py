@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from dra_agent.cli import output
+from dra_agent.cli import output, terminal
 from dra_agent.cli.age import duration
 from dra_agent.cli.flags import seconds
-from dra_agent.cli.output import Rows, add_output_flag, rounded, table
+from dra_agent.cli.output import add_output_flag, rounded
+from dra_agent.cli.table import Rows, table
 
 ID = "dra-agent.internal/claim=5478b5d9-ddeb-4099-94aa-a5aa610ff27d-gpu-0000-43-00-0"
 COLUMNS = ("device", "claim", "since", "cdi id")
@@ -33,11 +34,11 @@ def a_new_command() -> None:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
 
 
 def test_a_pipe_gets_one_line_per_row_with_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +49,9 @@ def test_a_pipe_gets_one_line_per_row_with_all_columns(capsys: pytest.CaptureFix
     assert all(line == line.rstrip() for line in (heading, first, second))
 
 
-def test_a_terminal_omits_columns_until_the_rest_fits(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+def test_a_terminal_omits_columns_until_the_rest_fits(
+    capsys: pytest.CaptureFixture[str], terminal_of_80_columns: None
+) -> None:
     lines = render(capsys)
     assert lines[0].split() == ["DEVICE", "CLAIM"]
     assert [line.split() for line in lines[1:3]] == [["gpu-0", "team/a"], ["gpu-1", "-"]]
@@ -56,15 +59,17 @@ def test_a_terminal_omits_columns_until_the_rest_fits(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("flags", [(), ("-o", "wide")])
 def test_required_columns_are_never_wrapped_or_truncated(
-    capsys: pytest.CaptureFixture[str], terminal: None, flags: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], terminal_of_80_columns: None, flags: tuple[str, ...]
 ) -> None:
     lines = render(capsys, *flags, optional=("since",))
     assert sum(ID in line for line in lines) == 3
     assert ("2026-01-01T00:00:00Z" in "".join(lines)) == bool(flags)
 
 
-def test_columns_are_as_wide_as_their_escaped_text(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
-    with output.guarded():
+def test_columns_are_as_wide_as_their_escaped_text(
+    capsys: pytest.CaptureFixture[str], terminal_of_80_columns: None
+) -> None:
+    with terminal.guarded():
         table(("name", "state"), [["a\x1b[2J", "free"], ["b", "held"]])
     lines = capsys.readouterr().out.splitlines()
     column = len(r"a\x1b[2J") + 3
@@ -106,7 +111,9 @@ def test_ages_are_as_short_as_those_of_kubectl(seconds: int, expected: str) -> N
     assert duration(seconds) == expected
 
 
-def test_prose_is_wrapped_on_a_terminal_and_ids_are_not(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+def test_prose_is_wrapped_on_a_terminal_and_ids_are_not(
+    capsys: pytest.CaptureFixture[str], terminal_of_80_columns: None
+) -> None:
     rows = [["gpu-0000-43-00-0", "waits for devices that other claims hold and for " + ID]]
     table(("device", "why"), rows, prose=("why",))
     lines = capsys.readouterr().out.splitlines()

@@ -22,8 +22,10 @@ from rich.progress import Progress, TextColumn
 from dra_agent.agent import signals
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.cli.main import main
-from dra_agent.cli.output import console, emit, progress, table
+from dra_agent.cli.output import emit
 from dra_agent.cli.parser import COMMANDS
+from dra_agent.cli.table import table
+from dra_agent.cli.terminal import console, progress
 from dra_agent.errors import AgentError, PermanentError, UsageError
 from dra_agent.printable import printable
 
@@ -252,13 +254,13 @@ def test_escape_sequences_in_a_claim_are_escaped_by_every_command(tmp_path: Path
         assert_harmless((result.stdout + result.stderr).decode())
 
 
-def test_all_output_goes_through_the_output_module() -> None:
-    output_module = ROOT / "python/dra_agent/cli/output.py"
+def test_all_output_goes_through_the_terminal_module() -> None:
+    terminal_module = ROOT / "python/dra_agent/cli/terminal.py"
     for path in sorted((ROOT / "python/dra_agent/cli").glob("*.py")):
-        if path == output_module:
+        if path == terminal_module:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name) and node.id == "Console":
-                raise AssertionError(f"{path.name}:{node.lineno}: consoles are created in dra_agent.cli.output")
+                raise AssertionError(f"{path.name}:{node.lineno}: consoles are created in dra_agent.cli.terminal")
             if isinstance(node, ast.Attribute) and node.attr in ("__stdout__", "__stderr__", "raw", "buffer"):
-                raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} bypasses dra_agent.cli.output")
+                raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} bypasses dra_agent.cli.terminal")

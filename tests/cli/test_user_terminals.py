@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.manifests import CLASS, claim, write
-from dra_agent.cli import output
+from dra_agent.cli import terminal
 from eventually import DEADLINE_S
 
 Command = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,7 @@ def test_lists_fit_80_columns_and_keep_ids_whole(
     assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
     names = command(*words, "-o", "name")[1].split()
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     code, text, _ = command(*words)
     assert code == 0 and names
     assert max(map(len, text.splitlines())) <= 80

@@ -429,7 +429,7 @@ def test_lines_fit_a_terminal_of_80_columns(
     cluster = [slices(f"node-with-a-long-name-{number}", "AB") for number in range(8)]
     explain(cluster, job_set(any=(9, "one"), special=(8, "only-a")))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("dra_agent.cli.output.is_terminal", lambda: True)
+    monkeypatch.setattr("dra_agent.cli.terminal.is_terminal", lambda: True)
     main(["explain", "-f", "asked.json", "--from", "cluster.json", *TIMEOUT])
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("") :]

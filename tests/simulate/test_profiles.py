@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dra_agent.cli import output
+from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.host import Host
 from dra_agent.simulate import profiles
@@ -36,7 +36,7 @@ def test_the_list_of_profiles_shows_sources(capsys: pytest.CaptureFixture[str]) 
 def test_a_narrow_terminal_omits_sources(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     assert main(["simulate", "profiles"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["PROFILE", "MACHINE"]
     assert main(["simulate", "profiles", "-o", "wide"]) == 0

@@ -19,7 +19,7 @@ import yaml
 import preloaded
 from dra_agent.agent.about import describe
 from dra_agent.agent.config import Config
-from dra_agent.cli import output
+from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.control_socket.server import Server
 from dra_agent.simulate import inject
@@ -164,7 +164,7 @@ def test_no_name_is_folded_or_cut_on_a_terminal(
     served.entries = [claim(name, held(GPU))]
     inject.load(root, "0", utilization=(40, 5), power_milliwatts=55_000, energy_millijoules=0)
     served.sample()
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     text = top("--once", *flags)[1]
     assert any(line.startswith(f"team-a/{name}   {GPU}") for line in text.splitlines())
     if not flags:
@@ -194,7 +194,7 @@ def test_a_screen_has_no_more_rows_than_lines(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", interrupt)
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     code, text, _ = top()

@@ -15,7 +15,7 @@ import pytest
 
 from allocator.cases import claim as claim_object
 from allocator.cases import make_request
-from dra_agent.cli import kubectl_plugin, output, top_endpoints
+from dra_agent.cli import kubectl_plugin, terminal, top_endpoints
 from dra_agent.cli.main import main
 from dra_agent.cli.top_tables import share_rows
 from dra_agent.metrics.access import EndpointAccess
@@ -475,7 +475,7 @@ def test_a_thousand_nodes_fit_on_a_screen(fake_api: FakeApi, top: Top, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", interrupt)
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     code, text, _ = top("--sort", "utilization")

@@ -51,7 +51,8 @@ def _as_json(problem: ConfigProblem) -> dict[str, Any]:
 def show(args: argparse.Namespace) -> int:
     """Print each value and its origin."""
     from dra_agent.agent.config import load
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
 
     rows = listing(load(args), every=args.all)
     if args.output == "table":
@@ -77,7 +78,8 @@ def listing(loaded: LoadedConfig, *, every: bool = True) -> list[dict[str, Any]]
 def keys(args: argparse.Namespace) -> int:
     """Print every key of the file."""
     from dra_agent.agent.config_keys import config_keys
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
 
     if args.output == "table":
         rows = ([key.name, key.kind, _text(key.default), key.change] for key in config_keys())

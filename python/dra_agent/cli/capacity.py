@@ -94,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> int:
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.terminal import progress
     from dra_agent.explain.capacity import capacity
 
     with progress("evaluating the nodes"):
@@ -109,7 +110,8 @@ def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> i
 
 
 def _print(result: dict[str, Any]) -> None:
-    from dra_agent.cli.output import prints_names, table
+    from dra_agent.cli.output import prints_names
+    from dra_agent.cli.table import table
 
     if prints_names():
         table(("node",), [(row["node"],) for row in result["nodes"] if row["copies"]])

@@ -29,7 +29,7 @@ def _of_host(args: argparse.Namespace, kind: str, names: list[str]) -> list[Obje
     from dra_agent import topology
     from dra_agent.agent.config import Config, load_config
     from dra_agent.agent.setup_registry import simulated_host
-    from dra_agent.cli.output import progress
+    from dra_agent.cli.terminal import progress
     from dra_agent.inventory.collector import collect
     from dra_agent.slices import desired_slices
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids, progress, table
+from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids
 from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.table import table
+from dra_agent.cli.terminal import progress
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory

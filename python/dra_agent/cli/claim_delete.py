@@ -18,7 +18,8 @@ _API_KINDS = {CLAIM: "ResourceClaim", CLASS: "DeviceClass"}
 def run(args: argparse.Namespace) -> int:
     """Delete the named objects; exit code 1 if a claim is still being released at the end of the timeout."""
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit, prints_names, progress
+    from dra_agent.cli.output import emit, prints_names
+    from dra_agent.cli.terminal import progress
 
     targets = _targets(args)
     # Claims first: the messages of claims name their classes.

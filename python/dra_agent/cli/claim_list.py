@@ -12,7 +12,7 @@ from dra_agent.cli.flags import chosen_namespace, in_namespace
 
 if TYPE_CHECKING:
     from dra_agent.cli.object_names import ObjectName
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.standalone.protocol import Client
 
 
@@ -57,7 +57,8 @@ def _list(args: argparse.Namespace, namespace: str | None) -> int:
 def _classes(args: argparse.Namespace) -> int:
     from dra_agent.cli.age import age
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
     from dra_agent.standalone.protocol import ListClasses
 
     with connect(args) as agent:
@@ -110,7 +111,7 @@ def _wait(args: argparse.Namespace) -> int:
     import time
 
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import progress
+    from dra_agent.cli.terminal import progress
     from dra_agent.standalone.protocol import Get
 
     end = time.monotonic() + args.timeout
@@ -129,7 +130,8 @@ def _show(args: argparse.Namespace, fetch: Any, *, alone: bool = False, empty: s
 
     `empty` is the message without any claim; none is printed for named claims that do not exist and are ignored.
     """
-    from dra_agent.cli.output import ID_FORMATS, Rows, emit, emit_ids
+    from dra_agent.cli.output import ID_FORMATS, emit, emit_ids
+    from dra_agent.cli.table import Rows
     from dra_agent.cli.watch import watch
 
     rows = Rows(

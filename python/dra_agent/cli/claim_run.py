@@ -123,7 +123,7 @@ def _one_claim(objects: Sequence[LoadedObject]) -> dict[str, Any]:
 def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], timeout_s: float) -> dict[str, Any]:
     """Create the claim and wait for it; raises UsageError if it exists, AgentError if it is not ready in time."""
     from dra_agent.cli.claim import explain_command
-    from dra_agent.cli.output import progress
+    from dra_agent.cli.terminal import progress
     from dra_agent.standalone.protocol import Apply, Get
 
     name = "/".join(key)

@@ -16,7 +16,7 @@ from dra_agent.cli.parser import examples
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.kube_client import ApiClient
 
 Item = dict[str, Any]
@@ -240,7 +240,7 @@ def _full_name(state_dir: Path, word: str) -> str:
 
 def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.standalone.protocol import ListClaims
 
     namespace = chosen_namespace(args)
@@ -288,7 +288,7 @@ def print_node(args: argparse.Namespace) -> int:
     """Print the claims of this node's ledger, with their state in the API server if one is configured."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import call_cluster, has_cluster
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.prepare.record import read
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str | None = None) -> int:
     """Print the claims that are allocated in a cluster; None is every namespace, and every node."""
     from dra_agent.cli.connection import call_cluster
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.kube_client import RESOURCE_CLAIMS
 
     async def listed(api: ApiClient) -> list[Object]:

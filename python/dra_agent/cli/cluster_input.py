@@ -52,7 +52,7 @@ def read_snapshot(
     from dra_agent.cli.connection import call_cluster, namespace_of
     from dra_agent.cli.explain_standalone import agent_without_cluster
     from dra_agent.cli.files import files_of
-    from dra_agent.cli.output import progress
+    from dra_agent.cli.terminal import progress
     from dra_agent.explain.snapshot import read
 
     if dump := dump_of(args):

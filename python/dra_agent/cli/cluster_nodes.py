@@ -24,7 +24,8 @@ class _Cluster(NamedTuple):
 
 def print_reclaims(args: argparse.Namespace, node: str | None) -> int:
     """Print the nodes with a notice or hint, or one node; exit code 0 also where there is none."""
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
 
     cluster = _read(args, node)
     slices = by_node(cluster.slices, lambda entry: entry["spec"].get("nodeName"))

@@ -59,7 +59,7 @@ def slices_of_cluster(args: argparse.Namespace, driver: str) -> tuple[str, list[
         PermanentError: The slices cannot be listed.
     """
     from dra_agent.cli.connection import call_cluster
-    from dra_agent.cli.output import progress
+    from dra_agent.cli.terminal import progress
 
     node = args.node or args.node_name
     if not node:

@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.agent_view import by_device, published
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
     from dra_agent.cli.shown_host import shown_host
+    from dra_agent.cli.terminal import progress
     from dra_agent.topology import scan
 
     shown = shown_host(args)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
     """Print the chosen devices, and each one again when its state, attributes or claims change."""
     from dra_agent.cli.agent_view import by_device, published
-    from dra_agent.cli.output import Rows
+    from dra_agent.cli.table import Rows
     from dra_agent.cli.watch import watch
     from dra_agent.topology import scan
 
@@ -159,7 +160,7 @@ def _state(device: Device, holders: list[str] | None) -> str:
 
 
 def _list(devices: list[Device], holders: DeviceHolders) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     if not devices:
         print("no devices that can be claimed")
@@ -204,7 +205,7 @@ def _print_problems(inventory: Inventory) -> None:
 
 
 def _show(device: Device, holders: list[str] | None, config: Config) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
     from dra_agent.inventory.model import pool_name
 
     rows: list[tuple[str, str, object]] = [

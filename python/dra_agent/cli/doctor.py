@@ -71,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
             "needs --record or --bundle", where="--with-identity", hint="add --record DIR or --bundle FILE"
         )
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
     from dra_agent.cli.shown_host import shown_host
+    from dra_agent.cli.terminal import progress
     from dra_agent.doctor import is_healthy, run_checks
 
     shown = shown_host(args)
@@ -94,7 +95,8 @@ def _record(args: argparse.Namespace) -> int:
 
     from dra_agent.agent.config import load_config
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.terminal import progress
     from dra_agent.doctor.record import record
 
     config = load_config(args)
@@ -188,7 +190,7 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Invento
 
 
 def _print(findings: list[Finding], *, show_all: bool) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
     from dra_agent.doctor import Severity
 
     order = [Severity.PROBLEM, Severity.WARNING, Severity.OK]

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.output import emit, progress, write_binary
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.terminal import progress, write_binary
     from dra_agent.doctor.bundle import Bundle, Redactor, require_new, write_archive
     from dra_agent.doctor.record.identity import Replacements
 
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_stdout(args: argparse.Namespace) -> None:
-    from dra_agent.cli.output import is_terminal
+    from dra_agent.cli.terminal import is_terminal
     from dra_agent.errors import UsageError
 
     if is_terminal():

@@ -225,7 +225,8 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
 
 def _print_devices(devices: list[dict[str, Any]], *, everything: bool) -> bool:
     """Print a row for each device, or for each reason; return True if names were left out."""
-    from dra_agent.cli.output import prints_names, table
+    from dra_agent.cli.output import prints_names
+    from dra_agent.cli.table import table
 
     rows = [_row(device) for device in devices]
     if everything or prints_names():

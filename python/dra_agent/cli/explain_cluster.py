@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dict[str, Any], *, is_pod: bool) -> int:
     """Print why a claim or pod waits; 0 where it is allocated or fits, 1 where it does not."""
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.terminal import progress
     from dra_agent.explain.pending import explain_claim, explain_pod
 
     explain_object = explain_pod if is_pod else explain_claim
@@ -108,7 +109,7 @@ def _pod(pod: dict[str, Any]) -> str:
 
 
 def _print_nodes(nodes: list[dict[str, Any]]) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     print()
     if len(nodes) <= MAX_SHOWN_NODES:
@@ -125,7 +126,7 @@ def _print_nodes(nodes: list[dict[str, Any]]) -> None:
 
 
 def _print_holders(holders: list[dict[str, Any]]) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     print("\nwho holds the devices that match:")
     table(

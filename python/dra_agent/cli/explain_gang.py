@@ -90,7 +90,8 @@ _TEMPLATED = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", WORKLO
 
 def run(args: argparse.Namespace, snapshot: Snapshot, gang: Gang) -> int:
     """Print the explanation; 0 if enough pods are placed, 1 if they are not."""
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.terminal import progress
 
     with progress("evaluating the pods"):
         result = explain_gang(snapshot, gang, node=args.node, deadline=args.timeout)
@@ -147,7 +148,7 @@ def _search(search: Object) -> str:
 
 
 def _print_admission(admission: Object) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     columns = ("pod_set", "resource", "flavor", "needed", "used", "nominal", "borrowable", "result")
     if admission["quotas"]:
@@ -166,7 +167,7 @@ def _print_admission(admission: Object) -> None:
 
 
 def _print_kinds(kinds: Iterable[Object]) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     listed = list(kinds)
     rows = [(kind["name"], kind["members"], kind["running"], kind["placed"], _counts(kind["nodes"])) for kind in listed]

@@ -14,8 +14,9 @@ from dra_agent.cli.capacity import run as capacity
 from dra_agent.cli.explain import DEADLINE_S
 from dra_agent.cli.flags import add_namespace_flags, add_timeout_flag, add_watch_flag
 from dra_agent.cli.main import exit_code
-from dra_agent.cli.output import add_output_flag, guarded
+from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import Parser, add_group_examples, examples
+from dra_agent.cli.terminal import guarded
 from dra_agent.cli.top import add_display_flags
 from dra_agent.cli.top_cluster import add_cluster_flags
 

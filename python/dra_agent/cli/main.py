@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dra_agent.cli.output import guarded
 from dra_agent.cli.parser import build_parser
+from dra_agent.cli.terminal import guarded
 from dra_agent.errors import AgentError
 
 SERVICES = ("run", "webhook")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dra_agent.cli import output
+from dra_agent.cli import terminal
 from dra_agent.cli.flags import seconds
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import add_group_examples, examples
@@ -155,7 +155,7 @@ def _watch(status: dict[str, Any], fetch_status: Callable[[], dict[str, Any]]) -
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = output.console(stderr=True)
+    console = terminal.console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -192,7 +192,7 @@ def _waits(kept: list[dict[str, Any]]) -> str:
 
 
 def _show(status: dict[str, Any]) -> None:
-    from dra_agent.cli.output import table
+    from dra_agent.cli.table import table
 
     print(_sentence(status))
     if status["claims"]:

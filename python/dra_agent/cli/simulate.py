@@ -357,7 +357,8 @@ def positive_number(text: str) -> int:
 
 
 def _list(output: str) -> int:
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
     from dra_agent.simulate import profiles
     from dra_agent.simulate.profiles import load_profile
 

@@ -7,8 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dra_agent.cli.flags import add_watch_flag
-from dra_agent.cli.output import Rows, add_output_flag, emit, progress
+from dra_agent.cli.output import add_output_flag, emit
 from dra_agent.cli.parser import examples
+from dra_agent.cli.table import Rows
+from dra_agent.cli.terminal import progress
 
 if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost

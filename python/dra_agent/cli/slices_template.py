@@ -117,7 +117,8 @@ def _annotations(slices: Sequence[Slice]) -> dict[str, Any]:
 
 def _compare(args: argparse.Namespace, template: Template) -> int:
     from dra_agent.cli.compared_node import slices_of_cluster, slices_of_file
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
+    from dra_agent.cli.table import table
 
     if not template.slices:
         raise UsageError("the template has no device", where="--compare")

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: float) -> int:
     """Print what `fetch` returns, once or until the command is interrupted; 1 if no node of a cluster responded."""
-    from dra_agent.cli.output import is_terminal
+    from dra_agent.cli.terminal import is_terminal
 
     live = not args.once and args.output == "table" and not prints_names() and is_terminal()
     if live:
@@ -132,7 +132,7 @@ def _refresh(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: f
     import sys
     import time
 
-    from dra_agent.cli.output import console
+    from dra_agent.cli.terminal import console
 
     screen = console()
     current = fetch()  # an error is printed where the user sees it afterwards

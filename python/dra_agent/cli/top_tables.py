@@ -78,7 +78,8 @@ def document_of(shown: Shown, *, sort: str, show: str) -> dict[str, Any]:
 
 def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None = None) -> None:
     """Print the chosen tables; `screen_rows` limits them to a screen of so many lines."""
-    from dra_agent.cli.output import prints_names, table
+    from dra_agent.cli.output import prints_names
+    from dra_agent.cli.table import table
     from dra_agent.printable import printable
 
     nodes, devices, claims = _choose(shown, sort, show)

@@ -46,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.output import emit
     from dra_agent.cli.shown_host import shown_host
+    from dra_agent.cli.terminal import progress
 
     shown = shown_host(args)
     pictured = args.svg is not None or args.output == "table"
@@ -122,7 +123,8 @@ def picture_title(config: Config) -> str:
 
 
 def _print_tree(topology: Topology, holders: Holders | None, names: PciIds | None) -> None:
-    from dra_agent.cli.output import console, is_terminal, is_wide
+    from dra_agent.cli.output import is_wide
+    from dra_agent.cli.terminal import console, is_terminal
     from dra_agent.topology import tree
 
     # A pipe has no width, and -o wide leaves out nothing: lines are not wrapped.

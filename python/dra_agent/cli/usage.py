@@ -21,8 +21,9 @@ def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.flags import chosen_namespace, in_namespace
-    from dra_agent.cli.output import emit, table
+    from dra_agent.cli.output import emit
     from dra_agent.cli.shown_host import shown_host
+    from dra_agent.cli.table import table
     from dra_agent.device_setup.shares.owners import ProcessOwners, held_shares
     from dra_agent.device_setup.shares.usage import UsageReader
     from dra_agent.inventory.collector import collect
