@@ -14,9 +14,9 @@ from dra_agent.agent.agent import MAX_WORKER_THREADS
 from dra_agent.agent.housekeeping import MAX_HUNG_REPAIRS
 from dra_agent.bounded_http import MAX_THREADS as MAX_HTTP_THREADS
 from dra_agent.inventory.nvidia.gpu_start import MAX_THREADS as MAX_START_THREADS
-from dra_agent.kube_client.name_lookup import MAX_LOOKUPS
 from dra_agent.kubelet_plugin.plugin import MAX_CALLS, MAX_OTHER_CALLS
 from dra_agent.kubelet_plugin.plugin import MAX_THREADS as MAX_CLAIM_THREADS
+from dra_agent.name_lookup import MAX_LOOKUPS
 from dra_agent.reclaim.notice_files import MAX_WRITERS
 from dra_agent.standalone.claim_workers import MAX_CONCURRENT_CLAIMS
 from dra_agent.telemetry.sampler import MAX_THREADS as MAX_TELEMETRY_THREADS
@@ -51,7 +51,8 @@ def test_the_memory_limit_is_above_the_limit_of_the_pod() -> None:
 
 def test_all_thread_pools_fit_in_the_limit_of_tasks() -> None:
     kubernetes = MAX_CALLS + MAX_OTHER_CALLS + MAX_CLAIM_THREADS + MAX_LOOKUPS
-    own = MAX_WORKER_THREADS + MAX_HUNG_REPAIRS + MAX_START_THREADS + MAX_WRITERS + MAX_TELEMETRY_THREADS
+    clients = MAX_LOOKUPS  # of the OTLP collector
+    own = clients + MAX_WORKER_THREADS + MAX_HUNG_REPAIRS + MAX_START_THREADS + MAX_WRITERS + MAX_TELEMETRY_THREADS
     servers = 2 * MAX_HTTP_THREADS  # metrics and probes
     mode = max(kubernetes, MAX_CONCURRENT_CLAIMS)
     assert mode + own + servers + OTHER_TASKS <= int(setting(UNIT, "TasksMax"))

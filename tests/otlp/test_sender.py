@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -59,6 +61,25 @@ def test_a_collector_is_reached_although_its_first_address_does_not_respond(
         resolve(monkeypatch, "collector.example", [silent, address_of((parts.hostname, parts.port))])
         sender("http://collector.example:4318").post(METRICS_PATH, b"", Deadline.of(DEADLINE_S))
     assert collector.paths == ["/v1/metrics"]
+
+
+def test_a_lookup_of_the_name_that_hangs_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, lookups = threading.Event(), []
+
+    def hang(*arguments: Any, **options: Any) -> Any:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not a number")
+        lookups.append(arguments)
+        answered.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    one = sender("http://collector.example:4318")
+    for _ in range(2):
+        error = failure(one, SHORT_S)
+        assert error.is_retryable and "no response within the timeout" in error.message
+    assert len(lookups) == 1, "a lookup that hangs is not started again"
+    answered.set()
 
 
 def test_a_large_request_arrives(collector: Collector) -> None:

@@ -19,6 +19,7 @@ from dra_agent.clock import wall_now
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, UsageError
 from dra_agent.memory_file import memory_file
+from dra_agent.name_lookup import NameLookup
 from dra_agent.otlp.endpoint import Endpoint
 from dra_agent.otlp.headers import read_headers
 from dra_agent.otlp.settings import OtlpSettings
@@ -56,6 +57,7 @@ class Sender:
     def __init__(self, endpoint: Endpoint, settings: OtlpSettings) -> None:
         self.endpoint = endpoint
         self._settings = settings
+        self._names = NameLookup()
         self._context: tuple[object, ssl.SSLContext] | None = None
 
     def check_files(self) -> None:
@@ -90,7 +92,7 @@ class Sender:
         headers = self._headers()
         tls = self._tls() if self.endpoint.is_tls else None
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_RESPONSE_BYTES)
-        with _connect(self.endpoint, deadline, tls) as channel:
+        with _connect(self.endpoint, self._names, deadline, tls) as channel:
             names = [
                 ("Host", self.endpoint.authority),
                 ("User-Agent", f"dra-agent/{__version__}"),
@@ -122,9 +124,9 @@ class Sender:
         return self._context[1]
 
 
-def _connect(endpoint: Endpoint, deadline: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
+def _connect(endpoint: Endpoint, names: NameLookup, deadline: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
     """Connect, with TLS where the endpoint has it. The timeout of a handshake is that of all of it (ssl.SSLSocket)."""
-    channel = connect(socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM), deadline)
+    channel = connect(names.addresses(endpoint.host, endpoint.port, deadline), deadline)
     try:
         _limit(channel, deadline)
         return channel if tls is None else tls.wrap_socket(channel, server_hostname=endpoint.host)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.deadline import Deadline
 from dra_agent.tcp_connect import Address
 
 MAX_LOOKUPS = 2
-"""Lookups that run at once. There is one server, and another one after a change of the kubeconfig."""
+"""Lookups of one client that run at once: of its server, and of another one after a change of the configuration."""
 
 
 class NameLookup:
@@ -24,18 +24,15 @@ class NameLookup:
         self._lock = threading.Lock()
         self._running: dict[tuple[str, int], Future[Sequence[Address]]] = {}
 
-    def addresses(self, host: str, port: int, deadline_s: float) -> Sequence[Address]:
-        """Return the addresses of a host; `deadline_s` is in seconds of `time.monotonic()`.
-
-        Raises OSError, and TimeoutError at the deadline.
-        """
+    def addresses(self, host: str, port: int, deadline: Deadline) -> Sequence[Address]:
+        """Return the addresses of a host. Raises OSError, and TimeoutError at the deadline."""
         with suppress(socket.gaierror):
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         with self._lock:
             lookup = self._running.get((host, port))
             if lookup is None:
                 lookup = self._running[host, port] = self._executor.submit(self._look_up, host, port)
-        return lookup.result(max(0.0, deadline_s - time.monotonic()))
+        return lookup.result(deadline.remaining())
 
     def _look_up(self, host: str, port: int) -> Sequence[Address]:
         try:
