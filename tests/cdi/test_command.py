@@ -91,6 +91,26 @@ def test_ids_of_a_vendors_spec_are_those_of_the_ledger(
     assert "set VENDOR=1" in capsys.readouterr().out
 
 
+def test_the_ledger_can_be_that_of_another_state_directory(
+    cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "state").mkdir()
+    (cdi / "vendor.json").write_text(json.dumps(VENDOR))
+    directories = ["--cdi-dir", str(cdi), "--state-dir", str(tmp_path / "state")]
+    assert main(["cdi", "show", "uid-1", *directories, "-o", "cdi"]) == 0
+    own = capsys.readouterr().out.strip()
+    record(tmp_path / "state", "gpu.example.com/gpu=a", own)
+    for words in (("list", "-o", "cdi"), ("show", "uid-1", "-o", "cdi")):
+        assert main(["cdi", *words, *directories]) == 0
+        assert capsys.readouterr().out.split() == ["gpu.example.com/gpu=a", own], words
+    assert main(["cdi", "try", "uid-1", *directories]) == 0
+    assert "set VENDOR=1" in capsys.readouterr().out
+    assert main(["cdi", "validate", *directories]) == 0
+    assert str(cdi / "vendor.json") in capsys.readouterr().out
+
+
 def test_ids_of_another_claim_in_the_ledger_are_not_used(
     cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,16 @@ def test_base_is_the_rendered_chart(helm: Path, tmp_path: Path) -> None:
             {path.name: path.read_text() for path in folder.iterdir()} for folder in (generated, committed)
         )
         assert after == before, "the chart has changed: `make manifests` rewrites the base"
+
+
+def test_the_documented_patch_removes_the_class_that_earlier_versions_refuse(kubectl: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/install/deploy.md").read_text()
+    (patch,) = re.findall(r"^```yaml\n(patches:\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shutil.copytree(BASE, tmp_path / "base")
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay/kustomization.yaml").write_text(f"resources: [../base]\n{patch}")
+    removed = set(map(key, kustomize(kubectl, BASE))) - set(map(key, kustomize(kubectl, tmp_path / "overlay")))
+    assert removed == {("resource.k8s.io/v1", "DeviceClass", "", "nvidia-share")}
 
 
 def test_chart_has_a_copy_of_the_example_classes() -> None:

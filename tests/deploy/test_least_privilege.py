@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.rendering import BASE, ROOT
+from deploy.rendering import BASE, ROOT, Render, only_object
 from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.kube_client import kinds
 
@@ -95,7 +95,10 @@ def used_permissions() -> set[Permission]:
 
 
 def granted_permissions() -> set[Permission]:
-    rules = role()["rules"]
+    return permissions_of(role()["rules"])
+
+
+def permissions_of(rules: list[dict[str, list[str]]]) -> set[Permission]:
     return {
         (group, resource, verb)
         for rule in rules
@@ -121,6 +124,34 @@ def test_chart_grants_exactly_the_used_permissions() -> None:
         "not granted": set(),
         "never used": set(),
     }
+
+
+PAGE = ROOT / "docs/reference/rbac.md"
+NOTHING_OPTIONAL = {"claimStatus": "off", "cordon": False, "nodeCondition": False}
+EVERYTHING = {"podEviction": "evict", "podNotices": True, "bindingConditions": True, "nodeLabels": "node"}
+
+
+def documented_permissions() -> list[tuple[str, set[Permission]]]:
+    """Return the rows of the page: under which values a rule exists, and its permissions."""
+    table = PAGE.read_text().partition("| API group |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[2:]]
+    return [
+        (
+            condition,
+            {(group if group != "core" else "", resource.partition(",")[0], verb.strip()) for verb in verbs.split(",")},
+        )
+        for group, resource, verbs, condition, reason in rows
+        if reason
+    ]
+
+
+def test_the_page_has_every_permission_and_when_it_is_granted(render: Render) -> None:
+    rows = documented_permissions()
+    always = set().union(*(found for condition, found in rows if condition == "always"))
+    assert always == permissions_of(only_object(render(NOTHING_OPTIONAL), "ClusterRole")["rules"])
+    assert set().union(*(found for _, found in rows)) == permissions_of(
+        only_object(render(EVERYTHING), "ClusterRole")["rules"]
+    )
 
 
 def test_no_rule_uses_wildcards() -> None:

@@ -170,6 +170,39 @@ def test_alerts_use_documented_metrics_and_are_documented() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+RUNBOOK = ROOT / "docs/how-to/operate/alerts.md"
+RUNBOOK_URL = "https://docs.example.com/how-to/operate/alerts.html"
+
+
+def runbook_urls(alerts: list[dict[str, Any]]) -> dict[str, str | None]:
+    return {alert["alert"]: alert["annotations"].get("runbook_url") for alert in alerts}
+
+
+def test_every_alert_has_a_section_of_the_runbook() -> None:
+    headings = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
+    assert sorted(headings) == sorted(rule["alert"] for rule in rules())
+
+
+def test_alerts_have_the_address_of_their_section_if_the_site_is_known(render: Render) -> None:
+    (values,) = re.findall(r"^```yaml\n(.*?)^```", RUNBOOK.read_text(), re.MULTILINE | re.DOTALL)
+    group = only_object(render(yaml.safe_load(values), api_versions=OPERATOR), "PrometheusRule")["spec"]["groups"][0]
+    expected = {rule["alert"]: f"{RUNBOOK_URL}#{rule['alert'].lower()}" for rule in rules()}
+    assert runbook_urls(group["rules"]) == expected
+    wrong = {"metrics": {"prometheusRule": {"create": True, "runbookUrl": f"{RUNBOOK_URL}#alerts"}}}
+    with pytest.raises(RefusedError, match="runbookUrl"):
+        render(wrong, api_versions=OPERATOR)
+
+
+def test_the_command_of_the_runbook_adds_the_addresses_to_the_file(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^awk .*?> alerts\.yaml$", RUNBOOK.read_text(), re.MULTILINE | re.DOTALL)
+    subprocess.run(["bash", "-c", command.replace("> alerts.yaml", f"> {tmp_path}/alerts.yaml")], cwd=ROOT, check=True)
+    (group,) = yaml.safe_load((tmp_path / "alerts.yaml").read_text())["groups"]
+    assert runbook_urls(group["rules"]) == {rule["alert"]: f"{RUNBOOK_URL}#{rule['alert'].lower()}" for rule in rules()}
+    plain = [{**one, "annotations": {**one["annotations"], "runbook_url": None}} for one in rules()]
+    added = [{**one, "annotations": {**one["annotations"], "runbook_url": None}} for one in group["rules"]]
+    assert plain == added, "nothing else changes"
+
+
 def test_every_alert_has_a_unit_test() -> None:
     text = ALERT_TESTS.read_text()
     for rule in rules():

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory", nargs="*", type=Path, help="lowest priority first; default: the directories that runtimes read"
     )
     for action in (listing, show, attempt, validate):
-        add_flags(action, ("cdi_dir", "driver_name"))
+        add_flags(action, ("state_dir", "cdi_dir", "driver_name"))
     for action in (listing, show, validate):
         add_output_flag(action, cdi=action is not validate)
     add_group_examples(parser)
