@@ -141,17 +141,20 @@ def test_a_later_change_replaces_one_that_was_not_saved(tmp_path: Path, disk: Fu
 
 
 def test_an_agent_that_is_replaced_does_not_write_its_state_later(tmp_path: Path, disk: FullDisk) -> None:
-    newest = True
+    # It is the newest for its first attempt only, which fails.
+    attempts = iter([True])
     reclaim = ReclaimService(
-        tmp_path, "b", [], is_newest=lambda: newest, retries=Backoff(first=0.01, longest=0.01, spread=0.0)
+        tmp_path,
+        "b",
+        [],
+        is_newest=lambda: next(attempts, False),
+        retries=Backoff(first=0.01, longest=0.01, spread=0.0),
     )
 
     async def scenario() -> None:
-        nonlocal newest
         await send(tmp_path, Start())
-        newest = False
-        disk.free()
         await eventually_async(lambda: not reclaim.unsaved)
+        disk.free()
 
     run_with(reclaim, tmp_path, scenario)
     assert not (tmp_path / "reclaim.json").exists()
