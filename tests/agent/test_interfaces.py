@@ -60,6 +60,7 @@ def prepared_claim(
     agent = start(*flags).ready()
     agent.wait_for("--net-devices is without effect")
     hardware = (state / "simulated/dgx-h100/sys/class/net" / interface_name / "address").read_text().strip()
+    ip("link", "delete", "dra-killed", check=False)  # of a run that was killed
     ip("link", "add", interface_name, "address", hardware, "type", "veth", "peer", "name", "dra-killed")
     try:
         for name in (interface_name, "dra-killed"):

@@ -87,7 +87,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
             },
             "serviceMonitor": {"create": True, "labels": {"a": "b"}, "interval": "30s"},
             "dashboards": {"create": True, "labels": {"dashboards": "gpu"}, "annotations": {"grafana_folder": "GPUs"}},
-            "prometheusRule": {"create": True, "labels": {"a": "b"}, "disabled": ["DraAgentFieldsDropped"]},
+            "prometheusRule": {
+                "create": True,
+                "labels": {"a": "b"},
+                "disabled": ["DraAgentFieldsDropped"],
+                "runbookUrl": "https://docs.example.com/alerts.html",
+            },
         },
         "networkPolicy": {
             "metricsFrom": [_PEER],
