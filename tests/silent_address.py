@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,6 +30,21 @@ def silent_address() -> Iterator[Address]:
 def address_of(place: tuple[Any, ...]) -> Address:
     """Return the address as getaddrinfo does."""
     return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place
+
+
+class HungLookup:
+    """Lookups of names that wait until `answered` is set, and then fail; those of numbers fail at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered = threading.Event()
+        self.calls: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(socket, "getaddrinfo", self._hang)
+
+    def _hang(self, *arguments: Any, **options: Any) -> Any:
+        if not options.get("flags", 0) & socket.AI_NUMERICHOST:
+            self.calls.append(arguments)
+            self.answered.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, name: str, addresses: Sequence[Address]) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
-from dra_agent.tcp_connect import Address
+from dra_agent.tcp_connect import Address, connect
 
 MAX_LOOKUPS = 2
 """Lookups of one client that run at once: of its server, and of another one after a change of the configuration."""
@@ -24,8 +24,11 @@ class NameLookup:
         self._lock = threading.Lock()
         self._running: dict[tuple[str, int], Future[Sequence[Address]]] = {}
 
-    def addresses(self, host: str, port: int, deadline: Deadline) -> Sequence[Address]:
-        """Return the addresses of a host. Raises OSError, and TimeoutError at the deadline."""
+    def connect(self, host: str, port: int, deadline: Deadline) -> socket.socket:
+        """Return a blocking socket that is connected to a host. Raises OSError, and TimeoutError at the deadline."""
+        return connect(self._addresses(host, port, deadline), deadline)
+
+    def _addresses(self, host: str, port: int, deadline: Deadline) -> Sequence[Address]:
         with suppress(socket.gaierror):
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         with self._lock:

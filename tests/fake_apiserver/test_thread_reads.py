@@ -32,6 +32,7 @@ from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.certificates import Authority
 from fake_apiserver.fake import FakeApi
 from fake_apiserver.test_credentials import replace, secure_config
+from silent_address import HungLookup
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -297,26 +298,17 @@ def test_a_surplus_response_is_not_that_of_the_next_request(tmp_path: Path) -> N
 
 
 def test_the_lookup_of_a_name_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered, lookups = threading.Event(), []
-
-    def hang(*arguments: Any, **options: Any) -> Any:
-        if options.get("flags", 0) & socket.AI_NUMERICHOST:
-            raise socket.gaierror
-        lookups.append(arguments)
-        answered.wait()
-        raise socket.gaierror
-
     path = kubeconfig_of("http://api.example.com:6443", tmp_path)
 
     async def main() -> None:
         async with connect(path) as api:
-            monkeypatch.setattr(socket, "getaddrinfo", hang)
+            lookup = HungLookup(monkeypatch)
             for _ in range(3):
                 with pytest.raises(UnavailableError, match=r"no response within 0\.05 s"):
                     read(api, timeout=0.05)
-            assert len(lookups) == 1, "a lookup that hangs is not started again"
-            answered.set()
-            await eventually_async(lambda: read(api) is None and len(lookups) > 1)
+            assert len(lookup.calls) == 1, "a lookup that hangs is not started again"
+            lookup.answered.set()
+            await eventually_async(lambda: read(api) is None and len(lookup.calls) > 1)
 
     asyncio.run(main())
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +21,7 @@ from dra_agent.otlp.sender import MAX_RESPONSE_BYTES, METRICS_PATH, Sender, Send
 from dra_agent.otlp.settings import OtlpSettings
 from eventually import DEADLINE_S
 from otlp.collector import Collector, Reply
-from silent_address import address_of, resolve, silent_address
+from silent_address import HungLookup, address_of, resolve, silent_address
 from webhook.keys import Secret
 
 SHORT_S = 0.2
@@ -64,22 +62,13 @@ def test_a_collector_is_reached_although_its_first_address_does_not_respond(
 
 
 def test_a_lookup_of_the_name_that_hangs_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered, lookups = threading.Event(), []
-
-    def hang(*arguments: Any, **options: Any) -> Any:
-        if options.get("flags", 0) & socket.AI_NUMERICHOST:
-            raise socket.gaierror(socket.EAI_NONAME, "not a number")
-        lookups.append(arguments)
-        answered.wait()
-        raise socket.gaierror(socket.EAI_NONAME, "no such name")
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    lookup = HungLookup(monkeypatch)
     one = sender("http://collector.example:4318")
     for _ in range(2):
         error = failure(one, SHORT_S)
         assert error.is_retryable and "no response within the timeout" in error.message
-    assert len(lookups) == 1, "a lookup that hangs is not started again"
-    answered.set()
+    assert len(lookup.calls) == 1, "a lookup that hangs is not started again"
+    lookup.answered.set()
 
 
 def test_a_large_request_arrives(collector: Collector) -> None:

@@ -26,7 +26,6 @@ from dra_agent.kube_client.credentials import Credentials, Identity
 from dra_agent.kube_client.ok_response import OkResponse, OtherFormError, Response
 from dra_agent.kube_client.proxy import Tunnel
 from dra_agent.name_lookup import NameLookup
-from dra_agent.tcp_connect import connect
 
 MAX_IDLE = 4
 """Connections that are kept for the next read."""
@@ -148,7 +147,7 @@ class _Connection:
         port = parts.port or (443 if identity.context else 80)
         proxy = access.proxy
         nearest = (host, port) if proxy is None else (proxy.host, proxy.port)
-        sock = connect(names.addresses(*nearest, Deadline(deadline_s)), Deadline(deadline_s))
+        sock = names.connect(*nearest, Deadline(deadline_s))
         try:
             sock.settimeout(max(_MIN_TIMEOUT_S, deadline_s - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -24,7 +24,6 @@ from dra_agent.otlp.endpoint import Endpoint
 from dra_agent.otlp.headers import read_headers
 from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.printable import printable
-from dra_agent.tcp_connect import connect
 
 METRICS_PATH, TRACES_PATH = "/v1/metrics", "/v1/traces"
 MAX_RESPONSE_BYTES = 64 << 10
@@ -126,7 +125,7 @@ class Sender:
 
 def _connect(endpoint: Endpoint, names: NameLookup, deadline: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
     """Connect, with TLS where the endpoint has it. The timeout of a handshake is that of all of it (ssl.SSLSocket)."""
-    channel = connect(names.addresses(endpoint.host, endpoint.port, deadline), deadline)
+    channel = names.connect(endpoint.host, endpoint.port, deadline)
     try:
         _limit(channel, deadline)
         return channel if tls is None else tls.wrap_socket(channel, server_hostname=endpoint.host)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dra_agent.api_object import Object, identity_of
 from dra_agent.deadline import Deadline
@@ -137,14 +137,7 @@ class ClaimAttempts:
         """Release the devices of a claim that can never be prepared, and keep the claim with the reason."""
         uid = claim["metadata"]["uid"]
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
-        self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
-        with self._lock:
-            kept = self._claims.read(self._claims.require(*identity_of(claim)))
-            _remove_allocation(kept)
-            kept["metadata"].setdefault("annotations", {})[FAILED] = why
-            self._claims.put([kept])
-            self._claims.waiting.released()
-            self._succeeded(uid)
+        self._store_without_devices(claim, {FAILED: why})
 
     def _release_now(self, known: Known) -> None:
         self._preparer.unprepare(known.uid, Deadline.of(CALL_TIMEOUT_S))
@@ -154,19 +147,21 @@ class ClaimAttempts:
         log.info("claim released", extra={"claim": known.uid})
 
     def _deallocate_now(self, claim: Object) -> None:
+        self._store_without_devices(claim, {})
+        log.info("claim released, it waits again", extra={"claim": claim["metadata"]["uid"]})
+
+    def _store_without_devices(self, claim: Object, annotations: Mapping[str, str]) -> None:
+        """Release the devices of a claim, and store it with these annotations in place of its allocation."""
         uid = claim["metadata"]["uid"]
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             # An unprepared claim that is still allocated is prepared or released again; the other order could lose it.
             self.prepared.pop(uid, None)
             kept = self._claims.read(self._claims.require(*identity_of(claim)))
-            _remove_allocation(kept)
+            kept.pop("status", None)
+            kept["metadata"].get("annotations", {}).pop(PREPARED, None)
+            if annotations:
+                kept["metadata"].setdefault("annotations", {}).update(annotations)
             self._claims.put([kept])
             self._claims.waiting.released()
             self._succeeded(uid)
-        log.info("claim released, it waits again", extra={"claim": uid})
-
-
-def _remove_allocation(claim: Object) -> None:
-    claim.pop("status", None)
-    claim["metadata"].get("annotations", {}).pop(PREPARED, None)
