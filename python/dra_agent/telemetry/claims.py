@@ -1,7 +1,7 @@
 """Finds the one claim whose work a device's values show.
 
 A value belongs to a claim only if no other claim can cause a part of it: never a number that is not the claim's
-(docs/adr/0055-telemetry-of-a-claim-is-its-own-or-absent.md).
+(docs/adr/0055-no-estimated-telemetry-per-claim.md).
 """
 
 from __future__ import annotations
