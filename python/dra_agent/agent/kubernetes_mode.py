@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter
@@ -14,6 +14,7 @@ from dra_agent.agent.feature_file import FeatureFile
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
 from dra_agent.agent.node_labels import NodeLabels
+from dra_agent.agent.preparer_stack import KubernetesStack, continuing_spans
 from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import Inventory
@@ -23,19 +24,16 @@ from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.registration import RegistrationStatus
 from dra_agent.kubelet_plugin.sockets import socket_paths
-from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
-from dra_agent.prepare import ClaimPreparer, Preparer
-from dra_agent.prepare.ahead import AheadPreparer, prepared_ahead
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ahead import prepared_ahead
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.claim_pods import PodClient
-from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
-from dra_agent.status import ReportingPreparer
-from dra_agent.status.orphaned_claims import HolderCheckingPreparer, OrphanedClaims
+from dra_agent.status.orphaned_claims import OrphanedClaims
 from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
@@ -154,11 +152,20 @@ class KubernetesMode:
             claim_pods=self._claim_pods,
             active=self._leadership.is_leader,
         )
-        checks = _RequestChecks(self._liveness, reclaim, ledger, drain, claims)
+        stack = KubernetesStack(
+            monitor=self._liveness,
+            metrics=self._metrics,
+            reclaim=reclaim,
+            ledger=ledger,
+            drain=drain,
+            orphaned=claims,
+            status=self._reporting.status,
+            events=self._reporting.events,
+        )
         inventory = self._conflict_filter.inventory
         # An earlier run, with other rules, may have left claims that the kubelet never requested.
         if self._config.inventory.prepare_ahead or prepared_ahead(ledger):
-            self._binding = self._bind_after_prepare(preparer, hardware, ledger, checks)
+            self._binding = self._bind_after_prepare(preparer, hardware, ledger, stack)
             inventory = self._binding.inventory(inventory)
         self._publisher = Publisher(
             api,
@@ -182,10 +189,9 @@ class KubernetesMode:
             from dra_agent.reclaim.pod_notices import PodNotices
 
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
-        checked = checks.apply(preparer, self._metrics)
-        stacked = ReportingPreparer(checked, self._reporting.status, self._reporting.events)
-        self._plugin.serve(stacked, hardware.published_health)
-        claims.start(stacked.unprepare)
+        requested = stack.requested(preparer)
+        self._plugin.serve(continuing_spans(requested, self._plugin.span_of), hardware.published_health)
+        claims.start(requested.unprepare)
         await self._listen_to_operators(claims)
         self._labels = self._start_labels(api, hardware)
         await drain.start(self._publisher)
@@ -194,7 +200,7 @@ class KubernetesMode:
             self._binding.start(follows_pods=bool(self._config.inventory.prepare_ahead))
 
     def _bind_after_prepare(
-        self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger, checks: _RequestChecks
+        self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger, stack: KubernetesStack
     ) -> BindingService:
         """Return the service for claims whose pods wait until they are prepared."""
         # Only here: no other configuration needs the modules.
@@ -207,7 +213,7 @@ class KubernetesMode:
         return BindingService(
             self._api.result(),
             ledger,
-            checks.apply(AheadPreparer(preparer)),
+            stack.ahead(preparer),
             preparer.check,
             self._setup_taints,
             self._reporting.events,
@@ -358,22 +364,6 @@ class KubernetesMode:
         if leads:
             self._published_devices_changed()
             self._check_labels()
-
-
-class _RequestChecks(NamedTuple):
-    """What applies to every request to prepare or release a claim, of the kubelet and of the agent itself."""
-
-    liveness: LivenessMonitor
-    reclaim: ReclaimService
-    ledger: JournalLedger
-    drain: NodeDrain
-    claims: OrphanedClaims
-
-    def apply(self, preparer: ClaimPreparer, metrics: Metrics | None = None) -> ClaimPreparer:
-        """Return `preparer` with these decorators, from the inside out; `metrics`: those of the kubelet's requests."""
-        measured = InstrumentedPreparer(preparer, self.liveness, metrics)
-        gated = GatedPreparer(measured, self.reclaim, self.ledger, self.drain)
-        return HolderCheckingPreparer(gated, self.claims)
 
 
 class _Claims:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dra_agent.agent import preparer_stack
 from dra_agent.agent.config import Config
 from dra_agent.agent.config_file import validation_messages
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.reload import Reload
 from dra_agent.conflicts import delete
-from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
@@ -74,7 +74,7 @@ class StandaloneMode:
             node=config.node,
             driver=config.driver_name,
             devices=hardware,
-            preparer=self._instrumented(preparer),
+            preparer=preparer_stack.standalone(preparer, self._liveness, self._metrics, self._tracer),
             allocator=ClusterAllocator(),
             validate=validation_messages,
         )
@@ -87,14 +87,6 @@ class StandaloneMode:
         await self._drain.prepare()
         await self._service.start()
         self._drain.start()
-
-    def _instrumented(self, preparer: ClaimPreparer) -> ClaimPreparer:
-        measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
-        if self._tracer is None:
-            return measured
-        from dra_agent.otlp.preparer import TracedPreparer
-
-        return TracedPreparer(measured, self._tracer)
 
     def devices_changed(self) -> None:
         """Have waiting claims tried again."""

@@ -24,7 +24,7 @@ from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_aba
 from dra_agent.prepare import ClaimPreparer
 
 if TYPE_CHECKING:
-    from dra_agent.otlp.spans import Tracer
+    from dra_agent.otlp.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,14 @@ class KubeletPlugin:
     def in_flight(self) -> list[str]:
         """Return the work in progress."""
         return self._executor.in_flight
+
+    @property
+    def span_of(self) -> Callable[[str], Span | None] | None:
+        """Returns by a claim's uid the span of the call that works on it on another thread; None: without spans.
+
+        The preparer that `serve` gets continues these spans: `otlp.preparer.ResumingPreparer`.
+        """
+        return self._service.span_of
 
     async def open(self) -> None:
         """Listen and register; retry on failures."""

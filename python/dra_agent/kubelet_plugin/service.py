@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from dra_agent.prepare import ClaimPreparer
 
 if TYPE_CHECKING:
     from dra_agent.kubelet_plugin.traced import CallTracing
-    from dra_agent.otlp.spans import Tracer
+    from dra_agent.otlp.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,12 @@ class DraService:
 
     def set_preparer(self, preparer: ClaimPreparer) -> None:
         """Start to prepare: earlier calls wait for this."""
-        self._preparer.set(preparer if self._tracing is None else self._tracing.preparer(preparer))
+        self._preparer.set(preparer)
+
+    @property
+    def span_of(self) -> Callable[[str], Span | None] | None:
+        """Returns by a claim's uid the span of the call that works on it on another thread; None: without spans."""
+        return None if self._tracing is None else self._tracing.claims.get
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for a gRPC server."""

@@ -14,9 +14,8 @@ from dra_agent.kubelet_plugin.handlers import Context
 from dra_agent.kubelet_plugin.late_response import AnsweredError
 from dra_agent.kubelet_plugin.operations import Operation, Result
 from dra_agent.otlp import trace_context
-from dra_agent.otlp.preparer import ResumingPreparer, describe_devices
+from dra_agent.otlp.preparer import describe_devices
 from dra_agent.otlp.spans import Span, Tracer, current, error_class
-from dra_agent.prepare import ClaimPreparer
 
 _NAMES = {"preparing": "prepare", "unpreparing": "unprepare"}
 
@@ -32,10 +31,6 @@ class CallTracing:
     def operation(self, operation: Operation) -> Operation:
         """Return the operation with a span for each claim."""
         return _TracedOperation(operation, self)
-
-    def preparer(self, preparer: ClaimPreparer) -> ClaimPreparer:
-        """Return the preparer that continues the spans of claims on its threads."""
-        return ResumingPreparer(preparer, self.claims.get)
 
     def handler(
         self, handle: Callable[[Any, Context], Any], service: str, method: str

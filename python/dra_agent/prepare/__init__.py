@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dra_agent import msgspec_warmup
+from dra_agent.prepare.claim_preparer import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.preparer import ClaimPreparer, Preparer
+from dra_agent.prepare.preparer import Preparer
 from dra_agent.prepare.recovery import RecoveryReport
 
 __all__ = ["ClaimPreparer", "JournalLedger", "Preparer", "RecoveryReport"]

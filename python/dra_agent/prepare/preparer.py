@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -70,22 +70,6 @@ OWNER_TIMEOUT_S = 1.0
 
 PhaseObserver = Callable[[str, float], None]
 """Called with a phase (lock, ledger, setup, cdi, undo, release) and its seconds, on the thread that prepares."""
-
-
-class ClaimPreparer(Protocol):
-    """Makes an allocated claim ready for containers, and undoes it. Called on several threads.
-
-    Implemented by `Preparer` and by its decorators: for metrics, node reclaim, deleted claims and reports. The agent's
-    modes stack them. Both methods raise AgentError, at the deadline RetryableError.
-    """
-
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
-        """Prepare a claim (the API's JSON), or check and repair a prepared one; returns its devices with CDI ids."""
-        ...
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim; an unknown one is not an error."""
-        ...
 
 
 class Preparer:

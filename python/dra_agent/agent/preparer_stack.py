@@ -1,0 +1,93 @@
+"""The decorators around `prepare.Preparer`: the one place that stacks them, from the inside out.
+
+Each line states why the decorator is where it is. The decorators know only the protocol
+`prepare.claim_preparer.ClaimPreparer`; the modes give them what they need, and serve the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dra_agent.metrics.instrumented_preparer import CallMonitor, InstrumentedPreparer
+from dra_agent.prepare import ClaimPreparer, Preparer
+
+if TYPE_CHECKING:
+    from dra_agent.metrics.registry import Metrics
+    from dra_agent.otlp.spans import Span, Tracer
+    from dra_agent.prepare.ledger import JournalLedger
+    from dra_agent.reclaim.kubernetes import NodeDrain
+    from dra_agent.reclaim.service import ReclaimService
+    from dra_agent.status import ClaimStatusWriter, EventRecorder
+    from dra_agent.status.orphaned_claims import OrphanedClaims
+
+# A mode imports only its own decorators: standalone mode loads no modules of Kubernetes, and nothing loads spans that
+# are not recorded.
+
+
+def standalone(
+    preparer: ClaimPreparer, monitor: CallMonitor, metrics: Metrics | None, tracer: Tracer | None
+) -> ClaimPreparer:
+    """Return the preparer of standalone mode; `tracer`: None: claims have no spans."""
+    # Next to the preparer: what is counted and monitored is its work alone.
+    preparer = InstrumentedPreparer(preparer, monitor, metrics)
+    if tracer is not None:
+        from dra_agent.otlp.preparer import TracedPreparer
+
+        # Around everything: a span covers all that the claim waits for.
+        preparer = TracedPreparer(preparer, tracer)
+    return preparer
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesStack:
+    """The decorators of Kubernetes mode, with what they use."""
+
+    monitor: CallMonitor
+    metrics: Metrics | None
+    """Metrics of the kubelet's requests; None: nothing is counted."""
+    reclaim: ReclaimService
+    ledger: JournalLedger
+    drain: NodeDrain
+    orphaned: OrphanedClaims
+    status: ClaimStatusWriter | None
+    events: EventRecorder | None
+
+    def requested(self, preparer: Preparer) -> ClaimPreparer:
+        """Return the preparer of claims that the kubelet requested; the agent releases deleted ones through it."""
+        from dra_agent.status import ReportingPreparer
+
+        # Around all checks: an error of each of them becomes an Event.
+        return ReportingPreparer(self._checked(preparer, self.metrics), self.status, self.events)
+
+    def ahead(self, preparer: Preparer) -> ClaimPreparer:
+        """Return the preparer of claims whose pods wait until they are prepared; no request of the kubelet is counted.
+
+        It does not report: the conditions of the claim state the result.
+        """
+        from dra_agent.prepare.ahead import AheadPreparer
+
+        # Next to the preparer: it chooses the operation, to which all checks apply as to the kubelet's requests.
+        return self._checked(AheadPreparer(preparer), None)
+
+    def _checked(self, preparer: ClaimPreparer, metrics: Metrics | None) -> ClaimPreparer:
+        from dra_agent.reclaim.gated_preparer import GatedPreparer
+        from dra_agent.status.orphaned_claims import HolderCheckingPreparer
+
+        # Inside of the gate: a claim that a reclaim refuses is not a request that was worked on.
+        preparer = InstrumentedPreparer(preparer, self.monitor, metrics)
+        # Before any work: a pod that starts now would be killed with the node.
+        preparer = GatedPreparer(preparer, self.reclaim, self.ledger, self.drain)
+        # Around both: the error about a holder leaves with the hint how to release it.
+        return HolderCheckingPreparer(preparer, self.orphaned)
+
+
+def continuing_spans(preparer: ClaimPreparer, span_of: Callable[[str], Span | None] | None) -> ClaimPreparer:
+    """Return the preparer for the kubelet's calls; `span_of` returns a call's span by claim, None: there are none."""
+    if span_of is None:
+        return preparer
+    from dra_agent.otlp.preparer import ResumingPreparer
+
+    # Around everything: all phases of the claim belong to the span of its call, on every thread.
+    return ResumingPreparer(preparer, span_of)
