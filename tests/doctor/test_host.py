@@ -16,7 +16,6 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.simulate import inject
-from dra_agent.simulate.inject import unplug
 from dra_agent.simulate.nvml import Access, Condition
 from dra_agent.topology import Link, PciFunction, Sriov
 from eventually import DEADLINE_S
@@ -107,7 +106,7 @@ def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host,
 
 
 def test_an_unplugged_gpu_leaves_the_others_well(scanned: Scanned, host: Host, findings: Findings) -> None:
-    unplug(host.sysfs.parent, gpu(scanned()).pci_address)
+    inject.unplug(host.sysfs.parent, gpu(scanned()).pci_address)
     assert is_healthy(run_checks(scanned())), findings(scanned())
 
 

@@ -90,7 +90,7 @@ def test_a_gpu_stays_tainted_for_as_long_as_the_driver_requests_a_recovery(
 
 def test_an_event_of_the_recovery_action_alone_is_enough(hardware: DeviceState, root: Path) -> None:
     uuid = nvml.read(root / "lib").devices[0].uuid
-    inject._set_condition(root, uuid, None, recovery_action=1)
+    inject.load(root, uuid, recovery_action=1)
     inject.event(root, "0", inject.RECOVERY_EVENT)
     assert hardware.poll_events()
     assert causes(hardware) == ["reset-required"]
@@ -98,7 +98,7 @@ def test_an_event_of_the_recovery_action_alone_is_enough(hardware: DeviceState, 
 
 def test_an_event_that_the_refresh_after_a_uevent_takes_is_enough(hardware: DeviceState, root: Path) -> None:
     uuid = nvml.read(root / "lib").devices[0].uuid
-    inject._set_condition(root, uuid, None, recovery_action=1)
+    inject.load(root, uuid, recovery_action=1)
     inject.event(root, "0", inject.RECOVERY_EVENT)
     assert hardware.refresh([event_of_a_nic(hardware)], rescan=False, everything=False)
     assert causes(hardware) == ["reset-required"]

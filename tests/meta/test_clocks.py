@@ -24,7 +24,7 @@ WALL_TIME = {
     "otlp/spans.py": "moments that are exported as spans",
     "otlp/exporter.py": "a moment that is exported as a metric",
     "doctor/endpoint.py": "certificates expire at a moment of the wall clock",
-    "simulate/inject.py": "another process, which has only this clock in common, plays a schedule",
+    "simulate/inject/usage.py": "another process, which has only this clock in common, plays a schedule",
     "webhook/clients.py": "certificates expire at a moment of the wall clock",
     "status/claim_status.py": "lastTransitionTime of a condition",
     "doctor/bundle/collector.py": "a moment that people are shown",
