@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from cluster.kube import image
+from cluster.kube import example_pods
 from cluster.kube.agent import Agent
-from cluster.kube.api import JOBS, NAMESPACES, PODS, ApiStatusError, Object
+from cluster.kube.api import JOBS, NAMESPACES, PODS, ApiStatusError
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace
 
@@ -30,7 +28,6 @@ minimum = "1Gi"
 step = "1Gi"
 default = "8Gi"
 """
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pods"
 
 Agents = dict[str, Agent]
 Apply = Callable[[str], None]
@@ -42,23 +39,13 @@ def apply(cluster: Cluster, namespace: Namespace) -> Iterator[Apply]:
     applied: list[str] = []
 
     def run(name: str) -> None:
-        objects = [value for value in yaml.safe_load_all((EXAMPLES / name).read_text()) if value]
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [with_local_image(one) for one in objects]})
+        text = example_pods.manifest(name)
         applied.append(text)
         cluster.kubectl("apply", "-n", namespace.name, "--validate=strict", "-f", "-", input=text)
 
     yield run
     for text in applied:
         cluster.kubectl("delete", "-n", namespace.name, "--wait=false", "--ignore-not-found", "-f", "-", input=text)
-
-
-def with_local_image(value: Object) -> Object:
-    """Return the object with the image that the nodes have instead of each public one."""
-    spec = value["spec"]["template"]["spec"] if "template" in value["spec"] else value["spec"]
-    for container in spec.get("containers", []):
-        assert container["image"] == "busybox:1.37"
-        container |= {"image": image.NAME, "imagePullPolicy": "Never"}
-    return value
 
 
 def devices_of(namespace: Namespace, pod: str, pod_claim: str = "gpu") -> list[str]:
@@ -73,8 +60,9 @@ def pods_of(namespace: Namespace, app: str, count: int) -> list[str]:
 
 
 def test_every_example_has_a_test() -> None:
-    named = Path(__file__).read_text()
-    assert [path.name for path in sorted(EXAMPLES.iterdir()) if f'"{path.name}"' not in named] == []
+    named = "".join(path.read_text() for path in Path(__file__).parent.glob("test_example_pods*.py"))
+    names = [path.name for path in sorted(example_pods.EXAMPLES.iterdir())]
+    assert [name for name in names if f'"{name}"' not in named] == []
 
 
 def test_pod(agents: Agents, namespace: Namespace, apply: Apply) -> None:
@@ -120,16 +108,6 @@ def test_shared_claim(agents: Agents, namespace: Namespace, apply: Apply) -> Non
     namespace.running("notebook", "profiler")
     environments = [namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in ("notebook", "profiler")]
     assert environments[0] == environments[1]
-
-
-def test_two_gpus_and_a_nic(agents: Agents, namespace: Namespace, apply: Apply) -> None:
-    apply("two-gpus-and-a-nic.yaml")
-    namespace.running("two-gpus-and-a-nic")
-    results = namespace.results("two-gpus-and-a-nic")
-    assert sorted(result["request"] for result in results) == ["gpus", "gpus", "nic"]
-    gpus = namespace.environment("two-gpus-and-a-nic", "training")["DRA_AGENT_REQUEST_GPUS"]
-    assert len(gpus.split(",")) == 2
-    assert "DRA_AGENT_REQUEST_GPUS" not in namespace.environment("two-gpus-and-a-nic", "transport")
 
 
 def test_mig(agents: Agents, namespace: Namespace, apply: Apply) -> None:

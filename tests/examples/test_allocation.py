@@ -117,6 +117,24 @@ def test_devices_with_a_locality_constraint_are_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "fits"),
+    [
+        pytest.param("hgx-h200", True, id="two GPUs per switch"),
+        pytest.param("dgx-h100", False, id="one GPU per switch"),
+    ],
+)
+def test_two_gpus_and_a_nic_of_the_pod_are_below_one_switch(profile: str, *, fits: bool, tmp_path: Path) -> None:
+    claim = next(
+        loaded.value
+        for loaded in load_manifests(EXAMPLES / "pods/two-gpus-and-a-nic.yaml", strict=False)
+        if loaded.kind == "ResourceClaim"
+    )
+    found = allocated_devices(claim, published(profile, tmp_path))
+    assert {request: len(devices) for request, devices in found.items()} == ({"gpus": 2, "nic": 1} if fits else {})
+    assert len({value(device, "pcieSwitch") for devices in found.values() for device in devices}) == int(fits)
+
+
+@pytest.mark.parametrize(
     ("profile", "counts"),
     [
         pytest.param("mi210", {4: 2, 5: 0, 2: 4}, id="two hives of four"),
