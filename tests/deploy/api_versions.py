@@ -106,10 +106,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "serviceAccount": {"name": "x", "annotations": {"a": "b"}},
         "criticalPodsQuota": {"create": True, "pods": 7},
         "deviceClasses": {
-            "enabled": ["gpu", "mig"],
+            "enabled": ["gpu", "mig", "nvidia-gpu"],
             "prefix": "x-",
             "labels": {"a": "b"},
-            "extendedResourceNames": {"gpu": "example.com/gpu"},
+            "extendedResourceNames": {"gpu": "example.com/gpu", "nvidia-gpu": "nvidia.com/gpu"},
         },
         "webhook": {
             "enabled": True,

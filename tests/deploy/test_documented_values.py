@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from deploy.rendering import ROOT, Render, container, only_object
+from deploy.rendering import ROOT, Render, container, objects_by_name, only_object
 from dra_agent import _native
 from dra_agent.manifests import parse_objects
 
@@ -78,10 +79,13 @@ def test_the_objects_of_a_service_are_rendered_by_the_command_of_the_page(helm: 
     ],
 )
 def test_the_class_of_an_extended_resource_selects_its_vendor(
-    driver: str, attributes: dict[str, str], *, selected: bool
+    driver: str, attributes: dict[str, str], *, selected: bool, render: Render
 ) -> None:
-    (text,) = blocks("install/migrate.md", "extendedResourceName")
-    (loaded,) = parse_objects(text, "migrate.md")
+    page = (PAGES / "install/migrate.md").read_text()
+    (names,) = re.findall(r"--set-json 'deviceClasses\.extendedResourceNames=(\{.*\})'", page)
+    ((name, resource),) = json.loads(names).items()
+    rendered = objects_by_name(render({"deviceClasses": {"extendedResourceNames": {name: resource}}}), "DeviceClass")
+    (loaded,) = parse_objects(yaml.safe_dump(rendered[name]), "deviceclasses.yaml")
     assert loaded.value["spec"]["extendedResourceName"] == "nvidia.com/gpu"
     (selector,) = loaded.value["spec"]["selectors"]
     device = {"name": "d", "attributes": {name: {"string": value} for name, value in attributes.items()}}

@@ -48,7 +48,7 @@ def test_every_example_is_valid_and_uses_existing_classes() -> None:
     objects = every_object()
     classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
     claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
-    assert len(classes) == 14
+    assert len(classes) == 15
     assert len(claims) == 19
     for claim in claims:
         for request in claim.value["spec"]["devices"]["requests"]:
@@ -81,21 +81,43 @@ def test_no_class_selects_a_device_of_another_driver() -> None:
         (
             "23034Mi",
             "8.9.0",
-            {"nvidia-high-memory", "inference", "development", "gpu", "gpu-with-notice", "interactive"},
+            {"nvidia-high-memory", "inference", "development", "gpu", "nvidia-gpu", "gpu-with-notice", "interactive"},
         ),
-        ("40Gi", "8.0.0", {"nvidia-high-memory", "inference", "development", "gpu", "gpu-with-notice", "interactive"}),
+        (
+            "40Gi",
+            "8.0.0",
+            {"nvidia-high-memory", "inference", "development", "gpu", "nvidia-gpu", "gpu-with-notice", "interactive"},
+        ),
         (
             "46068Mi",
             "8.9.0",
-            {"nvidia-high-memory", "research", "inference", "development", "gpu", "gpu-with-notice", "interactive"},
+            {
+                "nvidia-high-memory",
+                "research",
+                "inference",
+                "development",
+                "gpu",
+                "nvidia-gpu",
+                "gpu-with-notice",
+                "interactive",
+            },
         ),
-        ("15360Mi", "7.5.0", {"inference", "development", "gpu", "gpu-with-notice", "interactive"}),
+        ("15360Mi", "7.5.0", {"inference", "development", "gpu", "nvidia-gpu", "gpu-with-notice", "interactive"}),
         (
             "81559Mi",
             "9.0.0",
-            {"nvidia-high-memory", "research", "inference", "development", "gpu", "gpu-with-notice", "interactive"},
+            {
+                "nvidia-high-memory",
+                "research",
+                "inference",
+                "development",
+                "gpu",
+                "nvidia-gpu",
+                "gpu-with-notice",
+                "interactive",
+            },
         ),
-        ("8192Mi", "6.1.0", {"development", "gpu", "gpu-with-notice", "interactive"}),
+        ("8192Mi", "6.1.0", {"development", "gpu", "nvidia-gpu", "gpu-with-notice", "interactive"}),
     ],
 )
 def test_classes_select_the_expected_nvidia_gpus(memory: str, capability: str, classes: set[str]) -> None:
