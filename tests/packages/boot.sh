@@ -10,6 +10,8 @@ mkdir /mnt/upper /mnt/work /mnt/root
 mount -t overlay overlay -o "lowerdir=$lower,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
 root=/mnt/root
 mkdir -p $root/packages $root/host
+# There is no network, for which this service would wait two minutes.
+ln -sf /dev/null $root/etc/systemd/system/systemd-networkd-wait-online.service
 mount --bind "$shared" $root/packages
 mount -t proc proc $root/proc
 mount -t sysfs -o ro sysfs $root/sys
