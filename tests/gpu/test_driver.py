@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.cdi.edits.nvidia import NvidiaGpu
-from dra_agent.cdi.edits.toolkit import ToolkitCommand
+from dra_agent.cdi.edits.nvidia_toolkit import ToolkitCommand
 from dra_agent.doctor.record.tools import find_tool
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity

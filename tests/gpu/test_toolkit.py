@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.cdi.edits.nvidia import NvidiaGpu
-from dra_agent.cdi.edits.toolkit import ToolkitCommand
+from dra_agent.cdi.edits.nvidia_toolkit import ToolkitCommand
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device

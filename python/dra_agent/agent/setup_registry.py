@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,9 +145,9 @@ def vendor_setups(
 def vendor_edits(host: Host) -> EditProviders:
     """Return the edits of containers of every vendor, with the tools that the host has."""
     from dra_agent.cdi.edits import EditProviders
-    from dra_agent.cdi.edits.registry import find_nvidia_ctk
+    from dra_agent.cdi.edits.registry import host_program
 
-    return EditProviders(host, ctk=find_nvidia_ctk(host))
+    return EditProviders(host, find_program=partial(host_program, host))
 
 
 def daemon_checks(setups: Iterable[DeviceSetup]) -> list[Callable[[], dict[str, str]]]:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
+from dra_agent.doctor.vendor_driver import UNKNOWN, driver_of
 from dra_agent.inventory.backend import backend_of, is_usable
 from dra_agent.inventory.model import Device, DeviceNode
-from dra_agent.topology import PciFunction, Topology
+from dra_agent.inventory.vendors import GPU_VENDORS
+from dra_agent.topology import Topology
 
 _LOG = "check the kernel log (dmesg)"
 _CURES = {
@@ -20,7 +22,6 @@ _CURES = {
     "row-remap-failed": "have the GPU replaced",
     "link-down": "check cable, transceiver and switch port",
 }
-NVIDIA = "0x10de"
 VFIO = "vfio-pci"
 
 
@@ -51,29 +52,21 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
 
 
 def _drivers(topology: Topology, context: CheckContext) -> Iterator[Finding]:
-    nvidia = False
+    drivers = {vendor_id: driver_of(vendor.name) for vendor_id, vendor in GPU_VENDORS.items()}
     for device in topology.devices:
-        if device.vendor_id == NVIDIA and device.driver == "nouveau":
-            yield problem(
-                "nouveau drives the GPU, which CUDA cannot use",
-                device.pci_address,
-                "blacklist nouveau and install NVIDIA's driver",
-            )
+        driver = drivers.get(device.vendor_id, UNKNOWN)
+        unusable = next((one for one in driver.unusable if one.driver == device.driver), None)
+        if unusable is not None:
+            yield problem(unusable.message, device.pci_address, unusable.hint)
         elif backend_of(device) is not None and not is_usable(device) and device.physfn is None:
-            yield warning("no driver is bound to it", device.pci_address, _driver_todo(device))
-        nvidia = nvidia or device.driver == "nvidia"
-    if nvidia and not (context.host.proc / "driver/nvidia/version").exists():
-        yield warning(
-            "the driver has GPUs but no version in procfs",
-            str(context.host.proc / "driver/nvidia/version"),
-            "reload the nvidia module",
-        )
-
-
-def _driver_todo(device: PciFunction) -> str:
-    known = {NVIDIA: "NVIDIA's driver", "0x1002": "the amdgpu driver", "0x8086": "the i915 or xe driver"}
-    name = known.get(device.vendor_id, "its vendor's driver")
-    return f"install or load {name}, or leave it alone if it is not meant to be used"
+            hint = f"install or load {driver.name}, or leave it alone if it is not meant to be used"
+            yield warning("no driver is bound to it", device.pci_address, hint)
+    bound = {device.driver for device in topology.devices}
+    for driver in drivers.values():
+        version = driver.version
+        if version is not None and version.driver in bound and not (context.host.proc / version.path).exists():
+            file = str(context.host.proc / version.path)
+            yield warning("the driver has GPUs but no version in procfs", file, version.hint)
 
 
 def _numa(topology: Topology) -> Iterator[Finding]:
@@ -123,10 +116,8 @@ def _node(context: CheckContext, node: DeviceNode, devices: list[Device]) -> Ite
 
 
 def _todo(node: DeviceNode, device: Device) -> str:
-    if device.vendor == "nvidia":
-        return "run `nvidia-modprobe -u -c 0` (also at boot), or start nvidia-persistenced"
-    if node.role == "kfd":
-        return "load the amdgpu module (`modprobe amdgpu`)"
+    if (hint := driver_of(device.vendor).node_hint(node.role)) is not None:
+        return hint
     if node.role.startswith("vfio"):
         return "load the vfio-pci module, and bind the device to it"
     return "reload the device's driver; udev makes the node"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dra_agent.cdi.edits.toolkit import KIND
+from dra_agent.cdi.edits.nvidia_toolkit import KIND
 from dra_agent.cdi.registry import load_registry
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, warning

@@ -16,6 +16,7 @@ from dra_agent.health.settings import HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import UnhealthyDevices
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory, device_name
+from dra_agent.inventory.vendors import gpu_vendor
 
 _HOUR_S = 3600.0
 
@@ -235,4 +236,7 @@ class Monitor:
 
 def _reports_xids(device: Device) -> bool:
     """Whether XIDs of a device are read now."""
-    return (device.family, device.vendor) == ("gpu", "nvidia") and device.observed and device.health != "unmonitored"
+    if device.family != "gpu" or not device.observed or device.health == "unmonitored":
+        return False
+    vendor = gpu_vendor(device.vendor)
+    return vendor is not None and vendor.reports_xids

@@ -147,7 +147,8 @@ def backend_of(function: Function) -> str | None:
     if function.kind is DeviceKind.GPU:
         if is_plain_display(function.vendor_id):
             return None
-        return GPU_VENDORS.get(function.vendor_id, "plain")
+        vendor = GPU_VENDORS.get(function.vendor_id)
+        return "plain" if vendor is None else vendor.name
     return function.kind.value
 
 

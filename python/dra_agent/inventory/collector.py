@@ -31,6 +31,7 @@ from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
+from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.topology.model import PciFunction as Function
 from dra_agent.topology.model import Topology, address_order
 
@@ -174,7 +175,7 @@ class Collector:
                 continue
             if is_usable(function):
                 chosen.setdefault(name, []).append(function)
-            elif function.physfn is None and self._host.driver_root is not None and name == "nvidia":
+            elif function.physfn is None and self._host.driver_root is not None and _has_driver_root(name):
                 # Its driver is bound and unbound, and devices of claims must stay published.
                 chosen.setdefault(name, []).append(function)
             elif function.physfn is None:
@@ -219,6 +220,11 @@ class Collector:
                 reason = f"{device.identity['uplink']} carries the host's default route, or may (inventory.host_uplink)"
                 excluded.append(Exclusion(device.name, reason))
         return [device for device in devices if "uplink" not in device.identity]
+
+
+def _has_driver_root(backend: str) -> bool:
+    vendor = gpu_vendor(backend)
+    return vendor is not None and vendor.has_driver_root
 
 
 def _order(address: str, position: Mapping[str, int]) -> tuple[int, int, str]:

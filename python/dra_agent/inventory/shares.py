@@ -27,6 +27,8 @@ _USED = "share"
 """Key of the identity: the mechanism of each share. Only one that cannot be bypassed is published as enforcement."""
 
 _MIB = 1 << 20
+MPS = "mps"
+"""The mechanism that counts memory in whole Mi, limits multiprocessors too, and can be bypassed on a partition."""
 _NOTHING = RequestPolicy(default="0", valid_range=RequestRange(min="0", max="0"))
 
 
@@ -75,7 +77,7 @@ class Shares:
             problems.append(Diagnostic(device.name, message, hint))
             enforcement = "none"
         used = enforcement
-        if used == "mps" and "parent" in device.identity:
+        if used == MPS and "parent" in device.identity:
             # MIG user guide, "MIG with CUDA MPS": the mode is not supported in MIG mode.
             message = (
                 "MPS limits only the programs that use it; others can use the memory of all shares: "
@@ -130,7 +132,7 @@ def _reason_not_to(device: Device, offer: _Offer) -> str | None:
 def _policy(name: str, capacity: Capacity, offer: _Offer, enforcement: Enforcement) -> RequestPolicy:
     if name == MEMORY:
         return _memory(_native.quantity_value(capacity.value), offer)
-    if name == MULTIPROCESSORS and offer.multiprocessors and enforcement == "mps":
+    if name == MULTIPROCESSORS and offer.multiprocessors and enforcement == MPS:
         # MPS caps the multiprocessors of a client but does not reserve them: a claim without a number has no cap, and
         # takes none from other claims.
         return RequestPolicy(default="0", valid_range=RequestRange(min="0", max=capacity.value, step="1"))
@@ -156,9 +158,9 @@ def _offer(number: int, rule: ShareRule) -> _Offer:
         raise _wrong(
             where, "default", f"{rule.default} is not {rule.minimum} and whole steps of {rule.step}", "make it one"
         )
-    if rule.enforcement == "mps" and (minimum % _MIB or step % _MIB):
+    if rule.enforcement == MPS and (minimum % _MIB or step % _MIB):
         raise _wrong(where, "step", "MPS counts memory in whole Mi", "use whole Mi for minimum and step")
-    if rule.multiprocessors and rule.enforcement != "mps":
+    if rule.multiprocessors and rule.enforcement != MPS:
         raise _wrong(
             where,
             "multiprocessors",

@@ -5,6 +5,11 @@ The short names cover vendors of claimable devices, and of adapters that are com
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
 _VENDORS = {
     "0x1000": "broadcom",
     "0x1022": "amd",
@@ -32,12 +37,45 @@ _VENDORS = {
     "0xcabc": "cambricon",
 }
 
-GPU_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+
+class UncountedProcesses(NamedTuple):
+    """Processes that submit work to a GPU by another way than DRM."""
+
+    folder: str
+    """Below /sys, with a folder for each such process, by its number."""
+    reason: str
+
+
+class GpuVendor(NamedTuple):
+    """A vendor of GPUs, and what generic parts have to know of it."""
+
+    name: str
+    """The value of the `vendor` attribute. It selects the vendor's module in each step."""
+    process_source: str | None = None
+    """The module of `dra_agent.telemetry.sources` that reads what processes do."""
+    uncounted: UncountedProcesses | None = None
+    """Processes whose use of a GPU the kernel does not count by client of DRM."""
+    reports_xids: bool = False
+    """Events of its GPUs have numbers, which health counts."""
+    has_driver_root: bool = False
+    """Its driver may be below `Host.driver_root`, where it is bound and unbound while claims hold its GPUs."""
+
+
+GPU_VENDORS = {
+    "0x10de": GpuVendor("nvidia", "nvidia_processes", reports_xids=True, has_driver_root=True),
+    "0x1002": GpuVendor(
+        "amd",
+        "drm_processes",
+        UncountedProcesses("class/kfd/kfd/proc", "it uses /dev/kfd, whose work amdgpu does not count"),
+    ),
+    "0x8086": GpuVendor("intel", "drm_processes"),
+}
 """Vendors of GPUs with a back end, by PCI id: the registry of vendors (docs/contributing/add-a-vendor.md).
 
-The name selects one module in each step, with a function `make`: `dra_agent.inventory.NAME.backend`,
-`dra_agent.cdi.edits.NAME` and, if the vendor has values to sample, `dra_agent.telemetry.sources.NAME`. A module is
-imported when hardware of the vendor is present. GPUs of other vendors are published with the common attributes.
+Required modules of a vendor: `dra_agent.inventory.NAME.backend` and `dra_agent.cdi.edits.NAME`. Optional ones:
+`dra_agent.telemetry.sources.NAME`, `dra_agent.device_setup.NAME`, `dra_agent.doctor.vendors.NAME` and
+`dra_agent.doctor.record.vendors.NAME`. Generic parts find them by name: `vendor_module`. GPUs of other vendors are
+published with the common attributes.
 """
 
 # Displays of management controllers and virtual machines: not accelerators, and often the only console.
@@ -48,7 +86,19 @@ _DISPLAYS = frozenset(
 
 def vendor_of(vendor_id: str) -> str:
     """Return a vendor's short name, or its PCI id if it has none."""
-    return GPU_VENDORS.get(vendor_id) or _VENDORS.get(vendor_id, vendor_id)
+    known = GPU_VENDORS.get(vendor_id)
+    return known.name if known is not None else _VENDORS.get(vendor_id, vendor_id)
+
+
+def gpu_vendor(name: str) -> GpuVendor | None:
+    """Return the entry of a vendor in the registry; None if it has no back end."""
+    return next((vendor for vendor in GPU_VENDORS.values() if vendor.name == name), None)
+
+
+def vendor_module(package: str, name: str) -> ModuleType | None:
+    """Import the module of a vendor in a package such as "dra_agent.device_setup"; None if it has none there."""
+    module = f"{package}.{name}"
+    return None if find_spec(module) is None else import_module(module)
 
 
 def is_plain_display(vendor_id: str) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from dra_agent.cdi.edits.nvidia_toolkit import ToolkitCommand, ToolkitSpecs
 from dra_agent.cdi.edits.provider import DeviceEdits, EditContext, EditProvider, node_edits, required_node_edits
-from dra_agent.cdi.edits.toolkit import ToolkitCommand, ToolkitSpecs
 from dra_agent.cdi.model import ContainerEdits, DeviceNode
 from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
@@ -183,4 +183,4 @@ def _major(devices: Path, driver: str) -> int | None:
 
 def make(context: EditContext) -> EditProvider:
     """Create the provider; see dra_agent.inventory.vendors."""
-    return NvidiaGpu(context.host, context.directories, context.nvidia_ctk)
+    return NvidiaGpu(context.host, context.directories, context.find_program("nvidia-ctk"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,8 +53,8 @@ class EditContext:
     host: Host
     directories: Sequence[Path]
     """The CDI directories of the runtime, lowest priority first."""
-    nvidia_ctk: Path | None = None
-    """NVIDIA's generator of CDI specs."""
+    find_program: Callable[[str], Path | None]
+    """Returns the path of a program of the host, such as a vendor's generator of CDI specs; None if it has none."""
 
 
 PERMISSIONS = "rw"

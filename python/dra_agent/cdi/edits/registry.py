@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.vendors import GPU_VENDORS
+from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.path_search import find_program
 
 
@@ -22,10 +22,14 @@ class EditProviders:
     """All edit providers of one host. Thread-safe."""
 
     def __init__(
-        self, host: Host, *, directories: Sequence[Path] = DEFAULT_DIRECTORIES, ctk: Path | None = None
+        self,
+        host: Host,
+        *,
+        directories: Sequence[Path] = DEFAULT_DIRECTORIES,
+        find_program: Callable[[str], Path | None] = lambda name: None,
     ) -> None:
-        """`directories`: the CDI directories of the runtime, lowest priority first. `ctk`: path of nvidia-ctk."""
-        self._context = EditContext(host, directories, ctk)
+        """`directories`: the CDI directories of the runtime, lowest priority first. `find_program`: see EditContext."""
+        self._context = EditContext(host, directories, find_program)
         self._lock = threading.Lock()
         self._vendors: dict[str, EditProvider] = {}
 
@@ -44,7 +48,7 @@ class EditProviders:
             return plain  # for a virtual machine or a user space driver, for every kind of device
         if device.family == "nic":
             return network
-        if device.family == "gpu" and device.vendor in GPU_VENDORS.values():
+        if device.family == "gpu" and gpu_vendor(device.vendor) is not None:
             return self._vendor(device.vendor)
         return plain
 
@@ -55,8 +59,6 @@ class EditProviders:
             return self._vendors[name]
 
 
-def find_nvidia_ctk(host: Host) -> Path | None:
-    """Return the path of nvidia-ctk; None if missing, or on a simulated host, which the tool cannot read."""
-    if host.dev != Path("/dev"):
-        return None
-    return find_program("nvidia-ctk")
+def host_program(host: Host, name: str) -> Path | None:
+    """Return the path of a program; None if missing, or on a simulated host, which a program cannot read."""
+    return find_program(name) if host.dev == Path("/dev") else None

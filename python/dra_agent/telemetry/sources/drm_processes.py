@@ -1,7 +1,7 @@
-"""Utilization by process of GPUs of AMD and Intel: what each client of DRM used since the reading before.
+"""Utilization by process of GPUs whose driver counts it for DRM: what each client used since the reading before.
 
 amdgpu counts what is submitted through DRM: graphics, video and Vulkan. Work of ROCm goes through /dev/kfd and is not
-counted (Umio-Yasuno/amdgpu_top#49), so a process that uses it has no value.
+counted (Umio-Yasuno/amdgpu_top#49), so a process that uses it has no value: `inventory.vendors.UncountedProcesses`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from dra_agent.device_setup.shares.owners import ProcessOwners
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
+from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.processes.containers import Place, place_of
 from dra_agent.processes.stat import start_time
 from dra_agent.telemetry.drm_clients import Client, DrmReader, UncountedError
@@ -74,7 +75,8 @@ class DrmProcesses:
     def _read(self, device: Device, pids: Collection[int]) -> _Reading:
         now = _Reading(self._elapsed(), {}, [])
         reader, proc = DrmReader(self._host.proc), self._host.proc
-        kfd = self._host.sysfs / "class/kfd/kfd/proc"
+        vendor = gpu_vendor(device.vendor)
+        uncounted = None if vendor is None else vendor.uncounted
         for pid in sorted(pids):
             started = start_time(pid, proc)
             place = place_of(proc, pid)
@@ -82,8 +84,8 @@ class DrmProcesses:
                 continue  # it has exited: its clients are gone
             try:
                 clients = reader.clients(pid, place.pod_uid or place.cgroup)
-                if device.vendor == "amd" and (kfd / str(pid)).is_dir():
-                    raise UncountedError("it uses /dev/kfd, whose work amdgpu does not count")
+                if uncounted is not None and (self._host.sysfs / uncounted.folder / str(pid)).is_dir():
+                    raise UncountedError(uncounted.reason)
             except (FileNotFoundError, ProcessLookupError):
                 continue
             except (OSError, UncountedError) as error:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.vendors import GPU_VENDORS
+from dra_agent.inventory.vendors import gpu_vendor, vendor_module
 from dra_agent.telemetry.model import TelemetrySource
 from dra_agent.telemetry.process_use import ProcessSource
 
 _FAMILIES = {"nic": "network"}
-_PROCESSES = {"nvidia": "nvidia_processes", "amd": "drm_processes", "intel": "drm_processes"}
-"""By vendor: the module that reads what processes do."""
 
 
 class SourceRegistry:
@@ -28,7 +24,7 @@ class SourceRegistry:
 
     def source_of(self, device: Device) -> TelemetrySource | None:
         """Return the source that can read a device now; None if there is none."""
-        is_known_gpu = device.family == "gpu" and device.vendor in GPU_VENDORS.values()
+        is_known_gpu = device.family == "gpu" and gpu_vendor(device.vendor) is not None
         name = device.vendor if is_known_gpu else _FAMILIES.get(device.family)
         if name is None or not device.observed or any(node.role == "vfio" for node in device.nodes):
             return None
@@ -39,7 +35,8 @@ class SourceRegistry:
 
     def processes_of(self, device: Device) -> ProcessSource | None:
         """Return the source that can read the processes of a device now; None if there is none."""
-        name = _PROCESSES.get(device.vendor) if device.family == "gpu" and device.observed else None
+        vendor = gpu_vendor(device.vendor) if device.family == "gpu" and device.observed else None
+        name = None if vendor is None else vendor.process_source
         if name is None:
             return None
         if name not in self._processes:
@@ -59,5 +56,5 @@ class SourceRegistry:
 
 def _load(name: str, host: Host) -> Any:
     """Return the source of a module; None if there is no such module."""
-    module = f"dra_agent.telemetry.sources.{name}"
-    return None if find_spec(module) is None else import_module(module).make(host)
+    module = vendor_module("dra_agent.telemetry.sources", name)
+    return None if module is None else module.make(host)
