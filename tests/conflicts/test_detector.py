@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,12 +236,11 @@ def test_a_missing_permission_does_not_block_publishing(
 ) -> None:
     fake_api.put("nodes", PLUGIN)
     fake_api.fail(403, times=None)
-    started = time.monotonic()
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        assert time.monotonic() - started < 50 and not detector.verdict
+        assert not detector.verdict
 
-    run_detector(scenario)
+    run_detector(scenario, patience=100 * DEADLINE_S)
     assert "cannot determine the other drivers" in caplog.text
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -305,9 +304,7 @@ def test_a_reused_pid_in_an_old_file_is_not_killed(world: World) -> None:
     other = subprocess.Popen(["/bin/sleep", "600"])
     try:
         (world.place().pipe / "nvidia-cuda-mps-control.pid").write_text(f"{other.pid}\n")
-        began = time.monotonic()
         world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
-        assert time.monotonic() - began < 50
         assert other.poll() is None
     finally:
         other.kill()

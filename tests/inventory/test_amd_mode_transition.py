@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +25,22 @@ PER_GPU = 15
 LIMIT = 10 * DEADLINE_S
 
 
+class SteadyClock:
+    """The monotonic clock of the inventory, which stands still until the test advances it."""
+
+    def __init__(self) -> None:
+        self._now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def pass_(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 class Bench:
     def __init__(self, root: Path) -> None:
+        self.clock = SteadyClock()
         self.host: Host = build_machine(machine(), root)
         self.changes = ModeChanges()
         self.collector = Collector(self.host, DIVISIBLE, mode_changes=self.changes)
@@ -41,12 +54,12 @@ class Bench:
         return self.collector.collect(scan(self.host))
 
     def look_until_withdrawn(self) -> tuple[Inventory, float]:
-        """Collect repeatedly, as the agent does; return the last inventory, and how long the GPU was published."""
-        began = time.monotonic()
-        while of(inventory := self.look(), FIRST):
-            assert time.monotonic() - began < DEADLINE_S, "a GPU that stays half made is offered for ever"
-            time.sleep(0.1)
-        return inventory, time.monotonic() - began
+        """Collect once a second, as the agent does; return the last inventory, and how long the GPU was published."""
+        for seconds in range(100):
+            if not of(inventory := self.look(), FIRST):
+                return inventory, float(seconds)
+            self.clock.pass_(1.0)
+        raise AssertionError("a GPU that stays half made is offered for ever")
 
 
 def of(inventory: Inventory, address: str) -> list[str]:
@@ -54,8 +67,10 @@ def of(inventory: Inventory, address: str) -> list[str]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path / "host")
+    for module in ("amd.backend", "amd.mode_transition", "mode_changes"):
+        monkeypatch.setattr(f"dra_agent.inventory.{module}.time", made.clock)
     yield made
     made.collector.close()
 
@@ -111,7 +126,7 @@ def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(b
         assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
         assert was_read(bench.host, SECOND)
         bench.changes.answered(FIRST)
-        time.sleep(SETTLE_TIMEOUT_S * 1.2)
+        bench.clock.pass_(SETTLE_TIMEOUT_S * 1.2)
         assert bench.look() == before, "nodes may come after the write"
         bench.changes.end(FIRST)
         assert bench.look() == before, "the duration of the change does not shorten the time after it"

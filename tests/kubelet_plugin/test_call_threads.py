@@ -18,7 +18,8 @@ from kubelet_plugin.conftest import Node, Run
 from kubelet_plugin.test_health_stream import FakeHealth, watch
 
 CLAIM_C = ("default", "c", "u")
-SHORT_BUDGET_S = 0.2
+SHORT_BUDGET_S = 1.0
+"""For calls that end before their work. On a slow machine, too, the work begins within it."""
 
 
 def test_a_claim_is_read_and_prepared_on_the_thread_of_its_call(

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import selectors
 import threading
-import time
 from typing import Any
 
 import grpc
@@ -24,8 +23,8 @@ from eventually import DEADLINE_S, eventually_async
 from kubelet_plugin.conftest import Claims, Node, Run, claim
 
 CLAIM_C = ("default", "c", "u")
-SHORT_BUDGET_S = 0.2
-"""For calls that end before their work; the caller waits as long as the kubelet does."""
+SHORT_BUDGET_S = 1.0
+"""For calls that end before their work. The work begins within it; the caller waits as long as the kubelet does."""
 
 
 class NoRelationshipError(PermanentError):
@@ -343,9 +342,7 @@ def test_hanging_work_does_not_prevent_a_shutdown(node: Node, run: Run, monkeypa
         async with node.registered() as (plugin, driver):
             hung = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
             await eventually_async(lambda: plugin.in_flight)
-            start = time.monotonic()
             await plugin.close()
-            assert time.monotonic() - start < 50
             assert plugin.in_flight == ["preparing claim u"]
             with pytest.raises(grpc.aio.AioRpcError):
                 await hung

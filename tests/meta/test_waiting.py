@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ EXCEPTIONS = {
     "cluster": "scenarios of a real cluster have their own helpers and deadlines",
     "eventually.py": "the helper",
     "faults": "standalone programs that report broken guarantees",
-    "inventory/test_amd_mode_transition.py": "tests how long a device is published",
     "mutants/plugin.py": "a standalone program that ends slow test runs",
     "prepare/test_sharing.py": "keeps two agents busy",
     "publish/test_publisher.py": "changes devices continuously",
@@ -28,7 +28,6 @@ FIXED_SLEEPS: dict[str, tuple[int, str]] = {
     "cel/test_budget.py": (1, "counts loop iterations during an evaluation"),
     "device_setup/hung.py": (1, "a simulated kernel that hangs"),
     "device_setup/mps_control.py": (2, "a fake MPS control program that hangs"),
-    "inventory/test_amd_mode_transition.py": (2, "the time that a driver needs after a change"),
     "kubelet_plugin/conftest.py": (1, "a claim that does not arrive"),
     "mutants/plugin.py": (1, "a standalone program that ends slow test runs"),
     "prepare/test_real_ledger.py": (1, "a random moment of SIGKILL"),
@@ -42,6 +41,67 @@ FIXED_SLEEPS: dict[str, tuple[int, str]] = {
 """Files with `sleep` for a fixed time, how often, and for what: a pace, a random moment, or a server or program that is
 slow on purpose. A test that something does not happen waits for a later event.
 """
+
+
+SHORT_LIMITS: dict[str, tuple[int, str]] = {
+    "agent/test_closing.py": (1, "the thread never ends"),
+    "agent/test_http_hostile.py": (1, "the pace of a slow client"),
+    "agent/test_reload.py": (1, "a setting that no call uses"),
+    "agent/test_shared_ledger.py": (1, "the lease is held"),
+    "allocator/test_allocate.py": (2, "the search never ends"),
+    "allocator/test_capacity.py": (1, "the search of one node never ends; the others need milliseconds"),
+    "allocator/test_cluster.py": (1, "the search of one node never ends; the others need milliseconds"),
+    "api/test_quantities.py": (1, "CPU time"),
+    "binding/test_attempt.py": (1, "the call never ends"),
+    "binding/test_service.py": (1, "the set-up never succeeds"),
+    "cdi/test_nvidia.py": (1, "the program never ends"),
+    "conflicts/test_detector.py": (1, "the server does not respond"),
+    "control_socket/test_sockets.py": (1, "the server does not respond"),
+    "deploy/test_dashboards.py": (1, "a value of a metric"),
+    "device_setup/amd/test_amd.py": (1, "the driver does not return"),
+    "device_setup/test_mig.py": (1, "a fake clock"),
+    "device_setup/test_net.py": (1, "the interface does not return"),
+    "device_setup/test_net_move.py": (1, "the interface has returned before, or does not return"),
+    "device_setup/test_notice.py": (1, "gives a race the time to happen"),
+    "device_setup/test_sysfs_writer.py": (2, "the kernel does not return"),
+    "device_setup/test_timeslice.py": (1, "the program never ends"),
+    "device_setup/vfio/test_vfio.py": (1, "the lock is held"),
+    "examples/test_notice_recipes.py": (2, "a process that must not end"),
+    "explain/test_explain.py": (1, "CPU time"),
+    "explain/test_gang_nodes.py": (3, "a fake clock"),
+    "fake_apiserver/test_server.py": (2, "the server does not respond"),
+    "fake_apiserver/test_thread_reads.py": (2, "the server or the lookup does not respond"),
+    "inventory/test_amd_mode_transition.py": (1, "gives a race the time to happen"),
+    "inventory/test_library_fails.py": (2, "the call never ends"),
+    "inventory/test_moved_nic.py": (1, "the interface does not return"),
+    "inventory/test_uplink.py": (2, "no process starts in a millisecond"),
+    "kubelet_plugin/test_garbage.py": (1, "the peer does not read; both results pass"),
+    "meta/test_daemon_threads.py": (1, "an event that does not occur"),
+    "otlp/collector.py": (1, "the pace of a slow server"),
+    "prepare/life_cycle/agent_process.py": (1, "the interval of a loop"),
+    "prepare/test_file_lock.py": (1, "the lock is held"),
+    "prepare/test_hangs.py": (6, "the locks are held, and the call never ends"),
+    "prepare/test_ledger_lease.py": (3, "the lease is held; the other limit is only read"),
+    "prepare/test_locks.py": (2, "the locks are held"),
+    "prepare/test_ownership.py": (1, "the lock is held"),
+    "prepare/test_repair.py": (1, "gives a race the time to happen"),
+    "prepare/test_setup.py": (1, "a fake clock"),
+    "prepare/test_sharing.py": (1, "the lease is held"),
+    "reclaim/fake_logind.py": (1, "the interval of a loop"),
+    "reclaim/metadata/server.py": (1, "the pace of a slow server"),
+    "reclaim/test_agent.py": (1, "the limit includes the time that passed"),
+    "reclaim/test_evict.py": (3, "a clock that stands still"),
+    "recordings/test_record_and_replay.py": (1, "the call never ends"),
+    "simulate/test_mps.py": (1, "the daemon does not respond"),
+    "simulate/test_nvidia_smi.py": (1, "the program never ends"),
+    "standalone/test_many_claims.py": (2, "a fake clock"),
+    "standalone/test_service.py": (2, "the device does not respond"),
+    "standalone/test_unreadable_store.py": (1, "no claim is in progress"),
+    "standalone/test_validation.py": (1, "the service does not respond"),
+    "telemetry/test_process_reader.py": (1, "the read never ends"),
+    "telemetry/test_sampler.py": (2, "the read never ends; other reads need microseconds"),
+}
+"""Files with limits in real time below 30 s, how many, and why no slow machine changes the result of the test."""
 
 
 def loops_that_sleep(path: Path) -> Iterator[int]:
@@ -62,6 +122,45 @@ def fixed_sleeps(path: Path) -> Iterator[int]:
                 func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"), args=[duration]
             ) if not (isinstance(duration, ast.Constant) and duration.value == 0):
                 yield call.lineno
+
+
+SHORT_S = 30.0
+_LIMIT_NAME = re.compile(r"(?:.*_)?(?:timeout|deadline|within|patience)(?:_s)?|(?:limit|least|budget)_s")
+_WAITS = frozenset({"wait", "join", "result", "settimeout"})
+_CLOCKS = re.compile(r"\b(?:monotonic|perf_counter|time)\(\)|\b(?:began|started?|start_time|elapsed|duration|took)\b")
+
+
+def short_limits(path: Path) -> Iterator[int]:
+    """Yield the lines of limits in real time, of more than 0 and less than 30 seconds: of a wait or of a call.
+
+    Also of comparisons that require that less than a fixed time has passed.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                name = ast.unparse(function).rpartition(".")[2]
+                if any(
+                    keyword.arg and _LIMIT_NAME.fullmatch(keyword.arg) and is_short(keyword.value)
+                    for keyword in keywords
+                ):
+                    yield node.lineno
+                elif ast.unparse(function) in ("Deadline.of", "asyncio.timeout") or (
+                    name in _WAITS and len(arguments) == 1
+                ):
+                    if any(map(is_short, arguments[:1])):
+                        yield node.lineno
+                elif name == "wait_for" and any(map(is_short, arguments[1:2])):
+                    yield node.lineno
+            case ast.Compare(left=left, ops=[*_, ast.Lt() | ast.LtE()], comparators=[*_, ast.Constant(value=limit)]):
+                if isinstance(limit, int | float) and limit < 600 and _CLOCKS.search(ast.unparse(left)):
+                    yield node.lineno
+
+
+def is_short(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=int() | float() as seconds):
+            return 0 < seconds < SHORT_S
+    return False
 
 
 def is_excepted(name: str) -> bool:
@@ -113,3 +212,27 @@ def test_no_python_test_has_a_tight_timeout() -> None:
         if path.parts[len(TESTS.parts)] != "cluster" and "mark." + "timeout(" in path.read_text()
     ]
     assert not marked, f"the timeout of pyproject.toml is for every test: {marked}"
+
+
+def test_no_limit_in_real_time_is_short() -> None:
+    """A slow machine exceeds it: such a limit belongs to something that never ends, and is listed."""
+    excluded = ("cluster/", "eventually.py", "faults/", "meta/test_waiting.py", "soak/")
+    names = {str(path.relative_to(TESTS)): path for path in sorted(TESTS.rglob("*.py"))}
+    found = {
+        name: lines
+        for name, path in names.items()
+        if not name.startswith(excluded)
+        if len(lines := sorted(short_limits(path))) != SHORT_LIMITS.get(name, (0, ""))[0]
+    }
+    assert not found, f"use DEADLINE_S of tests/eventually.py, or adapt the count in SHORT_LIMITS: {found}"
+    assert all(name in names and reason for name, (_, reason) in SHORT_LIMITS.items())
+
+
+def test_short_limits_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text(
+        "call(timeout=5)\ncall(timeout=DEADLINE_S)\nDeadline.of(0)\nDeadline.of(0.2)\nthread.join(1)\n"
+        "asyncio.wait_for(it, 2)\nassert time.monotonic() - start < 50\nassert time.monotonic() - start < DEADLINE_S\n"
+        "assert time.monotonic() - start > 1\ncall(interval_s=0.1)\ncall(nvml_timeout=0.3)\nevent.wait(60)\n"
+    )
+    assert sorted(short_limits(path)) == [1, 4, 5, 6, 7, 11]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,14 +76,12 @@ def test_its_threads_keep_no_free_memory(process: NvmlWorker) -> None:
 def test_a_call_that_hangs_keeps_its_lane_and_no_other(process: NvmlWorker, root: Path) -> None:
     gpu = handle(process)
     inject.hang(root, "nvmlDeviceGetUUID")
-    started = time.monotonic()
     with pytest.raises(CallTimeoutError, match=r"did not respond within 0.2 s \(nvmlDeviceGetUUID\)"):
         process.call(ONE, 0.2, "nvmlDeviceGetUUID", gpu)
     assert process.is_stuck(ONE) and not process.is_stuck(OTHER) and process.stuck_for() >= 0.2
     assert process.call(OTHER, 60, "nvmlDeviceGetName", gpu)
     with pytest.raises(CallTimeoutError, match="an earlier call to NVML about"):
         process.call(ONE, 60, "nvmlDeviceGetUUID", gpu)
-    assert time.monotonic() - started < 40, "the second call to the lane is refused, not waited for"
     inject.clear(root)
     eventually(lambda: not process.is_stuck(ONE))
     assert process.call(ONE, DEADLINE_S, "nvmlDeviceGetUUID", gpu) and process.stuck_for() == 0
@@ -172,9 +169,7 @@ def test_closing_ends_it_although_a_call_hangs(process: NvmlWorker, root: Path) 
     inject.hang(root, "nvmlDeviceGetUUID")
     with pytest.raises(CallTimeoutError):
         process.call(ONE, 0.1, "nvmlDeviceGetUUID", gpu)
-    started = time.monotonic()
     process.close()
-    assert time.monotonic() - started < 20
     eventually(lambda: process.ended)  # a kernel that is late ends it when it can
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)

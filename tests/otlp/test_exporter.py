@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -203,4 +202,4 @@ def test_a_span_ends_without_waiting_for_the_collector(collector: Collector) -> 
     for _ in range(5000):
         rig.span()
     assert rig.exporter.stats.dropped_spans > 0
-    assert STOP_TIMEOUT_S < 5 < time.monotonic()
+    assert STOP_TIMEOUT_S < 5

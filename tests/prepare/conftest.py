@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deadlines import deadline_clock
+from deadlines import deadline_clock, running_clock
 from prepare.simulated_node import SimulatedNode
 
-__all__ = ["deadline_clock", "node"]
+__all__ = ["deadline_clock", "node", "running_clock"]
 
 
 @pytest.fixture

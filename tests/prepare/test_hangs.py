@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+from deadlines import RunningClock
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
@@ -21,7 +22,7 @@ from dra_agent.prepare import RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import MAX_WAITERS, KeyedLocks, LockedError
 from dra_agent.prepare.recovery import ExecutorRunner
-from eventually import eventually, eventually_async
+from eventually import eventually_async
 from prepare.simulated_node import SimulatedNode, claim, partition
 
 P = ParamSpec("P")
@@ -306,16 +307,16 @@ def test_a_claim_being_released_is_not_restored_by_the_other_agent(tmp_path: Pat
         assert repeated.result(TIMEOUT_S) and new.usable("sick") and old.hardware == {SICK: "sick", "gpu-1": "sick"}
 
 
-def test_a_hanging_prepare_whose_caller_timed_out_does_nothing(tmp_path: Path) -> None:
+def test_a_hanging_prepare_whose_caller_timed_out_does_nothing(tmp_path: Path, running_clock: RunningClock) -> None:
     old, new = agents(tmp_path)
     hang = Hang(old, "lookup")
-    deadline = Deadline.of(0.2)
+    deadline = Deadline.of(TIMEOUT_S)
     with threads() as executor:
         hung = executor.submit(old.preparer.prepare, WITH_SETUP, deadline)
         assert hang.reached.wait(TIMEOUT_S)
         # The kubelet unprepares the claim with the other agent, which succeeds.
         new.preparer.unprepare("sick")
-        eventually(lambda: not deadline.remaining())
+        running_clock.pass_(TIMEOUT_S)
         hang.released.set()
         with pytest.raises(RetryableError, match="no longer waits"):
             hung.result(TIMEOUT_S)
@@ -358,7 +359,7 @@ def test_a_release_waits_for_the_present_devices_of_the_claim(tmp_path: Path, mo
         assert hung.result(TIMEOUT_S)
 
 
-def test_a_hanging_release_keeps_the_spec_of_a_later_prepare(tmp_path: Path) -> None:
+def test_a_hanging_release_keeps_the_spec_of_a_later_prepare(tmp_path: Path, running_clock: RunningClock) -> None:
     old, new = agents(tmp_path)
     old.preparer.prepare(claim("a", "gpu-0"))
     new.preparer.unprepare("a")
@@ -366,13 +367,12 @@ def test_a_hanging_release_keeps_the_spec_of_a_later_prepare(tmp_path: Path) -> 
     new.preparer.prepare(moved)
     hang = Hang(old, "before delete")
     with threads() as executor:
-        deadline = Deadline.of(0.2)
-        hung = executor.submit(old.preparer.unprepare, "a", deadline)
+        hung = executor.submit(old.preparer.unprepare, "a", Deadline.of(TIMEOUT_S))
         assert hang.reached.wait(TIMEOUT_S)
         # A release by the other agent waits: the hanging call locks the present devices of the claim.
         with pytest.raises(LockedError):
             new.preparer.unprepare("a", Deadline.of(0.05))
-        eventually(lambda: not deadline.remaining())
+        running_clock.pass_(TIMEOUT_S)
         hang.released.set()
         assert hung.result(TIMEOUT_S) is True
     assert new.preparer.prepare(moved) and new.usable("a")

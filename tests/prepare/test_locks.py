@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +24,7 @@ from dra_agent.prepare.locks import (
     LockedError,
     setup_locks,
 )
+from eventually import eventually
 
 TIMEOUT_S = 60.0
 
@@ -39,10 +39,7 @@ def waiting(locks: KeyedLocks, name: str) -> int:
 
 
 def eventually_waiting(locks: KeyedLocks, name: str, count: int) -> None:
-    deadline = long_deadline()
-    while waiting(locks, name) < count:
-        assert deadline.remaining()
-        threading.Event().wait(0.005)
+    eventually(lambda: waiting(locks, name) >= count)
 
 
 def test_a_timeout_names_the_holder_its_claim_and_the_duration() -> None:

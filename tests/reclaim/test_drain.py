@@ -243,21 +243,14 @@ def test_pods_are_evicted_while_a_notice_is_active(env: DrainEnvironment) -> Non
     env.run(scenario)
 
 
-def test_every_slice_is_written_once_without_delay(env: DrainEnvironment) -> None:
-    duration = 0.0
-
+def test_every_slice_is_written_once(env: DrainEnvironment) -> None:
     async def scenario() -> None:
-        nonlocal duration
         env.api.requests.clear()
-        start = time.monotonic()
         await env.notice()
         await eventually_async(lambda: env.controller.progress.tainted_after is not None)
-        duration = time.monotonic() - start
 
     env.run(scenario)
     assert [request.method for request in env.api.writes() if "resourceslices" in request.path] == ["PUT", "PUT"]
-    # Not a timing test: it only shows that no step waits for a timer (the shortest is 250 ms).
-    assert duration < 20
 
 
 def test_a_device_that_appears_during_a_notice_is_tainted(

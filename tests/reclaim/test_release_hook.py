@@ -102,9 +102,8 @@ def test_all_hooks_have_ended_after_a_cancellation(tmp_path: Path) -> None:
         task = asyncio.create_task(run_hooks(["sleep", "3600"], claims("a", "b"), 3600.0))
         await asyncio.sleep(delay_s)
         task.cancel()
-        start = time.monotonic()
-        await asyncio.wait([task], timeout=60)
-        assert task.cancelled() and time.monotonic() - start < 30
+        await asyncio.wait([task], timeout=DEADLINE_S)
+        assert task.cancelled()
 
     for number in range(12):
         asyncio.run(scenario(number * 0.0005))
