@@ -1,6 +1,7 @@
 """Images of this checkout, built by `make test-image`; without root, buildah or mmdebstrap its tests are skipped.
 
-DRA_AGENT_TEST_IMAGES names a directory with archives of both variants, which are then tested instead.
+They are installed with the packed chart of a release. DRA_AGENT_TEST_IMAGES names a release directory, whose images and
+chart are then tested instead; if it has no chart, that of this checkout is packed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deploy.release import archive
 
+import released
 from cluster.kube import build as programs
 from cluster.kube import prerequisites
 from cluster.kube.cluster import Cluster, running
+from cluster.kube.identity import CHART
+from dra_agent import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "target/image"
 BUILD_TIMEOUT_S = 3600
+CHARTS = "dra-agent-chart-*.tgz"
+EPOCH = 1_700_000_000
+"""Seconds since 1970: the time of the files in a chart that is packed here."""
 TEST_TIMEOUT_S = 4 * BUILD_TIMEOUT_S
 """Seconds of one test, with both images, the cluster and its programs, which the first one builds."""
 
@@ -97,9 +105,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def build(variant: str) -> Image:
-    if given := os.environ.get("DRA_AGENT_TEST_IMAGES"):
+    if given := os.environ.get(released.IMAGES):
         pattern = "dra-agent-*.oci.tar"
         (found,) = [path for path in Path(given).glob(pattern) if ("-debug-" in path.name) == (variant == "debug")]
+        released.verify(found)
         return Image(found)
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
@@ -129,6 +138,19 @@ def debug(plain: Image) -> Image:
     """The variant with a shell and simulated hardware; the stage with the compiler is that of the plain image."""
     del plain
     return build("debug")
+
+
+@pytest.fixture(scope="session")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed chart: that of the release directory, or of this checkout as `make release` packs it."""
+    given = os.environ.get(released.IMAGES)
+    if given and list(Path(given).glob(CHARTS)):
+        (found,) = Path(given).resolve().glob(CHARTS)
+        released.verify(found)
+        return found
+    packed = tmp_path_factory.mktemp("chart") / f"dra-agent-chart-{__version__}.tgz"
+    archive.write(packed, CHART, "dra-agent", EPOCH)
+    return packed
 
 
 @pytest.fixture(scope="session")

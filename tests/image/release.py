@@ -1,4 +1,4 @@
-"""A release of the chart with a built image, on one node of a real cluster."""
+"""A release of the packed chart with a built image, on one node of a real cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import NAMESPACES, SLICES
 from cluster.kube.cluster import Cluster
-from cluster.kube.identity import CHART
 from cluster.kube.node import Node
 
 from .conftest import Image
@@ -60,6 +59,7 @@ class Release:
     node: Node
     helm: Helm
     image: Image
+    chart: Path
 
     def wait_for_rollout(self) -> None:
         """Wait until the agent of the current revision is ready."""
@@ -67,8 +67,8 @@ class Release:
 
 
 @contextmanager
-def installed(cluster: Cluster, image: Image, folder: Path) -> Iterator[Release]:
-    """Install the chart with simulated hardware on node-a during the block; the namespace remains."""
+def installed(cluster: Cluster, image: Image, chart: Path, folder: Path) -> Iterator[Release]:
+    """Install the packed chart with simulated hardware on node-a during the block; the namespace remains."""
     node = cluster.node("node-a")
     repository, _, tag = image.name.rpartition(":")
     values = {
@@ -83,8 +83,8 @@ def installed(cluster: Cluster, image: Image, folder: Path) -> Iterator[Release]
     if not cluster.api.find(NAMESPACES, HOME):
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
         cluster.api.create(NAMESPACES, {"metadata": {"name": HOME, "labels": labels}})
-    release = Release(cluster, node, Helm(cluster, folder), image)
-    release.helm.run("install", RELEASE, str(CHART), values=values)
+    release = Release(cluster, node, Helm(cluster, folder), image, chart)
+    release.helm.run("install", RELEASE, str(chart), values=values)
     try:
         release.wait_for_rollout()
         cluster.api.wait(lambda: cluster.api.list(SLICES, fields={"spec.driver": DRIVER}), "the agent publishes slices")

@@ -53,9 +53,9 @@ def test_the_debug_variant_simulates_hardware(cluster: Cluster, debug: Image) ->
 
 
 def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
-    cluster: Cluster, debug: Image, tmp_path: Path
+    cluster: Cluster, debug: Image, chart: Path, tmp_path: Path
 ) -> None:
-    with installed(cluster, debug, tmp_path) as release:
+    with installed(cluster, debug, chart, tmp_path) as release:
         node = release.node
         namespace = Namespace(cluster, "claims")
         namespace.claim("one", request("gpu", "gpu"))
@@ -75,9 +75,9 @@ def test_a_pod_gets_its_claim_from_the_image_and_helm_removes_it(
     assert (node.directory / "image-state").is_dir()
 
 
-def test_the_quickstart_runs_a_pod_with_the_image(cluster: Cluster, debug: Image, tmp_path: Path) -> None:
+def test_the_quickstart_runs_a_pod_with_the_image(cluster: Cluster, debug: Image, chart: Path, tmp_path: Path) -> None:
     repository, _, tag = debug.name.rpartition(":")
-    readme.run(cluster, repository, tag, tmp_path, report="Kubernetes with the built image")
+    readme.run(cluster, repository, tag, tmp_path, report="Kubernetes with the built image", chart=chart)
 
 
 def objects_of_the_release(cluster: Cluster) -> list[str]:

@@ -17,7 +17,6 @@ import pytest
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import NAMESPACES, PODS, SLICES
 from cluster.kube.cluster import Cluster
-from cluster.kube.identity import CHART
 from cluster.kube.workload import Namespace, request
 
 from .conftest import Image
@@ -28,8 +27,8 @@ POD_COMMAND = ("exec", "-n", HOME, f"daemonset/{RELEASE}", "--", "dra-agent")
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster, debug: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    with installed(cluster, debug, tmp_path_factory.mktemp("helm")) as found:
+def release(cluster: Cluster, debug: Image, chart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    with installed(cluster, debug, chart, tmp_path_factory.mktemp("helm")) as found:
         yield found
 
 
@@ -122,7 +121,7 @@ def test_an_upgrade_and_a_rollback_keep_the_claim(release: Release, user: Namesp
     (agent,) = cluster.api.list(PODS, HOME)
     slices = versions_of_slices(cluster)
     (result,) = user.results("one")
-    helm.run("upgrade", RELEASE, str(CHART), "--reset-then-reuse-values", "--set", "image.tag=next")
+    helm.run("upgrade", RELEASE, str(release.chart), "--reset-then-reuse-values", "--set", "image.tag=next")
     release.wait_for_rollout()
     cluster.api.wait(lambda: images(cluster) == [f"{repository}:next"], "the old agent has ended")
     assert user.results("one") == [result]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from deploy.install import BINARIES, copy_distribution, distribution, requirements
+from deploy.install import BINARIES, copy_distribution, requirements
 from deploy.revision import FILE
 
 from packages.machine import Machine

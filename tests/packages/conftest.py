@@ -1,7 +1,11 @@
-"""Fixtures of the tests of packages and of the service (`make test-packages`)."""
+"""Fixtures of the tests of packages and of the service (`make test-packages`).
+
+DRA_AGENT_TEST_PACKAGES names a release directory, whose Debian package, wheel and source distribution are then tested.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import released
 from packages.machine import Machine, base_root, missing_requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +57,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with two versions of the package: old.deb and new.deb."""
+    """A directory with two versions of the package: old.deb, of a release if one is tested, and new.deb."""
     folder = tmp_path_factory.mktemp("packages")
     folder.chmod(0o755)
+    if release := released.artifact(released.PACKAGES, "dra-agent_*.deb"):
+        shutil.copy(release, folder / "old.deb")
+    else:
+        build_package(folder)
+    # The same files under a later version: that is what an upgrade replaces.
+    script = (
+        "dpkg-deb -R old.deb later && sed -i 's/^Version: .*/Version: 1.1-1/' later/DEBIAN/control && "
+        "dpkg-deb --root-owner-group -Znone -b later new.deb && rm -r later"
+    )
+    subprocess.run(["sh", "-c", script], cwd=folder, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+    return folder
+
+
+def build_package(folder: Path) -> None:
+    """Build old.deb from this checkout."""
     command: list[str | Path] = [sys.executable, ROOT / "deploy/deb/build.py", "--output", folder]
     result = subprocess.run(
         [*command, "--compression", "none", "--version", "1.0-1"],
@@ -64,13 +84,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert result.returncode == 0, result.stderr
     Path(result.stdout.strip()).rename(folder / "old.deb")
-    # The same files under a later version: that is what an upgrade replaces.
-    script = (
-        "dpkg-deb -R old.deb later && sed -i 's/^Version: .*/Version: 1.1-1/' later/DEBIAN/control && "
-        "dpkg-deb --root-owner-group -Znone -b later new.deb && rm -r later"
-    )
-    subprocess.run(["sh", "-c", script], cwd=folder, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
-    return folder
 
 
 @pytest.fixture

@@ -15,12 +15,18 @@ from .api import PODS, SLICES
 from .cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
+CHART = "deploy/helm/dra-agent"
 NAMESPACE = "quickstart"
 """In place of dra-agent, the namespace of the cluster's own agents, which other scenarios on this cluster use."""
 
 
-def run(cluster: Cluster, repository: str, tag: str, directory: Path, *, report: str) -> None:
-    """Run the lines after the build of the image, and remove everything; `report` is the heading of the report."""
+def run(
+    cluster: Cluster, repository: str, tag: str, directory: Path, *, report: str, chart: Path | None = None
+) -> None:
+    """Run the lines after the build of the image, and remove everything.
+
+    `report` is the heading of the report. A packed `chart` replaces that of the checkout.
+    """
     commands = quickstart.lines("Kubernetes")
     # Nothing is pushed: the node has the image, and the pod's image is the cluster's own.
     assert commands[0].startswith("podman build ")
@@ -42,8 +48,10 @@ def run(cluster: Cluster, repository: str, tag: str, directory: Path, *, report:
     text = (ROOT / "examples/pods/pod.yaml").read_text()
     pod.write_text(text.replace("image: busybox:1.37", f"image: {image.NAME}\n    imagePullPolicy: Never"))
     times = directory / "times"
+    assert sum(CHART in command for command in commands) == 1
     script = (
         "\n".join(["set -e", *quickstart.timed(commands[1:], times)])
+        .replace(CHART, CHART if chart is None else str(chart))
         .replace("helm install", f"helm install --values {values}")
         .replace(quickstart.IMAGE, repository)
         .replace("examples/pods/pod.yaml", str(pod))
