@@ -1,7 +1,7 @@
 """The registry of set-ups, in the order in which they run for a claim.
 
-Set-ups that create a device come first, then those that configure it. A constructor touches neither host nor disk, so
-that commands can list the kinds.
+Set-ups that create a device come first, then those that configure it. Those of vendors are found by name:
+`device_setup.vendor`. A constructor touches neither host nor disk, so that commands can list the kinds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dra_agent.agent.config import Config
 from dra_agent.driver_root import AUTO, OPERATOR_ROOT, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
+from dra_agent.prepare.setup import DaemonOwner, DeviceSetup, HookHandler, Kind
 from dra_agent.presence import exists
 
 if TYPE_CHECKING:
@@ -122,21 +122,25 @@ def vendor_setups(
     `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs concurrently. `notices` has the
     current notice; None for a process that prepares no claims.
     """
-    from dra_agent.device_setup.amd import AmdPartitionSetup
-    from dra_agent.device_setup.mig import MigSetup
     from dra_agent.device_setup.net import NicSetup
     from dra_agent.device_setup.notice import NoticeDirectory, NoticeSetup
-    from dra_agent.device_setup.timeslice import TimeSliceSetup
+    from dra_agent.device_setup.vendor import SetupContext, all_vendors
     from dra_agent.device_setup.vfio import VfioSetup
-    from dra_agent.device_setup.vfio.setup import NvidiaLibrary
 
-    kernel = _kernel(host)
+    context = SetupContext(
+        host=host,
+        kernel=_kernel(host),
+        state_dir=config.state_dir,
+        library_timeout_s=config.inventory.nvml_timeout,
+        mode_changes=mode_changes,
+    )
+    vendors = all_vendors(context)
+    libraries = [library for vendor in vendors for library in vendor.libraries]
     return (
-        VfioSetup(host, kernel, config.state_dir, library=NvidiaLibrary(host.nvml, config.inventory.nvml_timeout)),
-        MigSetup(host, config.inventory.nvml_timeout),
-        AmdPartitionSetup(host, kernel, config.state_dir, changes=mode_changes),
+        VfioSetup(host, context.kernel, config.state_dir, libraries=libraries),
+        *(setup for vendor in vendors for setup in vendor.creating),
         _shares(config, host),
-        TimeSliceSetup(lambda: host.driver_tool("nvidia-smi"), config.state_dir),
+        *(setup for vendor in vendors for setup in vendor.configuring),
         NicSetup(host, config.state_dir, config.host_folder),
         NoticeSetup(notices or NoticeDirectory(config.notice_dir)),
     )
@@ -152,9 +156,7 @@ def vendor_edits(host: Host) -> EditProviders:
 
 def daemon_checks(setups: Iterable[DeviceSetup]) -> list[Callable[[], dict[str, str]]]:
     """Return a function for each set-up with daemons: it restarts those that ended, and returns failures by device."""
-    from dra_agent.device_setup.shares import ShareSetup
-
-    return [setup.mps.supervise for setup in setups if isinstance(setup, ShareSetup)]
+    return [setup.supervise for setup in setups if isinstance(setup, DaemonOwner)]
 
 
 def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], bool]]:

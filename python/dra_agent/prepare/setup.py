@@ -79,6 +79,15 @@ class HookHandler(Protocol):
 
 
 @runtime_checkable
+class DaemonOwner(Protocol):
+    """A set-up with daemons that serve prepared claims: of shares. A protocol, because its layer is above."""
+
+    def supervise(self) -> dict[str, str]:
+        """Restart daemons that ended; return failures by device. It may block."""
+        ...
+
+
+@runtime_checkable
 class SetupNotes(Protocol):
     """A set-up whose state files record its changes for a claim; all set-ups that change a device."""
 

@@ -14,8 +14,8 @@ from deadlines import a_minute
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
+from dra_agent.device_setup.nvidia.nvml import SharedNvml
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
-from dra_agent.device_setup.vfio.setup import NvidiaLibrary
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
@@ -211,7 +211,7 @@ def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
     assert bench.driver(NIC) == "mlx5_core"
 
 
-class KnownLibrary(NvidiaLibrary):
+class KnownLibrary(SharedNvml):
     """A library with the processes of the test, which records its calls."""
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
         def read(self, path: str) -> str:
             return bench.kernel.read(path)
 
-    vfio = VfioSetup(bench.host, Telling(), bench.state, library=library)
+    vfio = VfioSetup(bench.host, Telling(), bench.state, libraries=[library])
     library.processes = [31337]
     with pytest.raises(RetryableError, match="processes compute on it: 31337"):
         vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
@@ -258,7 +258,7 @@ def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
 def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Bench) -> None:
     from dra_agent.inventory.nvidia.nvml_client import WorkerExitedError, acquire
 
-    library = NvidiaLibrary(bench.host.nvml_library, DEADLINE_S)
+    library = SharedNvml(bench.host.nvml_library, DEADLINE_S)
     nvml = acquire(bench.host.nvml_library, DEADLINE_S)
     try:
         assert library.users(GPU) == []

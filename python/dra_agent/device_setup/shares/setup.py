@@ -49,6 +49,10 @@ class ShareSetup:
         """See dra_agent.prepare.setup.HookHandler."""
         return {LIMIT_TASK: self.limiter.apply}
 
+    def supervise(self) -> dict[str, str]:
+        """See dra_agent.prepare.setup.DaemonOwner."""
+        return self.mps.supervise()
+
     def default(self, device: Device) -> ShareConfig | None:
         """Set up every share with limited memory."""
         return None if limit_mechanism(device) in (None, "none") else ShareConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +15,13 @@ from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.sysfs_writer import TIMEOUT_S, SysfsWriter, TimedWriter
+from dra_agent.device_setup.vendor import DriverLibrary
 from dra_agent.device_setup.vfio import setup
 from dra_agent.device_setup.vfio.binding import Binding
 from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions, check_group, require_idle, require_released
-from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.nvidia.nvml_client import NvmlError, acquire
 from dra_agent.inventory.passthrough import PASSTHROUGH, VfioBinding, VfioBindingStore
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
@@ -85,41 +84,6 @@ def _exist(host: Host, paths: tuple[str, ...]) -> bool:
     return all(host.dev_path(path).exists() for path in paths)
 
 
-class NvidiaLibrary:
-    """NVML, as the agent's process shares it."""
-
-    def __init__(self, path: Path | DriverRoot | None, timeout: float) -> None:
-        self._path = path
-        self._timeout = timeout
-
-    def users(self, address: str) -> list[int]:
-        """Return the processes that compute on a GPU, also of other pods; none if the driver does not report them.
-
-        Raises RetryableError if the library hangs.
-        """
-        domain, _, rest = address.partition(":")
-        nvml = acquire(self._path, self._timeout)
-        try:
-            nvml.start()
-            bus_id = f"{int(domain, 16):08X}:{rest.upper()}".encode()
-            handle = nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id, about=address)
-            return sorted(pid for pid, _ in nvml.call("compute_processes", handle, about=address))
-        except NvmlError:
-            return []
-        finally:
-            nvml.close()
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Close the library within the context, regardless of other users."""
-        nvml = acquire(self._path, self._timeout)
-        try:
-            with nvml.released():
-                yield
-        finally:
-            nvml.close()
-
-
 log = logging.getLogger(__name__)
 
 
@@ -135,10 +99,10 @@ class VfioSetup:
         kernel: SysfsWriter,
         state_dir: Path,
         *,
-        library: NvidiaLibrary | None = None,
+        libraries: Sequence[DriverLibrary] = (),
         deadline: float = TIMEOUT_S,
     ) -> None:
-        """`library` has every NVIDIA GPU open; the driver waits until a GPU is closed.
+        """`libraries` are closed while functions of their drivers are bound.
 
         `deadline` in seconds is for each access to the kernel.
         """
@@ -147,7 +111,7 @@ class VfioSetup:
         self._functions = PciFunctions(host, self._accesses)
         self._binding = Binding(self._functions, self._accesses)
         self._bindings = VfioBindingStore(state_dir)
-        self._library = library
+        self._libraries = {library.driver: library for library in libraries}
         self._locks = setup_locks(state_dir, "vfio")
 
     def default(self, device: Device) -> VfioConfig | None:
@@ -212,13 +176,14 @@ class VfioSetup:
         where = f"device {item.device.name}"
         driver = self._functions.driver(address)
         stored = self._bindings.read(address)
-        if driver == "nvidia" and self._library is not None and (users := self._library.users(address)):
+        library = self._libraries.get(driver or "")
+        if library is not None and (users := library.users(address)):
             raise RetryableError(
                 f"processes compute on it: {', '.join(map(str, users[:5]))}",
                 where=where,
                 hint="stop them; the agent retries",
             )
-        with self._without_library(driver):
+        with nullcontext() if library is None else library.released():
             if driver != DRIVER:
                 require_idle(self._functions, self._host, item.device, address, where, deadline)
             if stored is None:
@@ -248,6 +213,3 @@ class VfioSetup:
         groups = {f"group {self._functions.group(address)}" for address in addresses}
         with self._locks.hold([*addresses, *groups], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             yield
-
-    def _without_library(self, driver: str | None) -> AbstractContextManager[None]:
-        return self._library.released() if driver == "nvidia" and self._library is not None else nullcontext()
