@@ -90,7 +90,7 @@ def build(version: str, output: Path, work: Path, wanted: Collection[str], image
 
     run(sys.executable, "deploy/revision.py")
     if "sdist" in wanted:
-        # Of the checkout: it is packed by git, and the copy is no repository.
+        # Of the checkout: it is packed by git, and the copy is not a repository.
         run(sys.executable, ROOT / "deploy/sdist.py", output)
     if "wheel" in wanted:
         run("make", *BUILT)

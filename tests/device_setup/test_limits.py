@@ -127,7 +127,7 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
     [
         (lambda tree: (tree.container / "dmem.max").unlink(), "dmem.max: No such file"),
         (lambda tree: (tree.root / SLICE / "cgroup.subtree_control").unlink(), "cgroup.subtree_control: No such file"),
-        (lambda tree: tree.put_cgroup("0::/"), "no cgroup of its own"),
+        (lambda tree: tree.put_cgroup("0::/"), "no separate cgroup"),
         (lambda tree: tree.put_cgroup("4:memory:/x"), "unified hierarchy"),
         (lambda tree: tree.put_cgroup("0::/../../etc"), "not a path of a cgroup"),
         (lambda tree: (tree.proc / "41/cgroup").unlink(), "No such file"),

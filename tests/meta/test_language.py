@@ -29,10 +29,21 @@ COMMENTED = sorted(
 CODE = sorted(
     {
         *(path for path in ROOT.glob("python/**/*.py") if not path.stem.endswith("_pb2")),
+        *(path for folder in ("deploy", "demo", "fuzz") for path in ROOT.glob(f"{folder}/**/*.py")),
         *ROOT.glob("rust/**/*.rs"),
+        *(path for path in ROOT.glob("fuzz/**/*.rs") if "target" not in path.parts),
     }
 )
-"""The product: its comments, docstrings and messages."""
+"""The product, its packaging and fuzz targets: their comments, docstrings and messages."""
+
+SCRIPTS = sorted(
+    {
+        *(ROOT / "deploy/deb" / name for name in ("postinst", "postrm", "prerm")),
+        *ROOT.glob("examples/**/*.sh"),
+        *ROOT.glob("tests/**/*.sh"),
+    }
+)
+"""Maintainer scripts of the package and other shell scripts: their comments and messages."""
 
 TESTS = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")} - {Path(__file__)})
 """Tests and benchmarks: their comments, docstrings and messages. This file contains the words themselves."""
@@ -73,7 +84,6 @@ EXCEPTIONS: dict[str, frozenset[str]] = {
     "python/dra_agent/health/settings.py": frozenset({"tell: a taint with the effect None"}),
     "tests/agent/test_config.py": frozenset({"one of NoExecute, NoSchedule, tell, none"}),
     "tests/cluster/kube/node.py": frozenset({"io.containerd.tracing.processor.v1.otlp"}),
-    "tests/device_setup/test_limits.py": frozenset({"no cgroup of its own"}),
 }
 """Sentences that need such a word, by file: the text of the line's part that is meant."""
 
@@ -109,11 +119,31 @@ def _python(text: str) -> Iterable[tuple[int, str]]:
             yield from enumerate(prose.splitlines(), token.start[0])
 
 
+_RUST_TOKEN = re.compile(
+    r"""//[^\n]*  # a comment, documentation included
+      | '(?:[^'\\\n]|\\[^\n]{1,8})'  # a character, which may be a quote
+      | b?r(?P<hashes>\#*)"(?P<raw>.*?)"(?P=hashes)
+      | "(?P<text>(?:[^"\\]|\\.)*)"
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
 def _rust(text: str) -> Iterable[tuple[int, str]]:
-    """Return comments, without inline code."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if comment := re.search(r"(?:^|\s)//[/!]?\s(.*)", line):
-            yield number, re.sub(r"`[^`]*`", "``", comment[1])
+    """Return comments and the lines of strings of several words, without inline code and format arguments."""
+    for token in _RUST_TOKEN.finditer(text):
+        string = token["raw"] if token["raw"] is not None else token["text"]
+        if token[0].startswith("// ") or token[0].startswith(("/// ", "//! ")) or (string and " " in string):
+            prose = re.sub(r"`[^`]*`|\{[^{}]*\}", "``", token[0])
+            yield from enumerate(prose.splitlines(), text.count("\n", 0, token.start()) + 1)
+
+
+def _shell(text: str) -> Iterable[tuple[int, str]]:
+    """Return comments and strings of several words, without inline code and variables."""
+    for token in re.finditer(r"(?<!\S)#[ \t][^\n]*|\"(?:[^\"\\]|\\.)*\"|'[^']*'", text, re.DOTALL):
+        if " " in token[0]:
+            prose = re.sub(r"`[^`]*`|\$\{[^{}]*\}|\$\w+", "``", token[0])
+            yield from enumerate(prose.splitlines(), text.count("\n", 0, token.start()) + 1)
 
 
 def _functions(path: Path) -> Iterable[tuple[int, str]]:
@@ -124,7 +154,9 @@ def _functions(path: Path) -> Iterable[tuple[int, str]]:
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    readers = {".md": _prose, ".py": _python, ".rs": _rust}
+    readers = {".md": _prose, ".py": _python, ".rs": _rust, ".sh": _shell}
+    if path in SCRIPTS:
+        return _shell(path.read_text())
     return readers[path.suffix](path.read_text()) if path.suffix in readers else _comments(path)
 
 
@@ -147,7 +179,7 @@ def test_a_page_uses_standard_terms(path: Path) -> None:
 
 
 def test_code_is_commented_in_standard_terms() -> None:
-    findings = [finding for path in CODE + TESTS for finding in _findings(path)]
+    findings = [finding for path in CODE + SCRIPTS + TESTS for finding in _findings(path)]
     assert not findings, "\n".join(findings)
 
 
@@ -166,7 +198,11 @@ def test_names_of_tests_use_standard_terms() -> None:
     ("name", "text"),
     [
         ("module.py", 'tell = tells("tell")  # tell it\nprint(f"{tell} a")\n'),
-        ("lib.rs", 'let tell = "tell it";  // tell it\n'),
+        ("lib.rs", "let tell = 'a';  // tell it\n"),
+        ("main.rs", 'let (tell, quote) = ("tell it", \'"\'); print("tell");\n'),
+        ("raw.rs", 'let tell = r#"tell it"#; f::<\'a>(tell);\n'),
+        ("script.sh", "tell=1  # tell it\ntell\n"),
+        ("message.sh", "tell 'tell it'\n"),
         ("Makefile", "all: ## tell it\n\techo tell it\n"),
         ("values.yaml", "# `tell` it\na: tell\nb: 1  # tell it\n"),
         ("unit.service", "# tell it\nTell=it\n"),
@@ -178,4 +214,4 @@ def test_names_of_tests_use_standard_terms() -> None:
 def test_comments_are_read_and_code_is_not(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    assert [line.strip("/# ") for _, line in _lines(path) if "tell" in line] == ["tell it"]
+    assert [line.strip("/#r\"' ") for _, line in _lines(path) if "tell" in line] == ["tell it"]

@@ -294,7 +294,7 @@ impl Cluster {
             .iter()
             .position(|claim| allocation_of(claim).is_some());
         if let Some(index) = allocated {
-            let message = "must not be set: a copy needs devices of its own";
+            let message = "must not be set: a copy needs its own devices";
             let claim = &claims[index];
             return Err(InvalidObject::of(
                 claim,

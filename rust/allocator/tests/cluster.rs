@@ -349,7 +349,7 @@ fn a_copy_has_no_allocation() {
     let error = cluster.capacity(None, &held, b"[]", 1, Options::default());
     assert_eq!(
         error.unwrap_err().to_string(),
-        "ResourceClaim ns/a: status.allocation: must not be set: a copy needs devices of its own"
+        "ResourceClaim ns/a: status.allocation: must not be set: a copy needs its own devices"
     );
 }
 

@@ -21,7 +21,7 @@ fn parse(text: &str) -> Result<String, String> {
         .ok_or("the process is in no cgroup of the unified hierarchy (version 2)")?;
     // A limit on the root cgroup or on a path outside the container's cgroup would affect other containers.
     if path.is_empty() {
-        return Err("the container has no cgroup of its own".to_owned());
+        return Err("the container has no separate cgroup".to_owned());
     }
     let invalid = |part: &str| part.is_empty() || part == "." || part == "..";
     if path.len() > MAX_PATH_BYTES

@@ -230,7 +230,7 @@ fn a_container_that_cannot_be_found_does_not_start() {
     host.write("proc/4711/cgroup", "0::/\n");
     assert_refused(
         &host.run(STATE, &arguments),
-        "the container has no cgroup of its own",
+        "the container has no separate cgroup",
     );
     assert_eq!(host.read("cgroup/pods.slice/cri-1.scope/dmem.max"), "");
 }

@@ -45,7 +45,7 @@ pub(super) fn validate(slice: &ResourceSlice, report: &mut Report) {
     if !spec.devices.is_empty() && !spec.shared_counters.is_empty() {
         report.fail(
             &path,
-            "has both devices and sharedCounters; counters need a slice of their own",
+            "has both devices and sharedCounters; counters need a separate slice",
         );
     }
     devices(spec, &path.member("devices"), report);
