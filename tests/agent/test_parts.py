@@ -62,6 +62,17 @@ def test_journal_lines_have_a_priority_and_no_time(
     assert stream.getvalue() == "<4>device left out device=gpu-0\n"
 
 
+def test_json_lines_in_the_journal_have_a_priority(
+    logged: tuple[logging.Logger, logging.Handler, io.StringIO],
+) -> None:
+    logger, handler, stream = logged
+    handler.setFormatter(JsonFormatter(journal=True))
+    logger.warning("device left out", extra={"device": "gpu-0"})
+    assert stream.getvalue().startswith("<4>{")
+    event = json.loads(stream.getvalue().removeprefix("<4>"))
+    assert (event["message"], event["level"], event["device"]) == ("device left out", "warning", "gpu-0")
+
+
 def test_json_lines_have_fields_and_tracebacks_as_values(
     logged: tuple[logging.Logger, logging.Handler, io.StringIO],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from eventually import eventually
 from packages.conftest import CONFIG, apply_claim, specs
@@ -24,6 +25,34 @@ clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
 users: [{name: u, user: {token: t}}]
 """
 """No API server listens there."""
+DROP_INS = "/run/systemd/system/dra-agent.service.d"
+BLOCKABLE = "/usr/local/lib/blockable-agent"
+BLOCKABLE_AGENT = """\
+#!/usr/bin/python3 -I
+import signal, sys, threading, time
+
+sys.path.insert(0, "/usr/lib/dra-agent")
+from dra_agent.cli.main import main
+
+def report():
+    print("another thread runs", file=sys.stderr, flush=True)
+
+def block(*_):
+    print("the event loop is blocked", file=sys.stderr, flush=True)
+    threading.Thread(target=report, daemon=True).start()
+    while True:
+        time.sleep(3600)
+
+# The interpreter calls the handler on the main thread, which runs the event loop.
+signal.signal(signal.SIGRTMIN, block)
+sys.exit(main())
+"""
+BLOCKABLE_DROP_IN = f"""\
+[Service]
+WatchdogSec=5
+ExecStart=
+ExecStart={BLOCKABLE} run --config /etc/dra-agent/config.toml
+"""
 WAIT_S = 240.0
 MAX_EXPOSURE = 2.0
 
@@ -67,6 +96,37 @@ def test_a_stopped_event_loop_is_killed_and_started_again(installed: Machine) ->
     installed.run("systemctl", "daemon-reload")
     assert spec in specs(installed)
     installed.run("dra-agent", "claim", "delete", "watched")
+
+
+def test_a_blocked_event_loop_is_killed_and_started_again(installed: Machine) -> None:
+    """The process runs, and its other threads do: only the loop stops, as with a call in it that never returns."""
+    spec = apply_claim(installed, "blocked")
+    content = installed.output("cat", f"/run/cdi/{spec}")
+    installed.write(BLOCKABLE, BLOCKABLE_AGENT)
+    installed.run("chmod", "755", BLOCKABLE)
+    installed.write(f"{DROP_INS}/blockable.conf", BLOCKABLE_DROP_IN)
+    try:
+        installed.run("systemctl", "daemon-reload")
+        installed.run("systemctl", "restart", "dra-agent")
+        former, restarts = installed.property("MainPID"), int(installed.property("NRestarts"))
+        installed.run("kill", "-s", "RTMIN", former)
+        eventually(lambda: "the event loop is blocked" in installed.journal(), installed.journal, within=WAIT_S)
+
+        def replaced() -> bool:
+            running = installed.property("ActiveState") == "active" and installed.property("MainPID") != former
+            return running and int(installed.property("NRestarts")) > restarts
+
+        eventually(replaced, installed.journal, within=WAIT_S)
+        assert "Watchdog timeout" in installed.journal()
+        assert "another thread runs" in installed.journal()
+    finally:
+        installed.run("rm", f"{DROP_INS}/blockable.conf")
+        installed.run("systemctl", "daemon-reload")
+        installed.run("systemctl", "restart", "dra-agent")
+    assert installed.output("cat", f"/run/cdi/{spec}") == content
+    assert "default/blocked" in installed.output("dra-agent", "claims").replace("\n", "")
+    installed.run("dra-agent", "claim", "delete", "blocked")
+    assert spec not in specs(installed)
 
 
 def test_a_reload_applies_the_configuration_without_a_restart(installed: Machine) -> None:
@@ -122,6 +182,38 @@ def test_messages_have_their_priority_in_the_journal(installed: Machine) -> None
     ready = [entry for entry in entries if str(entry["MESSAGE"]).startswith("ready ")]
     assert ready and {entry["PRIORITY"] for entry in ready} == {"6"}
     assert {entry["SYSLOG_IDENTIFIER"] for entry in entries} == {"dra-agent"}
+
+
+def test_fields_of_messages_are_in_the_journal(installed: Machine) -> None:
+    installed.write("/etc/dra-agent/config.toml", CONFIG + 'log_format = "json"\n')
+    installed.run("systemctl", "restart", "dra-agent")
+    spec = apply_claim(installed, "logged")
+    installed.write("/etc/dra-agent/config.toml", "no_such_key = 1\n")
+    try:
+        installed.run("systemctl", "reload", "dra-agent")
+        eventually(lambda: "not reloaded" in installed.journal(), installed.journal, within=WAIT_S)
+        entries = entries_of_this_run(installed)
+        ((prepared, event),) = [one for one in entries if one[1]["message"] == "claim prepared"]
+        assert event["claim"] in spec and len(event["devices"]) == 1 and event["level"] == "info"
+        assert prepared["SYSLOG_IDENTIFIER"] == "dra-agent" and prepared["_SYSTEMD_UNIT"] == "dra-agent.service"
+        refused = [event for _, event in entries if "not reloaded" in event["message"]]
+        assert refused[0]["level"] == "error" and "no_such_key" in json.dumps(refused[0]["reason"])
+        # `journalctl -p err` shows the line.
+        assert {"info": "6", "error": "3"}.items() <= {
+            event["level"]: entry["PRIORITY"] for entry, event in entries
+        }.items()
+    finally:
+        installed.write("/etc/dra-agent/config.toml", CONFIG)
+        installed.run("systemctl", "restart", "dra-agent")
+        installed.run("dra-agent", "claim", "delete", "logged")
+
+
+def entries_of_this_run(machine: Machine) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Return the agent's own entries of the journal since its last start, each with the JSON object that it logged."""
+    run = f"_SYSTEMD_INVOCATION_ID={machine.property('InvocationID')}"
+    lines = machine.output("journalctl", "--output=json", run, "_COMM=dra-agent").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [(entry, json.loads(entry["MESSAGE"])) for entry in entries]
 
 
 def test_the_sandbox_is_applied(installed: Machine) -> None:

@@ -25,7 +25,7 @@ def set_up(level: str, format_: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     # Set by systemd if standard error is the journal, which records time and priority.
     journal = "JOURNAL_STREAM" in os.environ
-    handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter(journal=journal))
+    handler.setFormatter((JsonFormatter if format_ == "json" else TextFormatter)(journal=journal))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -61,7 +61,7 @@ class TextFormatter(logging.Formatter):
         extra = "".join(f" {name}={_text(value)}" for name, value in fields(record).items())
         message = printable(record.getMessage(), line=True)
         if self._journal:
-            line = f"<{_PRIORITY.get(record.levelno, 6)}>{message}{extra}"
+            line = f"{_prefix(record)}{message}{extra}"
         else:
             line = f"{_time(record)} {record.levelname.lower()} {message}{extra}"
         return f"{line}\n{printable(self.formatException(record.exc_info))}" if record.exc_info else line
@@ -69,6 +69,10 @@ class TextFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object on one line: time, level, logger, message, and the event's fields."""
+
+    def __init__(self, *, journal: bool = False) -> None:
+        super().__init__()
+        self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one event."""
@@ -81,7 +85,13 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json_printable(json.dumps(event, ensure_ascii=False, default=str))
+        line = json_printable(json.dumps(event, ensure_ascii=False, default=str))
+        # journald removes the prefix; without it, every line would have the priority of an information.
+        return f"{_prefix(record)}{line}" if self._journal else line
+
+
+def _prefix(record: logging.LogRecord) -> str:
+    return f"<{_PRIORITY.get(record.levelno, 6)}>"
 
 
 def _time(record: logging.LogRecord) -> str:
