@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypedDict, Unpack
 
 from dra_agent.cli import terminal
 from dra_agent.cli.output import is_wide, prints_names
@@ -15,32 +16,34 @@ COMFORTABLE_PROSE_COLUMNS = 30
 """Width down to which a column of prose is made narrower before another column is left out, in characters."""
 
 
+class Layout(TypedDict, total=False):
+    """How a table treats its columns, by their names."""
+
+    optional: Sequence[str]
+    """On a terminal these are left out, the first one first, until the rest fits."""
+    wide: Sequence[str]
+    """These are there with `-o wide` only, which leaves out none."""
+    prose: Sequence[str]
+    """On a terminal these are wrapped; no other cell is folded or cut."""
+    named: Callable[[Sequence[object]], str]
+    """The name of a row for `-o name`, instead of its first cell. Each name is printed once."""
+    empty: str
+    """Is printed on standard error instead of the headings if there is no row; may be empty."""
+
+
 class Rows:
     """A table whose rows are written at once, or as they change; the headings are written once.
 
-    Into a file or a pipe every row is one line, three spaces between its columns. On a terminal columns of `prose` are
-    wrapped, and the columns that are `optional` are left out, the first one first, until the rest fits; no other cell
-    is folded or cut. `wide` columns are there with `-o wide` only, which leaves out none. With `-o name`
-    each name of a row is printed once: the first column, or `named`. Without any row, `empty` is printed on standard
-    error instead of the headings.
+    Into a file or a pipe every row is one line, three spaces between its columns.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        *,
-        optional: Sequence[str] = (),
-        wide: Sequence[str] = (),
-        prose: Sequence[str] = (),
-        named: Callable[[Sequence[object]], str] | None = None,
-        empty: str | None = None,
-    ) -> None:
-        self._empty = empty
+    def __init__(self, columns: Sequence[str], **layout: Unpack[Layout]) -> None:
         self._columns = columns
-        self._optional = optional
-        self._wide = wide
-        self._prose = prose
-        self._named = named
+        self._optional = layout.get("optional", ())
+        self._wide = layout.get("wide", ())
+        self._prose = layout.get("prose", ())
+        self._named = layout.get("named")
+        self._empty = layout.get("empty")
         self._widths: list[int] | None = None
         self._kept: list[int] = []
 
@@ -120,16 +123,12 @@ def table(
     rows: Iterable[Sequence[object]],
     *,
     title: str | None = None,
-    optional: Sequence[str] = (),
-    wide: Sequence[str] = (),
-    prose: Sequence[str] = (),
-    named: Callable[[Sequence[object]], str] | None = None,
-    empty: str | None = None,
+    **layout: Unpack[Layout],
 ) -> None:
     """Print rows under upper-case headings at once, as `Rows` lays them out."""
     if title is not None and not prints_names():
         print(title)
-    Rows(columns, optional=optional, wide=wide, prose=prose, named=named, empty=empty).write(rows)
+    Rows(columns, **layout).write(rows)
 
 
 _GAP = "   "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import AgentError
+from dra_agent.reclaim.change_log import log_change
 from dra_agent.reclaim.signal import RecallingSource, Signal, SignalSource
 from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
@@ -42,6 +43,8 @@ DEADLINE_MARGIN_S = 1.0
 """Seconds before the deadline after which nothing is waited for."""
 SOURCE_STOP_TIMEOUT_S = 2.0
 """Maximum seconds for which a change of the configuration waits for the sources that it replaces."""
+SOURCE_RETRY_S = 5.0
+"""Seconds until a source that has failed is started again."""
 MAX_EXPIRY_CHECK_S = 30.0
 """Maximum seconds between two checks for expired signals."""
 
@@ -238,7 +241,7 @@ class ReclaimService:
             except Exception as error:  # one source must not take the others with it
                 log.exception("a source of reclaim notices failed", extra={"source": source.names[0]})
                 tracker.failed(source.names[0], f"{type(error).__name__}: {error}")
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(SOURCE_RETRY_S)
 
     def _enqueue_signal(self, signal: Signal) -> None:
         self._pending_signals.append(signal)
@@ -281,7 +284,7 @@ class ReclaimService:
             self.cancelled += before.noticed is not None and after.noticed is None
             self._saver.begin(after)
             await self._saver.wait(SAVE_HEAD_START_S)
-            self._log_change(before, after)
+            log_change(before, after, self._now())
             for listener in self._listeners:
                 try:
                     await listener(before, after)
@@ -289,39 +292,3 @@ class ReclaimService:
                     log.exception("a change of the reclaim was not acted on")
             if not await self._saver.wait(SAVE_TIMEOUT_S):
                 log.error("the notice is acted on before it is on disk: the disk takes too long")
-
-    def _log_change(self, before: ReclaimState, after: ReclaimState) -> None:
-        if after.phase != before.phase:
-            cause = after.cause
-            extra: dict[str, object] = {"was": before.phase}
-            if cause is not None:
-                extra |= {"source": cause.source, "event": cause.event, "what": cause.description}
-            if after.deadline is not None:
-                extra["deadline"] = after.deadline.isoformat()
-                extra["seconds"] = round((after.deadline - self._now()).total_seconds(), 1)
-            log.warning(f"reclaim: {after.phase}", extra=extra)
-        # Also if the later signal arrives second, and so changes no deadline.
-        if (
-            after.deadline is not None
-            and _disagree(after)
-            and (after.deadline != before.deadline or not _disagree(before))
-        ):
-            log.warning(
-                "sources disagree about the deadline; the earliest counts",
-                extra={"deadline": after.deadline.isoformat(), "sources": _deadlines(after)},
-            )
-
-
-def _disagree(state: ReclaimState) -> bool:
-    times = [
-        active.signal.deadline for active in state.active if active.signal.kind == "notice" and active.signal.deadline
-    ]
-    return len(times) > 1 and (max(times) - min(times)).total_seconds() > 5
-
-
-def _deadlines(state: ReclaimState) -> list[str]:
-    return [
-        f"{active.signal.source}={active.signal.deadline.isoformat()}"
-        for active in state.active
-        if active.signal.kind == "notice" and active.signal.deadline is not None
-    ]
