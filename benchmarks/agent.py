@@ -26,7 +26,7 @@ PROFILE = "dgx-h100"
 STARTS = 7
 CLAIMS = 64
 PAIRS = int(os.environ.get("PAIRS", "2000"))
-MIB = 1024
+KIB_PER_MIB = 1024
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> list[Measure]
         began = time.perf_counter()
         pairs(client, PAIRS)
         each = (time.perf_counter() - began) / PAIRS
-        grown = (resident(agent) - before) / MIB
+        grown = (resident(agent) - before) / KIB_PER_MIB
     return [
         *measures,
         measure(f"growth over {PAIRS} claims", "MiB", [grown], target=Target("value", "at most", 1)),
@@ -142,8 +142,8 @@ def resident(agent: subprocess.Popen[bytes]) -> int:
 def memory(phase: str, agent: subprocess.Popen[bytes], target: Target | None = None) -> list[Measure]:
     kb = rollup(agent)
     return [
-        measure(f"resident, {phase}", "MiB", [kb["Rss"] / MIB], target=target),
-        measure(f"private, {phase}", "MiB", [kb["Anonymous"] / MIB]),
+        measure(f"resident, {phase}", "MiB", [kb["Rss"] / KIB_PER_MIB], target=target),
+        measure(f"private, {phase}", "MiB", [kb["Anonymous"] / KIB_PER_MIB]),
     ]
 
 

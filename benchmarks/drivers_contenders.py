@@ -15,7 +15,7 @@ from typing import Any
 
 from drivers_claims import Claim
 
-REGISTERED_WITHIN = 60.0
+REGISTRATION_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Probe:
     @contextmanager
     def registering(self, driver: str, registry: Path) -> Iterator[Callable[[], int]]:
         """Wait for a driver's socket; yield a function that waits for the registration and returns its time in ns."""
-        self._send({"do": "register", "driver": driver, "registry": str(registry), "seconds": REGISTERED_WITHIN})
+        self._send({"do": "register", "driver": driver, "registry": str(registry), "seconds": REGISTRATION_TIMEOUT_S})
         yield lambda: int(self._answer()["at"])
 
     def calls(self, driver: str, claims: Sequence[Claim], steps: Sequence[str], rounds: int = 1) -> list[list[int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ADMIN = "admin"
-READY_WITHIN = 90.0
+READY_TIMEOUT_S = 90.0
 DRIVER_RULES = [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch", "update"]},
@@ -182,13 +182,13 @@ class ControlPlane:
         self._until(ready, "kube-apiserver is not ready")
 
     def _until(self, condition: Any, otherwise: str) -> None:
-        deadline = time.monotonic() + READY_WITHIN
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while not condition():
             for name, process in self._processes.items():
                 if process.poll() is not None:
                     raise RuntimeError(f"{name} ended; see its log in {self._folder}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{otherwise} after {READY_WITHIN:.0f} s; see its log in {self._folder}")
+                raise RuntimeError(f"{otherwise} after {READY_TIMEOUT_S:.0f} s; see its log in {self._folder}")
             time.sleep(0.1)
 
     def _allow(self, users: list[str]) -> None:

@@ -25,7 +25,7 @@ from dra_agent.reclaim.control import Cancel, Status, send_request
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = "dgx-h100"
 SPOT = "/latest/meta-data/spot/instance-action"
-NOTICE = 120.0
+NOTICE_S = 120.0
 """Seconds from AWS's notice to the interruption."""
 CLASSES = ROOT / "examples" / "classes"
 
@@ -44,7 +44,7 @@ class Metadata:
 
     def take(self) -> float:
         """Announce an interruption; return the Unix time of the announcement."""
-        ends = datetime.now(UTC) + timedelta(seconds=NOTICE)
+        ends = datetime.now(UTC) + timedelta(seconds=NOTICE_S)
         return float(self._control(spot={"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})["t0"])
 
     def leave(self) -> None:

@@ -31,7 +31,7 @@ PHASES = (
 """`noticed`: the agent receives the announcement. `returned`: kubectl drain exits."""
 OWN = "every slice tainted, by the agent"
 """The time from the notice until the agent has seen every slice tainted, measured by the agent."""
-ENDED_WITHIN = 30.0
+END_TIMEOUT_S = 30.0
 """Seconds after the limit within which a drain exits; nothing counts after the limit."""
 
 
@@ -160,7 +160,7 @@ def leave(who: str, cluster: Cluster, watches: Watches, doomed: Host, workload: 
             watches.changed.wait(min(0.5, max(0.01, deadline - time.time())))
     result.took = {phase: took for phase, took in result.took.items() if took <= limit}
     if drain is not None:
-        result.error = drain.wait(limit + ENDED_WITHIN)
+        result.error = drain.wait(limit + END_TIMEOUT_S)
         if not result.error:
             result.took["returned"] = drain.ended - t0
         cluster.kubectl("uncordon", doomed.name)

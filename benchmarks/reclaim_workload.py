@@ -10,7 +10,7 @@ from cluster.kube.workload import Namespace, pod_spec, request
 
 BUDGETS = Kind("policy/v1", "poddisruptionbudgets")
 CLAIM_PODS = 4
-SETTLED_WITHIN = 600.0
+SETTLE_TIMEOUT_S = 600.0
 
 
 class Workload:
@@ -41,7 +41,7 @@ class Workload:
         """Delete the plain pods."""
         self._plain_count = 0
         self._api.delete(DEPLOYMENTS, "plain", self._plain.name)
-        self._api.wait(lambda: not self._api.list(PODS, self._plain.name), "the plain pods are gone", SETTLED_WITHIN)
+        self._api.wait(lambda: not self._api.list(PODS, self._plain.name), "the plain pods are gone", SETTLE_TIMEOUT_S)
 
     def forbid_disruption(self) -> None:
         """Create a PodDisruptionBudget that allows no eviction of the pods with claims."""
@@ -116,7 +116,7 @@ class Workload:
                 and all(node_of_claim(claim) for claim in claims)
             )
 
-        self._api.wait(still, "every pod runs and no old one is left", SETTLED_WITHIN, every=0.5)
+        self._api.wait(still, "every pod runs and no old one is left", SETTLE_TIMEOUT_S, every=0.5)
 
     def _only(self, node: str) -> _Only:
         return _Only(self._cluster, node)

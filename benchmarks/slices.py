@@ -35,7 +35,7 @@ from dra_agent.simulate import inject
 DRIVER = "dra-agent.internal"
 NODE = "node-of-slices"
 GPUS, EACH = 8, 7
-HOUSEKEEPING = 65.0
+HOUSEKEEPING_PERIOD_S = 65.0
 """Seconds within which the agent's periodic cleanup runs, which returns freed memory to the system."""
 CONFIG = f"""\
 [[inventory.partition]]
@@ -172,7 +172,7 @@ class Slices:
         self.note("after a slow GPU")
         self.probe.calls(DRIVER, everything, ["prepare"])
         self.note(f"{len(everything)} claims held")
-        time.sleep(HOUSEKEEPING)
+        time.sleep(HOUSEKEEPING_PERIOD_S)
         self.note("the same after housekeeping")
         self.probe.calls(DRIVER, everything, ["unprepare"])
 

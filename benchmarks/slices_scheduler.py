@@ -20,7 +20,7 @@ from drivers_plane import ADMIN, ControlPlane
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CLAIMS = f"{GROUP}/namespaces/{NAMESPACE}/resourceclaims"
-WITHIN = 300.0
+BIND_TIMEOUT_S = 300.0
 _ROOM = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
 READY = {"capacity": _ROOM, "allocatable": _ROOM, "conditions": [{"type": "Ready", "status": "True"}]}
 """The status of a node to which pods are scheduled; no kubelet sets it."""
@@ -89,8 +89,8 @@ def allocate(plane: ControlPlane, process: subprocess.Popen[bytes], count: int) 
         took = time.monotonic() - began
         if bound >= count:
             return took
-        if took > WITHIN:
-            raise RuntimeError(f"{bound} of {count} pods were bound within {WITHIN:.0f} s")
+        if took > BIND_TIMEOUT_S:
+            raise RuntimeError(f"{bound} of {count} pods were bound within {BIND_TIMEOUT_S:.0f} s")
         time.sleep(0.02)
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 AGENT = Path(sys.executable).with_name("dra-agent")
 PROFILE = "dgx-h100"
-START_TIMEOUT = 30.0
+START_TIMEOUT_S = 30.0
 
 
 class StepFailedError(Exception):
@@ -95,13 +95,13 @@ class Demo:
         began = time.monotonic()
         self.agent = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
         log.close()
-        while time.monotonic() < began + START_TIMEOUT:
+        while time.monotonic() < began + START_TIMEOUT_S:
             if self.agent.poll() is not None:
                 raise StepFailedError(f"the agent ended: {self.log_tail()}")
             if self.answers():
                 return time.monotonic() - began
             time.sleep(0.01)
-        raise StepFailedError(f"the agent did not start within {START_TIMEOUT:.0f} s: {self.log_tail()}")
+        raise StepFailedError(f"the agent did not start within {START_TIMEOUT_S:.0f} s: {self.log_tail()}")
 
     def answers(self) -> bool:
         """Return whether an agent listens; the socket file of a killed agent does not count."""

@@ -150,11 +150,11 @@ def base_packages(*roots: Path) -> Iterator[Component]:
         root = next((layer for layer in roots if (layer / DPKG_INFO / name).exists()), roots[-1])
         (root / DPKG_INFO).mkdir(parents=True, exist_ok=True)
         (root / DPKG_INFO / name).write_text(status)
-        rights = Path("/usr/share/doc") / name / "copyright"
-        if rights.exists():
-            target = root / rights.relative_to("/")
+        copyright_file = Path("/usr/share/doc") / name / "copyright"
+        if copyright_file.exists():
+            target = root / copyright_file.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(rights.read_bytes())
+            target.write_bytes(copyright_file.read_bytes())
         yield {
             **component("library", name, version, f"pkg:deb/debian/{name}@{version}?arch={architecture}", ""),
             "properties": [{"name": "source", "value": source}],

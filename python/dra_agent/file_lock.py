@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from dra_agent.deadline import Deadline
+from dra_agent.retry import growing_wait
 
 FIRST_PAUSE_S = 0.001
 MAX_PAUSE_S = 0.05
@@ -29,13 +30,13 @@ def lock(handle: int, deadline: Deadline, attempt: Callable[[int], bool] = try_l
 
     `attempt` is one try: another one than `try_lock` may be content with a shared lock. Raises OSError as flock(2).
     """
-    pause = FIRST_PAUSE_S
+    failures = 0
     while not attempt(handle):
         remaining_s = deadline.remaining()
         if not remaining_s:
             return False
-        time.sleep(min(pause, remaining_s))
-        pause = min(2 * pause, MAX_PAUSE_S)
+        time.sleep(min(growing_wait(failures, first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S), remaining_s))
+        failures += 1
     return True
 
 

@@ -13,6 +13,14 @@ LIST_FIRST_S = 5.0
 LIST_MAX_S = 30.0
 
 
+def growing_wait(failures: int, *, first_s: float, max_s: float, factor: float = 2.0) -> float:
+    """Return the seconds to wait after a failure that follows `failures` others: `first_s` grows by `factor` each time.
+
+    The wait is never longer than `max_s`.
+    """
+    return min(max_s, first_s * factor ** min(failures, 64))
+
+
 class Backoff:
     """Delays of one activity, with jitter. Call `reset` after a success."""
 
@@ -55,7 +63,7 @@ class Backoff:
         at the same moment. A `retry_after` attribute of `error` (the Retry-After header) is the minimum; up to a tenth
         is added to it.
         """
-        step = min(self._longest, self._first * self._factor ** min(self.failures, 64))
+        step = growing_wait(self.failures, first_s=self._first, max_s=self._longest, factor=self._factor)
         self.failures += 1
         wait = step * (1.0 - self._spread + self._spread * self._jitter())
         retry_after = getattr(error, "retry_after", None)
@@ -71,7 +79,8 @@ KEYED_MAX_S = 60.0
 @dataclass(slots=True)
 class _Wait:
     retry_at: float
-    last: float
+    failures: int
+    """Before the last one."""
 
 
 class KeyedBackoff:
@@ -87,8 +96,9 @@ class KeyedBackoff:
     def failed(self, key: str) -> float:
         """Record a failure and return the seconds until the next attempt."""
         known = self._waits.get(key)
-        wait = KEYED_FIRST_S if known is None else min(known.last * 2, KEYED_MAX_S)
-        self._waits[key] = _Wait(self._clock() + wait, wait)
+        failures = 0 if known is None else known.failures + 1
+        wait = growing_wait(failures, first_s=KEYED_FIRST_S, max_s=KEYED_MAX_S)
+        self._waits[key] = _Wait(self._clock() + wait, failures)
         return wait
 
     def done(self, key: str) -> None:

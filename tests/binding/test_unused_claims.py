@@ -27,7 +27,7 @@ def test_a_claim_that_is_being_prepared_is_not_compared(stage: Stage) -> None:
             stage.node.ledger,
             AheadPreparer(stage.node.preparer),
             driver=DRIVER,
-            turn=locks.__getitem__,
+            lock_of=locks.__getitem__,
             is_leader=lambda: True,
             interval_s=0.01,
         )

@@ -61,7 +61,8 @@ def test_every_flag_of_every_command_is_a_candidate(command: Command, words: tup
 
 
 @pytest.fixture
-def claims(command: Command, agent: object) -> Command:
+def claims(command: Command, agent: object, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setattr("dra_agent.cli.completion.TIMEOUT_S", DEADLINE_S)
     write(Path("claims.yaml"), CLASS, claim("train"), claim("tune", namespace="team-a"))
     assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
     return command

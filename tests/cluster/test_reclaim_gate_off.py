@@ -55,14 +55,14 @@ def temporary_namespace(cluster: Cluster, name: str) -> Iterator[Namespace]:
 
 
 @contextmanager
-def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
+def agents(cluster: Cluster, config: str, *permissions: str) -> Iterator[Agent]:
     """Run an agent on both nodes; yield that of node-a, with these permissions. node-b is cordoned."""
     started: list[Agent] = []
     try:
         for node in cluster.nodes:
             file = node.directory / "config.toml"
             file.write_text(config)
-            kubeconfig = cluster.identity(DRIVER, *rights).kubeconfig(node.name)
+            kubeconfig = cluster.identity(DRIVER, *permissions).kubeconfig(node.name)
             agent = Agent(node, "l40s", kubeconfig, flags=("--config", str(file)))
             shutil.rmtree(agent.state_dir, ignore_errors=True)
             started.append(agent.start())
@@ -114,12 +114,12 @@ def test_pods_are_evicted_without_device_taints(cluster_without_taints: Cluster)
 
 
 @pytest.mark.parametrize(
-    ("rights", "reasons"), [("podEviction=evict", ["EvictionByEvictionAPI"]), ("podEviction=delete", [])]
+    ("permissions", "reasons"), [("podEviction=evict", ["EvictionByEvictionAPI"]), ("podEviction=delete", [])]
 )
 def test_deleted_pods_have_a_reason_if_eviction_is_permitted(
-    cluster_without_taints: Cluster, rights: str, reasons: list[str]
+    cluster_without_taints: Cluster, permissions: str, reasons: list[str]
 ) -> None:
-    with agents(cluster_without_taints, '[reclaim]\nevict = "delete"\n', rights, "cordon=true") as reclaimed:
+    with agents(cluster_without_taints, '[reclaim]\nevict = "delete"\n', permissions, "cordon=true") as reclaimed:
         with temporary_namespace(cluster_without_taints, f"deleted-{len(reasons)}") as namespace:
             before = run_deployment_on_node_a(cluster_without_taints, namespace)
             with History(namespace) as history:

@@ -28,7 +28,7 @@ from cluster.test_reclaim_policies import create_budget_of_zero
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\n'
 CHART_VALUES = ("podEviction=evict",)
-NOTICE = 20.0
+NOTICE_S = 20.0
 SLACK_S = 8.0
 """Seconds beyond the grace periods, times the slowdown; on an idle machine the drain ends before the deadline."""
 LONG_GRACE_S = 300
@@ -64,7 +64,7 @@ def test_a_grace_period_longer_than_the_notice_is_cut(reclaimed: Agent, cluster:
     create_budget_of_zero(namespace, "budget")
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
     with History(namespace) as history:
-        noticed = announce(reclaimed, NOTICE)
+        noticed = announce(reclaimed, NOTICE_S)
         all_released(reclaimed)
         elapsed = time.monotonic() - noticed
         slack = SLACK_S * cluster.api.slowdown()
@@ -74,11 +74,11 @@ def test_a_grace_period_longer_than_the_notice_is_cut(reclaimed: Agent, cluster:
         deletion = history.deleted(uid)
         grace = deletion.object["metadata"]["deletionGracePeriodSeconds"]
         print(app, f"asked {deletion.at - noticed:.2f} over {history.ended(uid).at - noticed:.2f} grace {grace}")
-        assert 1 <= grace < NOTICE, f"{app} was deleted with grace {grace} s"
-        assert history.ended(uid).at - noticed < NOTICE + slack
+        assert 1 <= grace < NOTICE_S, f"{app} was deleted with grace {grace} s"
+        assert history.ended(uid).at - noticed < NOTICE_S + slack
         reasons = [c["reason"] for c in deletion.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
         # Where a budget forbids an eviction the pod is deleted, without a DisruptionTarget condition.
         assert reasons == ([] if app == "budget" else ["EvictionByEvictionAPI"])
     delay = history.deleted(before["patient"]).at - noticed
     assert 5 <= delay < 5 + 4 * cluster.api.slowdown(), "its tolerationSeconds, less 2 s"
-    assert elapsed < NOTICE + slack
+    assert elapsed < NOTICE_S + slack

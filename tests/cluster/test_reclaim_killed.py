@@ -35,7 +35,7 @@ CHART_VALUES = ("podEviction=evict", "cordon=true")
 EXTENDED = {"limits": {"deviceclass.resource.kubernetes.io/gpu": "1"}}
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 
-NOTICE = 35.0
+NOTICE_S = 35.0
 APPS = ("quick", "claim", "extended")
 
 StartAgent = Callable[..., Agent]
@@ -82,7 +82,7 @@ def test_an_agent_killed_during_a_drain_continues(reclaimed: Agent, cluster: Clu
     before = {app: run_on(namespace, app, "node-a")[0]["metadata"]["uid"] for app in APPS}
     uncordon_node_b(cluster)
     with History(namespace) as history:
-        noticed = announce(reclaimed, NOTICE)
+        noticed = announce(reclaimed, NOTICE_S)
         tainted(reclaimed, "NoExecute")
         taints_before = taints(reclaimed)
         until(lambda: "released" in states(reclaimed), "the first claim is released")
@@ -100,7 +100,7 @@ def test_an_agent_killed_during_a_drain_continues(reclaimed: Agent, cluster: Clu
             run_on(namespace, app, "node-b")
     # 60 s of grace are cut to the remaining time; a busy machine takes some seconds more.
     grace = history.deleted(before["extended"]).object["metadata"]["deletionGracePeriodSeconds"]
-    assert 1 <= grace < NOTICE and elapsed < 60 * cluster.api.slowdown()
+    assert 1 <= grace < NOTICE_S and elapsed < 60 * cluster.api.slowdown()
     assert taints(reclaimed) == taints_before, "also timeAdded, from which tolerations count"
     assert status(reclaimed)["tainted_after"] == tainted_after, (
         "not the time at which the second agent observed the taints"

@@ -26,7 +26,7 @@ from cluster.kube.process import until
 from cluster.kube.workload import Namespace, cordon, request
 
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
-GRACE = 30
+GRACE_PERIOD_S = 30
 """Seconds during which the agent waits for its pod."""
 
 StartAgent = Callable[..., Agent]
@@ -43,7 +43,7 @@ def reclaimed(start_agent: StartAgent, cluster: Cluster) -> Agent:
 
 def test_a_stopping_agent_releases_the_claims_first(reclaimed: Agent, cluster: Cluster, namespace: Namespace) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
-    kind, body = deployment("serve", template("serve", IGNORES_SIGTERM, GRACE, claims=[OF_TEMPLATE]))
+    kind, body = deployment("serve", template("serve", IGNORES_SIGTERM, GRACE_PERIOD_S, claims=[OF_TEMPLATE]))
     namespace.api.create(kind, body, namespace.name)
     (pod,) = run_on(namespace, "serve", "node-a")
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})

@@ -37,13 +37,13 @@ from cluster.kube.workload import Namespace, container, cordon, request
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
 CHART_VALUES = ("podEviction=evict", "cordon=true")
-NOTICE = 30.0
+NOTICE_S = 30.0
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 SHARED = {"name": "devices", "resourceClaimName": "shared"}
 EXTENDED = "deviceclass.resource.kubernetes.io/gpu"
 WORKLOADS = {"deployment": 1, "job": 1, "careful-job": 1, "stateful-set": 1, "shared": 2, "extended": 1}
 """Number of pods of each."""
-SKEW = 0.5
+CLOCK_SKEW_S = 0.5
 """Seconds by which the watches of pods and of claims may differ, times the slowdown."""
 SUCCESSOR_TIMEOUT_S = {"deployment": 10.0, "extended": 10.0, "job": 20.0}
 """Workloads whose controllers do not wait until a pod has ended; seconds until the successor runs, times the slowdown.
@@ -124,7 +124,7 @@ def drained(
             found = DrainResult(
                 agents, namespace, grace, before, others, {c["metadata"]["uid"]: c for c in claims}, history
             )
-            found.noticed = announce(reclaimed, NOTICE)
+            found.noticed = announce(reclaimed, NOTICE_S)
             found.released = all_released(reclaimed)
             found.duration = time.monotonic() - found.noticed
             found.slowdown = api.slowdown()
@@ -150,7 +150,7 @@ def test_workload_moves_to_the_other_node(drained: DrainResult, app: str) -> Non
         agent, taint = ["EvictionByEvictionAPI"], ["DeletionByDeviceTaintManager"]
         if app == "extended":  # taint eviction skips extended resources
             assert reasons == agent
-        elif drained.grace >= NOTICE:  # the agent evicts early, but taint eviction can be faster
+        elif drained.grace >= NOTICE_S:  # the agent evicts early, but taint eviction can be faster
             assert reasons in (agent, taint)
         else:
             assert reasons == taint
@@ -168,7 +168,7 @@ def test_workload_moves_to_the_other_node(drained: DrainResult, app: str) -> Non
         assert created >= ended, "never two pods at once"
     else:
         free = history.allocated("node-b", lambda claim: claim["metadata"]["name"] == "shared").at
-        skew = SKEW * drained.slowdown
+        skew = CLOCK_SKEW_S * drained.slowdown
         assert ended - skew <= free <= runs + skew, "the claim is deallocated when both of its pods have ended"
 
 
@@ -180,7 +180,7 @@ def print_times(drained: DrainResult, app: str, **moments: float) -> None:
 def test_every_claim_is_released_and_allocated_again(drained: DrainResult) -> None:
     assert {str(record["uid"]) for record in drained.released} == set(drained.claims)
     # A grace period as long as the notice is cut to the remaining time; a busy machine needs some seconds more.
-    assert drained.duration < (NOTICE if drained.grace < NOTICE else NOTICE + 10) * drained.slowdown
+    assert drained.duration < (NOTICE_S if drained.grace < NOTICE_S else NOTICE_S + 10) * drained.slowdown
     # Every existing claim is allocated on the other node, for a pod that runs.
     for claim in drained.namespace.api.list(CLAIMS, drained.namespace.name):
         assert nodes_of(claim) == {"node-b"}, claim["metadata"]["name"]

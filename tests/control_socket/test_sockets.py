@@ -24,7 +24,7 @@ from dra_agent.control_socket.server import Server
 from dra_agent.errors import AgentError, BusyError, PermanentError, RetryableError, UsageError
 from eventually import DEADLINE_S, eventually_async
 
-LIMIT = 64 * 1024
+LINE_LIMIT_BYTES = 64 * 1024
 
 
 class Echo(msgspec.Struct):
@@ -60,7 +60,7 @@ def run_with_server(path: Path, scenario: Callable[[], Any], handler: Callable[[
     """Run a blocking scenario in a thread while the socket is served."""
 
     async def run() -> Any:
-        server = Server(path, handler, line_limit=LIMIT)
+        server = Server(path, handler, line_limit=LINE_LIMIT_BYTES)
         await server.start()
         try:
             return await asyncio.to_thread(scenario)
@@ -122,7 +122,7 @@ def test_an_endless_line_is_refused_without_affecting_others(short_path: Path) -
     run_with_server(path, scenario)
 
 
-@pytest.mark.parametrize("size", [1, LIMIT * 3 // 4])
+@pytest.mark.parametrize("size", [1, LINE_LIMIT_BYTES * 3 // 4])
 def test_a_client_above_the_limit_is_rejected_with_the_reason(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -178,7 +178,7 @@ def waiting_server(path: Path) -> tuple[Server, asyncio.Event]:
                 await event.wait()
             return may_wait
 
-    server = Server(path, handle, line_limit=LIMIT, interval_s=0.02)
+    server = Server(path, handle, line_limit=LINE_LIMIT_BYTES, interval_s=0.02)
     return server, event
 
 
@@ -326,7 +326,7 @@ def test_the_socket_of_a_successor_is_not_removed(short_path: Path) -> None:
     path = short_path / "s"
 
     async def scenario() -> None:
-        old, new = (Server(path, echo, line_limit=LIMIT) for _ in range(2))
+        old, new = (Server(path, echo, line_limit=LINE_LIMIT_BYTES) for _ in range(2))
         await old.start()
         await new.start()
         await old.stop()
@@ -346,7 +346,7 @@ def test_without_a_server_the_error_has_the_hint(short_path: Path) -> None:
 
 def test_a_client_that_connects_during_stop_is_disconnected(short_path: Path) -> None:
     async def run(loop_iterations: int) -> None:
-        server = Server(short_path / "s", echo, line_limit=LIMIT)
+        server = Server(short_path / "s", echo, line_limit=LINE_LIMIT_BYTES)
         await server.start()
         client = socket.socket(socket.AF_UNIX)
         client.connect(str(short_path / "s"))
@@ -364,7 +364,7 @@ def test_a_client_that_connects_during_stop_is_disconnected(short_path: Path) ->
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_client_accepted_at_the_last_moment_is_closed(short_path: Path) -> None:
     async def run(loop_iterations: int) -> None:
-        server = Server(short_path / "s", echo, line_limit=LIMIT)
+        server = Server(short_path / "s", echo, line_limit=LINE_LIMIT_BYTES)
         await server.start()
         stopping = asyncio.create_task(server.stop())
         for _ in range(loop_iterations):
@@ -403,7 +403,7 @@ def test_a_socket_taken_and_left_by_another_server_is_recreated(
 
     async def run() -> None:
         checks = checks_of(monkeypatch)
-        older, newer = (Server(path, echo, line_limit=LIMIT, interval_s=0.05) for _ in range(2))
+        older, newer = (Server(path, echo, line_limit=LINE_LIMIT_BYTES, interval_s=0.05) for _ in range(2))
         await older.start()
         if end == "stopped":
             await newer.start()
@@ -443,7 +443,7 @@ def test_a_file_that_is_not_a_socket_is_not_replaced(short_path: Path, caplog: p
     path = short_path / "s"
 
     async def run() -> None:
-        server = Server(path, echo, line_limit=LIMIT, interval_s=0.02)
+        server = Server(path, echo, line_limit=LINE_LIMIT_BYTES, interval_s=0.02)
         await server.start()
         path.unlink()
         path.write_text("mine")

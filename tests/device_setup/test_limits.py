@@ -123,7 +123,7 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda tree: (tree.container / "dmem.max").unlink(), "dmem.max: No such file"),
         (lambda tree: (tree.root / SLICE / "cgroup.subtree_control").unlink(), "cgroup.subtree_control: No such file"),
@@ -134,7 +134,7 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
     ],
 )
 def test_a_container_without_a_limit_does_not_start_and_the_error_is_one_line(
-    tree: Tree, damage: Any, said: str
+    tree: Tree, damage: Any, message: str
 ) -> None:
     edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     damage(tree)
@@ -143,7 +143,7 @@ def test_a_container_without_a_limit_does_not_start_and_the_error_is_one_line(
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("dra-agent-hook: the container's share of a GPU cannot be limited: ")
-    assert said in line
+    assert message in line
 
 
 def test_another_limit_than_requested_is_a_failure(tree: Tree) -> None:
@@ -228,10 +228,10 @@ def test_cgroups_of_containers_that_have_ended_are_forgotten(tree: Tree) -> None
 
 def test_a_second_container_of_a_share_is_reported(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
-    for name, said in ((SCOPE, 0), (SCOPE, 0), (f"{SLICE}/cri-2.scope", 1)):
+    for name, warnings in ((SCOPE, 0), (SCOPE, 0), (f"{SLICE}/cri-2.scope", 1)):
         (tree.root / name).mkdir(exist_ok=True)
         tree.limiter.apply(msgspec.json.encode(LimitRequest("uid-1", "gpu-a/share-1", name)))
-        assert sum("each have" in record.message for record in caplog.records) == said
+        assert sum("each have" in record.message for record in caplog.records) == warnings
 
 
 def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:

@@ -151,8 +151,8 @@ def test_a_repeat_changes_nothing_and_restores_missing_instances(world: World) -
     (instance,) = driver.instances()
     driver.destroy_compute(driver.compute_instances(instance)[0])
     driver.destroy(instance)
-    mended = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
-    assert mended.record != first.record
+    repaired = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
+    assert repaired.record != first.record
     assert world.exist() == [(19, 6, 1)]
 
 

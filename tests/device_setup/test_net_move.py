@@ -511,7 +511,7 @@ def test_the_network_of_the_host_is_not_a_container(the_nic: Nic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         ({"claim": "b"}, "has no such interface"),
         ({"claim": "../a"}, "/a"),
@@ -522,10 +522,10 @@ def test_the_network_of_the_host_is_not_a_container(the_nic: Nic) -> None:
         ({"cgroup": "x"}, "invalid"),
     ],
 )
-def test_a_request_is_validated_before_any_change(the_nic: Nic, pod: int, ask: dict[str, Any], said: str) -> None:
+def test_a_request_is_validated_before_any_change(the_nic: Nic, pod: int, ask: dict[str, Any], message: str) -> None:
     the_nic.prepare(name=IN_POD)
     line = json.dumps({"claim": "a", "key": "nic-0", "task": TASK, "pid": pod} | ask)
-    with pytest.raises(PermanentError, match=said):
+    with pytest.raises(PermanentError, match=message):
         the_nic.agent.mover.move(line.encode())
     assert (NET / the_nic.name).exists() and IN_POD not in links(pod)
 

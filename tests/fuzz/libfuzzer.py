@@ -15,7 +15,7 @@ _INPUTS = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 _ARTIFACT = re.compile(r"Test unit written to (\S+)")
 HANG_TIMEOUT_S = 120
 """Wall clock time of one input. Targets measure CPU time; this ends a blocked target."""
-MEMORY_LIMIT_MB = 2048
+MEMORY_LIMIT_MIB = 2048
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def run(
     options = [
         f"-artifact_prefix={folder}/",
         f"-timeout={HANG_TIMEOUT_S}",
-        f"-rss_limit_mb={MEMORY_LIMIT_MB}",
+        f"-rss_limit_mb={MEMORY_LIMIT_MIB}",
         "-print_final_stats=1",
         # Counting how rare each feature of an input is takes half of the time of an input with thousands of them.
         "-entropic=0",

@@ -28,16 +28,16 @@ def clock() -> Clock:
 
 
 def gpu(number: int = 0, *causes: str, errors: int | None = None, health: Health = "healthy") -> Device:
-    ailments = tuple(ObservedIssue(cause, MESSAGES.get(cause, cause)) for cause in causes)
+    issues = tuple(ObservedIssue(cause, MESSAGES.get(cause, cause)) for cause in causes)
     return Device(
         f"gpu-{number}",
         "gpu",
         "nvidia",
         f"0000:0{number}:00.0",
         attributes={},
-        health="unhealthy" if ailments else health,
-        health_reason=ailments[0].message if ailments else None,
-        ailments=ailments,
+        health="unhealthy" if issues else health,
+        health_reason=issues[0].message if issues else None,
+        issues=issues,
         memory_errors=errors,
     )
 

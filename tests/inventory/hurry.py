@@ -18,7 +18,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[str], bool]) -> list
     call = NvmlWorker.call
 
     def hurried(process: NvmlWorker, lane: str, timeout: float, name: str, *arguments: Any) -> Any:
-        if not hangs(lane) or process.is_stuck(lane):
+        if not hangs(lane) or process.is_hung(lane):
             return call(process, lane, timeout, name, *arguments)
         try:
             return call(process, lane, HURRY_S, name, *arguments)

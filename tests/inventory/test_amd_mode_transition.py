@@ -22,7 +22,7 @@ from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
 PER_GPU = 15
-LIMIT = 10 * DEADLINE_S
+LIMIT_S = 10 * DEADLINE_S
 
 
 class SteadyClock:
@@ -117,7 +117,7 @@ def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench
 
 def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(bench: Bench) -> None:
     before = bench.look()
-    bench.changes.begin(FIRST, LIMIT)
+    bench.changes.begin(FIRST, LIMIT_S)
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=2):
         for address in (FIRST, SECOND):
@@ -147,7 +147,7 @@ def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(b
 def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.inventory.amd.partitionable.SETTLE_TIMEOUT_S", LIMIT)
+    monkeypatch.setattr("dra_agent.inventory.amd.partitionable.SETTLE_TIMEOUT_S", LIMIT_S)
     whole = bench.look()
     bench.divide("CPX")
     later = Collector(bench.host, DIVISIBLE)
@@ -164,7 +164,7 @@ def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
     thread = threading.Thread(target=driver)
     thread.start()
     try:
-        assert hidden.wait(LIMIT)
+        assert hidden.wait(LIMIT_S)
         assert later.collect(topology) == whole
     finally:
         shown.set()

@@ -103,15 +103,15 @@ def test_a_removed_driver_taints_its_devices(root: Path, host: Host, collector: 
     assert collector.lost_event_stream()
     stopped = collect(collector, host)
     assert not running(library), "a process with the library keeps the modules in use"
-    assert [one.cause for one in gpu(stopped).ailments] == ["driver-missing"]
+    assert [one.cause for one in gpu(stopped).issues] == ["driver-missing"]
     driver_container.load_modules(root, loaded=False)
     driver_container.remove(root)
     unloaded = collect(collector, host)
-    assert [one.cause for one in gpu(unloaded).ailments] == ["driver-missing"]
+    assert [one.cause for one in gpu(unloaded).issues] == ["driver-missing"]
     assert gpu(unloaded).attributes["uuid"] == before.attributes["uuid"]
     assert messages(unloaded).count("driver is not loaded") == 1
     driver_container.load_modules(root, loaded=True)
-    assert [one.cause for one in gpu(collect(collector, host)).ailments] == ["driver-missing"]
+    assert [one.cause for one in gpu(collect(collector, host)).issues] == ["driver-missing"]
     assert not running(library)
     driver_container.install(root)
     assert collector.lost_event_stream()

@@ -117,7 +117,7 @@ def test_a_grace_period_does_not_start_again_while_the_library_hangs_or_the_agen
     starting = collector.collect(scan(host))
     monitor.observe(starting)
     clock.now += GRACE_S / 2
-    silent = msgspec.structs.replace(first(starting), ailments=(), health="unmonitored")
+    silent = msgspec.structs.replace(first(starting), issues=(), health="unmonitored")
     monitor.observe(msgspec.structs.replace(starting, devices=(silent,)))
     clock.now += GRACE_S / 2
     assert "fabric-not-ready" in [cause for cause, _ in causes(first(monitor.observe(starting)))]
@@ -156,7 +156,7 @@ def test_gpus_without_a_fabric_are_unaffected(tmp_path: Path) -> None:
     inject.fabric(tmp_path / "host", "0", "in-progress")
     collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S))
     try:
-        assert {device.ailments for device in collector.collect(scan(host)).family("gpu")} == {()}
+        assert {device.issues for device in collector.collect(scan(host)).family("gpu")} == {()}
     finally:
         collector.close()
 

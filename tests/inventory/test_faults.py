@@ -123,9 +123,9 @@ def test_repairs_and_errors_of_memory(dgx: Host, root: Path, collector: Collecto
     condition(root, {uuid: nvml.Condition(ecc_uncorrected=3, remapped_rows=(0, 1, 1, 0))})
     device = first(collector.collect(scan(dgx)))
     assert device.memory_errors == 3 and device.health == "unhealthy"
-    assert [ailment.cause for ailment in device.ailments] == ["reset-required"]
+    assert [issue.cause for issue in device.issues] == ["reset-required"]
     condition(root, {uuid: nvml.Condition(remapped_rows=(0, 1, 0, 1))})
-    assert [ailment.cause for ailment in first(collector.collect(scan(dgx))).ailments] == ["row-remap-failed"]
+    assert [issue.cause for issue in first(collector.collect(scan(dgx))).issues] == ["row-remap-failed"]
 
 
 def test_amd_counts_uncorrected_errors(
@@ -150,7 +150,7 @@ def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> No
 
     def causes() -> list[str]:
         device = NicBackend(host).describe(function, None, [])
-        return [ailment.cause for ailment in device.ailments]
+        return [issue.cause for issue in device.issues]
 
     (interface / "flags").write_text("0x1003\n")
     (interface / "carrier").write_text("1\n")

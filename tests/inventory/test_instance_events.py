@@ -104,7 +104,7 @@ def test_a_lost_gpu_takes_every_instance_along(host: Host, library: NvmlClient, 
     root = host.sysfs.parent
     inject.fail(root, None, 15, ADDRESS, PAIR)
     lost = collector.collect(scan(host)).family("gpu")
-    assert [(device.health, [one.cause for one in device.ailments]) for device in lost] == [
+    assert [(device.health, [one.cause for one in device.issues]) for device in lost] == [
         ("unhealthy", ["gpu-lost"]),
         ("unhealthy", ["gpu-lost"]),
         ("healthy", []),
@@ -136,7 +136,7 @@ def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, libr
     inject.fail(root, None, 15, ADDRESS, PAIR)
     lost = [device for device in collector.collect(scan(host)).family("gpu") if device.pci_address == ADDRESS]
     assert {device.name for device in lost} == {name for name in names if name.startswith(NAME)}
-    assert {tuple(one.cause for one in device.ailments) for device in lost} == {("gpu-lost",)}
+    assert {tuple(one.cause for one in device.issues) for device in lost} == {("gpu-lost",)}
     inject.clear(root)
     collector.close()
 

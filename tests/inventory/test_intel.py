@@ -82,7 +82,7 @@ def test_both_generations_of_kernels_are_simulated(b60: Host, tmp_path: Path) ->
         assert not list((host.sysfs / "devices").rglob("physical_vram_size_bytes")), "mainline has no such file"
     regions = dict(line.split() for line in (recent.sysfs / "fs/cgroup/dmem.capacity").read_text().splitlines())
     assert regions["drm/0000:03:00.0/vram0"] == str(24480 << 20)
-    assert regions["drm/0000:05:00.1/vram0"] == str(QUOTA)
+    assert regions["drm/0000:05:00.1/vram0"] == str(QUOTA_BYTES)
     assert not (older.sysfs / "fs/cgroup").exists()
     whole = collect(recent, scan(recent)).device("gpu-0000-03-00-0")
     other = collect(older, scan(older)).device("gpu-0000-1c-00-0")
@@ -169,7 +169,7 @@ def test_provisioning_files_are_those_of_mainline_xe(b60: Host) -> None:
     assert (admin / "vf2/device").resolve() == (b60.sysfs / "bus/pci/devices/0000:05:00.2").resolve()
 
 
-QUOTA = (22 << 30) // 4
+QUOTA_BYTES = (22 << 30) // 4
 SHARED = InventorySettings(
     partition=(PartitionRule('device.attributes["dra-agent.internal"].vendor == "intel"', "sriov"),)
 )
@@ -188,7 +188,7 @@ def test_a_recent_kernel_reports_the_quota_of_a_virtual_function(b60: Host) -> N
     assert (values["type"], values["memoryEnforcement"]) == ("vf", "vf")
     # Defaults of the driver: unlimited.
     assert (values["execQuantumMs"], values["preemptTimeoutUs"], values["schedPriority"]) == (0, 0, "low")
-    assert part.capacity["memory"].value == Capacity.of_bytes(QUOTA).value
+    assert part.capacity["memory"].value == Capacity.of_bytes(QUOTA_BYTES).value
     assert part.consumes_counters == () and inventory.counter_sets == {}
 
 

@@ -144,8 +144,8 @@ def test_a_handle_of_before_a_crash_has_no_meaning(nvml: NvmlClient) -> None:
 def test_a_call_that_never_comes_back_ends_with_its_process(
     root: Path, nvml: NvmlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out_for, stuck_for = [0.0], NvmlWorker.stuck_for
-    monkeypatch.setattr(NvmlWorker, "stuck_for", lambda process: out_for[0] if stuck_for(process) else 0.0)
+    out_for, hung_for_s = [0.0], NvmlWorker.hung_for_s
+    monkeypatch.setattr(NvmlWorker, "hung_for_s", lambda process: out_for[0] if hung_for_s(process) else 0.0)
     nvml.start()
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
     first = nvml.pid
@@ -154,10 +154,10 @@ def test_a_call_that_never_comes_back_ends_with_its_process(
         nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
     out_for[0] = client.HANG_TIMEOUT_S - 1
     nvml.start()
-    assert nvml.is_stuck("gpu") and nvml.pid == first, "it may come back"
+    assert nvml.is_hung("gpu") and nvml.pid == first, "it may come back"
     out_for[0] = client.HANG_TIMEOUT_S
     nvml.start()
-    assert not nvml.is_stuck("gpu") and nvml.pid != first
+    assert not nvml.is_hung("gpu") and nvml.pid != first
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
     with pytest.raises(CallTimeoutError):
         nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)

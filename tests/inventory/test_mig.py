@@ -42,7 +42,7 @@ class MigLibrary:
 
     def drop_failed(self) -> None: ...
 
-    def is_stuck(self, about: str) -> bool:
+    def is_hung(self, about: str) -> bool:
         return False
 
     def call(self, name: str, *arguments: Any, about: str = "") -> Any:
@@ -157,8 +157,8 @@ def test_compute_instances_of_one_gpu_instance_are_not_kept_out_of_each_other_s_
     write(f"{CAPABILITIES}/gi11/ci0/access", "DeviceFileMinor: 103\nDeviceFileMode: 292\nDeviceFileModify: 1")
     library = MigLibrary((9, 0, "1g.10gb", 4), (11, 0, "1c.2g.20gb", 2), (11, 1, "1c.2g.20gb", 2))
     devices = backend(library).devices([gpu], [])
-    said = {device.name: device.attributes["memoryEnforcement"].value for device in devices}
-    assert said == {
+    enforcement = {device.name: device.attributes["memoryEnforcement"].value for device in devices}
+    assert enforcement == {
         "gpu-0000-3b-00-0-mig-1g-10gb-4": "mig",
         "gpu-0000-3b-00-0-mig-1c-2g-20gb-2": "none",
         "gpu-0000-3b-00-0-mig-1c-2g-20gb-2-1": "none",

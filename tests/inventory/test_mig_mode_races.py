@@ -12,7 +12,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.inventory.nvidia.gpu_info import read_gpu
 from dra_agent.inventory.nvidia.nvlink import NvLinks
-from dra_agent.inventory.nvidia.nvml_client import BusyError, NotSupportedError, NvmlClient, acquire
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlBusyError, NvmlClient, acquire
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
 
@@ -93,5 +93,5 @@ def test_memory_is_that_of_the_mode(library: tuple[NvmlClient, Any, str], switch
 
 def test_a_gpu_whose_mode_changes_at_every_read_keeps_what_is_known(library: tuple[NvmlClient, Any, str]) -> None:
     client, handle, address = library
-    with pytest.raises(BusyError, match="MIG mode changes"):
+    with pytest.raises(NvmlBusyError, match="MIG mode changes"):
         read_gpu(cast(NvmlClient, SwitchedGpu(client, 10)), handle, address, [], driver=None)

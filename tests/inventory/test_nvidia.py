@@ -165,7 +165,7 @@ def test_a_lost_gpu_is_unhealthy_and_comes_back(dgx: Host, collector: Collector)
     assert health(inventory) == {GPUS[5]: "unhealthy"}
     lost = inventory.device(GPUS[5])
     assert lost is not None
-    assert [ailment.cause for ailment in lost.ailments] == ["gpu-lost"]
+    assert [issue.cause for issue in lost.issues] == ["gpu-lost"]
     assert lost.attributes == before.family("gpu")[5].attributes
     (problem,) = inventory.problems
     assert "lost" in problem.message

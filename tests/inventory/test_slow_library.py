@@ -131,7 +131,7 @@ def test_one_gpu_that_hangs_at_its_initialization_delays_no_other(
 
     def starting() -> list[str]:
         found = collector.collect(scan(host)).family("gpu")
-        return [device.name for device in found if device.ailments]
+        return [device.name for device in found if device.issues]
 
     try:
         eventually(lambda: starting() == ["gpu-0000-52-00-0"])

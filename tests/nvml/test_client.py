@@ -78,13 +78,13 @@ def test_a_call_that_hangs_keeps_its_lane_and_no_other(process: NvmlWorker, root
     inject.hang(root, "nvmlDeviceGetUUID")
     with pytest.raises(CallTimeoutError, match=r"did not respond within 0.2 s \(nvmlDeviceGetUUID\)"):
         process.call(ONE, 0.2, "nvmlDeviceGetUUID", gpu)
-    assert process.is_stuck(ONE) and not process.is_stuck(OTHER) and process.stuck_for() >= 0.2
+    assert process.is_hung(ONE) and not process.is_hung(OTHER) and process.hung_for_s() >= 0.2
     assert process.call(OTHER, 60, "nvmlDeviceGetName", gpu)
     with pytest.raises(CallTimeoutError, match="an earlier call to NVML about"):
         process.call(ONE, 60, "nvmlDeviceGetUUID", gpu)
     inject.clear(root)
-    eventually(lambda: not process.is_stuck(ONE))
-    assert process.call(ONE, DEADLINE_S, "nvmlDeviceGetUUID", gpu) and process.stuck_for() == 0
+    eventually(lambda: not process.is_hung(ONE))
+    assert process.call(ONE, DEADLINE_S, "nvmlDeviceGetUUID", gpu) and process.hung_for_s() == 0
 
 
 def test_a_slow_gpu_delays_no_other(process: NvmlWorker, root: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_call_waits_for_its_lane_until_its_deadline(process: NvmlWorker, root:
     eventually(lambda: process.busy)
     with pytest.raises(CallTimeoutError, match="did not come to nvmlDeviceGetName"):
         process.call(ONE, 0.1, "nvmlDeviceGetName", gpu)
-    assert not process.is_stuck(ONE), "the call before it is in time"
+    assert not process.is_hung(ONE), "the call before it is in time"
     inject.clear(root)
     slow.join()
     assert process.call(ONE, DEADLINE_S, "nvmlDeviceGetName", gpu)
@@ -122,7 +122,7 @@ def test_a_call_that_had_to_wait_for_its_turn_has_its_whole_time(process: NvmlWo
     eventually(lambda: process.busy)
     # Almost 3 s until it is its turn, and 3 s for itself.
     assert process.call(ONE, 5.5, "nvmlDeviceGetUUID", gpu)
-    assert not process.is_stuck(ONE)
+    assert not process.is_hung(ONE)
     first.join()
 
 

@@ -18,7 +18,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.page import cluster as cluster_page
 from dra_agent.page.frame import document
-from dra_agent.page.last_known import Known
+from dra_agent.page.last_known import LastRead
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 
@@ -150,7 +150,7 @@ def test_a_thousand_nodes_and_many_pending_claims_have_limits(monkeypatch: pytes
     assert (view.pending_total, len(view.pending)) == (100, MAX_EXPLAINED)
     assert view.pending[0].claim == "default/claim-0000", "the oldest first"
     assert view.pending[0].reason.startswith("not evaluated")
-    page = document("c", *cluster_page.content(Known(view, 0.0, None, None), 1), active="cluster", has_cluster=True)
+    page = document("c", *cluster_page.content(LastRead(view, 0.0, None, None), 1), active="cluster", has_cluster=True)
     assert len(page) < 60_000
 
 
@@ -176,7 +176,7 @@ def test_a_thousand_nodes_are_read_with_few_requests(
     assert len(fake_api.requests) <= 2 + 2 + 3 + 2 + 4
     # Each page of the view has the size of its own nodes, wherever it is.
     sizes = {
-        len(document("c", *cluster_page.content(Known(view, 0.0, None, None), page), active="", has_cluster=True))
+        len(document("c", *cluster_page.content(LastRead(view, 0.0, None, None), page), active="", has_cluster=True))
         for page in (1, 10, 20)
     }
     assert max(sizes) < 60_000

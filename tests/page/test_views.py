@@ -11,7 +11,7 @@ import pytest
 from dra_agent.page import cluster, host
 from dra_agent.page.frame import document
 from dra_agent.page.html import Content
-from dra_agent.page.last_known import Known
+from dra_agent.page.last_known import LastRead
 from dra_agent.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
 
 from .conftest import Serve, request
@@ -36,7 +36,7 @@ def text_of(content: list[Content]) -> str:
 
 
 def host_text(view: HostView | None, *, age_s: float | None = 1.0, error: str | None = None) -> str:
-    return text_of(host.content(Known(view, age_s, error, None)))
+    return text_of(host.content(LastRead(view, age_s, error, None)))
 
 
 def test_a_device_has_its_claim_and_its_values() -> None:
@@ -69,7 +69,7 @@ def test_health_is_a_word_and_not_only_a_color() -> None:
 
 def test_values_out_of_range_do_not_leave_their_meter() -> None:
     view = HostView(name="a", agent="A", devices=(DeviceView(name="gpu-0", utilization_ratio=1.7),))
-    page = document("title", *host.content(Known(view, 0.0, None, None)), active="./", has_cluster=False)
+    page = document("title", *host.content(LastRead(view, 0.0, None, None)), active="./", has_cluster=False)
     assert 'value="1.00"' in page and "170 %" in page
 
 
@@ -105,9 +105,9 @@ def test_old_values_stay_with_their_age_and_the_error() -> None:
     text = host_text(HostView(name="a", agent="A", devices=(GPU,)), age_s=200.0, error="the disk is full")
     assert "Read 3 min ago. ⚠ Not current: the disk is full." in text and "gpu-0" in text
     assert "Nothing could be read: the disk is full." in host_text(None, age_s=None, error="the disk is full")
-    slow = text_of(host.content(Known(HostView(name="a", agent="A"), 30.0, None, 12.0)))
+    slow = text_of(host.content(LastRead(HostView(name="a", agent="A"), 30.0, None, 12.0)))
     assert "Read 30 s ago. ⚠ The present reading takes 12 s so far." in slow
-    first = text_of(host.content(Known(None, None, None, 5.0)))
+    first = text_of(host.content(LastRead(None, None, None, 5.0)))
     assert "The present reading takes 5 s so far." in first
 
 
@@ -152,7 +152,7 @@ def test_a_cluster_of_a_thousand_nodes_has_pages(serve: Serve) -> None:
 def test_pages_of_the_largest_cluster_are_few_links() -> None:
     nodes = tuple(node(number) for number in range(5000))
     page = document(
-        "c", *cluster.content(Known(ClusterView(nodes=nodes), 0.0, None, None), 42), active="", has_cluster=True
+        "c", *cluster.content(LastRead(ClusterView(nodes=nodes), 0.0, None, None), 42), active="", has_cluster=True
     )
     numbers = [int(number) for number in re.findall(r'page=(\d+)"[^>]*>\d+<', page)]
     assert len(numbers) <= cluster.MAX_PAGE_LINKS + 2
@@ -164,7 +164,7 @@ def test_reclaims_and_pending_claims_have_reasons_and_limits() -> None:
     nodes = tuple(node(number, phase="notice", message="spot", claims=("team/a",)) for number in range(60))
     pending = PendingView(claim="team/b", created="2026-01-01T00:00:00Z", reason="fits on none of 60 nodes")
     view = ClusterView(nodes=nodes, pending=(pending,), pending_total=31, notes=("cannot list pods",))
-    text = text_of(cluster.content(Known(view, 1.0, None, None), 1))
+    text = text_of(cluster.content(LastRead(view, 1.0, None, None), 1))
     assert "31 claims pending. 60 nodes being reclaimed." in text and "⚠ cannot list pods" in text
     assert "team/b 2026-01-01T00:00:00Z fits on none of 60 nodes" in text and "30 newer claims not listed" in text
     assert "node-0049 notice team/a spot" in text and "10 nodes more" in text
@@ -172,7 +172,7 @@ def test_reclaims_and_pending_claims_have_reasons_and_limits() -> None:
 
 def test_parts_that_change_are_marked_for_the_script() -> None:
     view = HostView(name="a", agent="A", devices=(GPU,), picture="<svg/>", problems=("p",))
-    page = document("title", *host.content(Known(view, 0.0, None, None)), active="./", has_cluster=False)
+    page = document("title", *host.content(LastRead(view, 0.0, None, None)), active="./", has_cluster=False)
     assert set(re.findall(r'<(?:p|section) id="(\w+)"', page)) >= {"devices", "topology", "problems", "agent"}
     parts = re.search(r"</h1>(.*)</main>", page)
     assert parts is not None

@@ -128,7 +128,7 @@ class ForbiddenPods(FakePods):
 def test_a_permission_that_takes_effect_late_needs_no_other_claim(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 0.01)
     pods = ForbiddenPods({"p": pod(600)}, refusals=3)
 
     async def scenario(index: ClaimPodIndex, entries: MemoryLedger) -> None:
@@ -151,7 +151,7 @@ class OneForbidden(ClaimsApi):
 
 
 def test_a_claim_that_may_not_be_read_does_not_affect_other_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 0.01)
     claims = OneForbidden({"c": allocated(), "d": allocated("d"), "e": allocated("e")})
 
     async def scenario(index: ClaimPodIndex, entries: MemoryLedger) -> None:

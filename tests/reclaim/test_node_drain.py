@@ -171,7 +171,7 @@ def test_a_node_that_may_not_be_read_at_first_is_cleaned_up_later(
     node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server learns of a new role or policy after the agent has started."""
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 0.01)
 
     async def interrupted() -> None:
         await node.notice()

@@ -124,7 +124,7 @@ def test_a_new_value_does_not_wait_for_a_retry() -> None:
 def test_a_permission_that_takes_effect_late_needs_no_new_value(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 0.01)
     node = FakeNode(ForbiddenError("no"), ForbiddenError("no"))
 
     async def scenario(cordon: NodeFieldWriter[bool]) -> None:
@@ -142,7 +142,7 @@ def test_a_permission_that_takes_effect_late_needs_no_new_value(
 def test_a_missing_permission_is_logged_once_for_later_values(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_AGAIN_S", 3600.0)
+    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 3600.0)
     node = FakeNode(ForbiddenError("no"), ForbiddenError("no"))
 
     async def scenario(cordon: NodeFieldWriter[bool]) -> None:

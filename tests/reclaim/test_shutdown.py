@@ -14,16 +14,16 @@ from eventually import eventually
 from reclaim.agent_process import Agent, Start, phases, wait_for_phases
 from reclaim.fake_logind import Daemon, FakeLogind
 
-DELAY = 60.0
+SHUTDOWN_DELAY_S = 60.0
 """InhibitDelayMaxSec in seconds: longer than hooks take on any machine."""
-SHORT_DELAY = 5.0
+SHORT_DELAY_S = 5.0
 """InhibitDelayMaxSec in seconds where a test waits for its end."""
 
 
 @pytest.fixture
 def logind(tmp_path: Path) -> Iterator[FakeLogind]:
     daemon = Daemon(tmp_path)
-    logind = FakeLogind(daemon.address, delay=DELAY)
+    logind = FakeLogind(daemon.address, delay=SHUTDOWN_DELAY_S)
     yield logind
     logind.stop()
     daemon.stop()
@@ -63,7 +63,7 @@ def test_a_shutdown_waits_for_claims_which_return_in_order(
 
     logind.shut_down()
     duration = wait_until(lambda: not logind.locked())
-    assert 1.0 <= duration < DELAY, "as long as the hooks take, and within the delay of logind"
+    assert 1.0 <= duration < SHUTDOWN_DELAY_S, "as long as the hooks take, and within the delay of logind"
     assert sorted((tmp_path / "hooked").read_text().split()) == ["a", "b", "logind", "logind"]
     assert {phase for phase, _ in phases(agent).values()} == {"Pending"}
     assert claim_names(agent) == order
@@ -100,7 +100,7 @@ def test_a_shutdown_after_another_notice_is_not_delayed(
     agent.wait_for("every claim is released")
     assert logind.locked(), "no shutdown has been requested yet"
     logind.shut_down()
-    assert wait_until(lambda: not logind.locked()) < DELAY, "its claims were released before"
+    assert wait_until(lambda: not logind.locked()) < SHUTDOWN_DELAY_S, "its claims were released before"
 
 
 def test_a_hanging_hook_is_killed_within_the_shutdown_delay(
@@ -109,9 +109,9 @@ def test_a_hanging_hook_is_killed_within_the_shutdown_delay(
     agent = start(hook(tmp_path, "test $DRA_AGENT_CLAIM_NAME = a && exec sleep 3600; exit 7") + "hook_seconds = 600\n")
     wait_until(logind.locked)
     agent.command("claim", "apply", "-f", str(claims))
-    logind.delay = SHORT_DELAY
+    logind.delay = SHORT_DELAY_S
     logind.shut_down()
-    assert wait_until(lambda: not logind.locked()) < DELAY, "hooks have the delay of logind less 1 s"
+    assert wait_until(lambda: not logind.locked()) < SHUTDOWN_DELAY_S, "hooks have the delay of logind less 1 s"
     assert {phase for phase, _ in phases(agent).values()} == {"Pending"}
     reasons = {claim_["name"]: claim_["why"] for claim_ in agent.status()["claims"]}
     assert reasons == {"a": "its hook took too long and was killed", "b": "its hook ended with 7"}

@@ -59,7 +59,7 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
     monkeypatch.setattr(tree, "_create", create_and_look)
     inject.replug(root, "1")
     seen.append(rescan(watch, host))
-    devices = [(looked.added, looked.removed, looked.changed, looked.health) for looked in seen]
+    devices = [(polled.added, polled.removed, polled.changed, polled.health) for polled in seen]
     assert [one for one in devices if any(one)] == [((GPU,), (), (), ())]
 
 

@@ -20,7 +20,7 @@ from telemetry.rig import PODS, cgroup_of, recorded
 
 ADDRESS = "0000:0c:00.0"
 GPU = device_name("gpu", ADDRESS)
-SECOND = 1_000_000_000
+NS_PER_S = 1_000_000_000
 INTERVAL_S = 10.0
 KINDS = {"amd": ("amdgpu", "gfx"), "intel": ("i915", "render")}
 
@@ -63,7 +63,7 @@ class Node:
         driver, engine = KINDS[self.vendor]
         if not (self.root / "proc" / str(pid)).exists():
             processes.run(self.root, pid, cgroup_of(pod))
-        processes.open_drm(self.root, pid, 3, driver, ADDRESS, pid, {engine: round(seconds * SECOND)})
+        processes.open_drm(self.root, pid, 3, driver, ADDRESS, pid, {engine: round(seconds * NS_PER_S)})
 
     def sample(self) -> dict[str, ClaimValues]:
         """Sample, and return what `dra-agent top` has of each claim."""

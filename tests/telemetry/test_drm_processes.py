@@ -20,7 +20,7 @@ from dra_agent.telemetry.sources.drm_processes import DrmProcesses
 from telemetry.rig import PODS, cgroup_of
 
 ADDRESS, OTHER = "0000:0c:00.0", "0000:0d:00.0"
-SECOND = 1_000_000_000
+NS_PER_S = 1_000_000_000
 STEP_S = 10.0
 
 
@@ -70,7 +70,7 @@ class Site:
         processes.run(self.root, pid, cgroup_of(pod))
 
     def i915(self, pid: int, client: int, seconds: float, *, descriptor: int = 3, address: str = ADDRESS) -> None:
-        engines = {"render": round(seconds * SECOND), "copy": 900 * SECOND, "compute": 0}
+        engines = {"render": round(seconds * NS_PER_S), "copy": 900 * NS_PER_S, "compute": 0}
         processes.open_drm(self.root, pid, descriptor, "i915", address, client, engines)
 
 
@@ -196,7 +196,7 @@ def test_two_processes_that_fill_more_than_the_time_have_no_value(site: Site) ->
 def test_engines_of_one_kind_share_the_time(site: Site) -> None:
     site.run(11, "a")
     for busy in (0, 20):
-        counters = {"render": 0, "compute": busy * SECOND}
+        counters = {"render": 0, "compute": busy * NS_PER_S}
         processes.open_drm(site.root, 11, 3, "i915", ADDRESS, 1, counters, capacity={"compute": 4})
         if not busy:
             site.read(A)
@@ -224,7 +224,9 @@ def test_rocm_is_not_counted(tmp_path: Path) -> None:
         processes.open_drm(tmp_path, pid, 3, "amdgpu", ADDRESS, pid, {})
     (tmp_path / "sys/class/kfd/kfd/proc/12").mkdir(parents=True)
     site.read(A, B)
-    processes.open_drm(tmp_path, 11, 3, "amdgpu", ADDRESS, 11, {"gfx": 2 * SECOND, "compute": SECOND, "enc": SECOND})
+    processes.open_drm(
+        tmp_path, 11, 3, "amdgpu", ADDRESS, 11, {"gfx": 2 * NS_PER_S, "compute": NS_PER_S, "enc": NS_PER_S}
+    )
     assert site.of(A, B) == [pytest.approx(0.2), None]
 
 

@@ -18,7 +18,7 @@ from dra_agent.telemetry.sources import nvidia_processes
 from telemetry.rig import PODS, cgroup_of
 
 GPU = Device("gpu-0000-1b-00-0", "gpu", "nvidia", "0000:1b:00.0", {}, identity={"uuid": "GPU-1"})
-SECOND = 1_000_000
+US_PER_S = 1_000_000
 Sample = tuple[int, int, int, int]
 """PID, seconds since the epoch, and percent of the GPU and of its memory."""
 
@@ -47,7 +47,7 @@ class Library:
         if self.error is not None:
             raise self.error
         self.since_us.append(arguments[1])
-        return [(pid, at_s * SECOND, sm, memory) for pid, at_s, sm, memory in self.samples]
+        return [(pid, at_s * US_PER_S, sm, memory) for pid, at_s, sm, memory in self.samples]
 
     def close(self) -> None:
         pass
@@ -115,14 +115,14 @@ def test_each_claim_has_the_sum_of_its_processes(site: Site) -> None:
     found = site.of((11, 1012, 20, 2), (12, 1015, 15, 1), (13, 1019, 60, 30))
     assert found == [near(0.35, 0.03), near(0.6, 0.3)]
     assert site.of((13, 1025, 10, 1)) == [near(0, 0), near(0.1, 0.01)], "a process without a sample did nothing"
-    assert site.library.since_us == [0, 1005 * SECOND, 1019 * SECOND]
+    assert site.library.since_us == [0, 1005 * US_PER_S, 1019 * US_PER_S]
 
 
 def test_no_sample_of_any_process_is_0_for_all(site: Site) -> None:
     assert site.of() == [near(0, 0), near(0, 0)]
-    assert site.library.since_us[-1] == 1005 * SECOND
+    assert site.library.since_us[-1] == 1005 * US_PER_S
     assert site.of((11, 1025, 10, 0)) == [near(0.1, 0), near(0, 0)]
-    assert site.library.since_us[-1] == 1005 * SECOND, "none was newer"
+    assert site.library.since_us[-1] == 1005 * US_PER_S, "none was newer"
 
 
 def test_a_busy_gpu_without_any_process_is_not_0(site: Site) -> None:
@@ -195,7 +195,7 @@ def test_a_pod_of_no_known_claim_may_be_of_any(site: Site) -> None:
 def test_a_clock_that_was_set_begins_again(site: Site) -> None:
     site.wall_s -= 500
     assert site.read((11, 515, 20, 2)) is None
-    assert site.library.since_us[-1] == 1005 * SECOND
+    assert site.library.since_us[-1] == 1005 * US_PER_S
     assert site.read() is None
     assert site.library.since_us[-1] == 0
     assert site.of((13, 535, 20, 2)) == [near(0, 0), near(0.2, 0.02)]

@@ -224,7 +224,7 @@ def _with_failure(device: Device, reason: str | None) -> Device:
         device,
         health="unhealthy",
         health_reason=device.health_reason or reason,
-        ailments=(*device.ailments, ObservedIssue(SHARING_DOWN, reason)),
+        issues=(*device.issues, ObservedIssue(SHARING_DOWN, reason)),
     )
 
 

@@ -118,10 +118,10 @@ class NodeLabels:
         try:
             written = await self._api.apply(NODES, self._node, body, field_manager=self._manager)
         except ForbiddenError as error:
-            todo = ""
+            hint = ""
             if not self._is_wanted:
-                todo = f"or remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
-            wait_s = self._permission.refused(error, todo=todo)
+                hint = f"or remove them: kubectl label node {self._node} {' '.join(f'{key}-' for key in present)}"
+            wait_s = self._permission.refused(error, hint=hint)
             self._attempted, self._retry_at_s = (present, desired), time.monotonic() + wait_s
             return wait_s
         except AgentError as error:

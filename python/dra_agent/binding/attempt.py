@@ -22,7 +22,7 @@ CALL_TIMEOUT_S = 40.0
 LEAST_S = 10.0
 """Minimum seconds for a claim, also if this agent started long after the allocation."""
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 15.0
+MAX_PAUSE_S = 15.0
 
 
 class Failure(NamedTuple):
@@ -74,7 +74,7 @@ class Attempt:
             return Failure("InvalidClaim", str(error), is_of_devices=False)
         except AgentError:
             pass  # the attempts report it
-        backoff = Backoff(first=FIRST_PAUSE_S, longest=LONGEST_PAUSE_S)
+        backoff = Backoff(first=FIRST_PAUSE_S, longest=MAX_PAUSE_S)
         while True:
             if why := self._refusal():
                 return Failure("NodeLeaves", why, is_of_devices=False)

@@ -92,12 +92,12 @@ class BindingService:
         self._writer = ConditionWriter(api, driver, node, changed)
         self._pods = NominatedPods(api, node, self._pods_changed)
         self._unused = UnusedClaims(
-            api, ledger, preparer, driver=driver, turn=self._turn, is_leader=is_leader, interval_s=poll_s
+            api, ledger, preparer, driver=driver, lock_of=self._claim_lock, is_leader=is_leader, interval_s=poll_s
         )
         self._published = PublishedConditions(driver)
         self._was_ready = False
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
-        self._turns: WeakValueDictionary[ClaimName, asyncio.Lock] = WeakValueDictionary()
+        self._claim_locks: WeakValueDictionary[ClaimName, asyncio.Lock] = WeakValueDictionary()
         self._workers: dict[ClaimName, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._woken = asyncio.Event()
@@ -169,7 +169,7 @@ class BindingService:
         """Prepare the claim and report, if a pod waits for it; return whether it did."""
         if self._writer.problem:
             return False
-        async with self._turn(name):
+        async with self._claim_lock(name):
             claim, waiting = await self._read(name)
             if waiting is None or waiting.is_decided:
                 return False
@@ -215,12 +215,12 @@ class BindingService:
         )
         await self._writer.write(waiting, Verdict(False, failure.reason, message))
 
-    def _turn(self, name: ClaimName) -> asyncio.Lock:
+    def _claim_lock(self, name: ClaimName) -> asyncio.Lock:
         """Return the lock of a claim: it is prepared, or compared and released, but not both at a time."""
-        turn = self._turns.get(name)
-        if turn is None:
-            turn = self._turns[name] = asyncio.Lock()
-        return turn
+        lock = self._claim_locks.get(name)
+        if lock is None:
+            lock = self._claim_locks[name] = asyncio.Lock()
+        return lock
 
     async def _read(self, name: ClaimName) -> tuple[dict[str, Any], WaitingClaim | None]:
         claim = await self._api.get(RESOURCE_CLAIMS, name.name, name.namespace, timeout=GET_TIMEOUT_S)

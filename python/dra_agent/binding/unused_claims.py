@@ -37,11 +37,11 @@ class UnusedClaims:
         preparer: ClaimPreparer,
         *,
         driver: str,
-        turn: Callable[[ClaimName], asyncio.Lock],
+        lock_of: Callable[[ClaimName], asyncio.Lock],
         is_leader: Callable[[], bool],
         interval_s: float,
     ) -> None:
-        """`preparer` releases only claims that were prepared ahead. `turn` returns the lock of a claim.
+        """`preparer` releases only claims that were prepared ahead. `lock_of` returns the lock of a claim.
 
         The lock is held from the read of a claim to its release: a claim that is allocated again in between would
         otherwise lose what has just been prepared for it.
@@ -50,7 +50,7 @@ class UnusedClaims:
         self._ledger = ledger
         self._preparer = preparer
         self._driver = driver
-        self._turn = turn
+        self._lock_of = lock_of
         self._is_leader = is_leader
         self._interval_s = interval_s
 
@@ -59,11 +59,11 @@ class UnusedClaims:
         while True:
             if self._is_leader():
                 for entry in prepared_ahead(self._ledger):
-                    turn = self._turn(ClaimName(entry.namespace, entry.name))
-                    if turn.locked():
+                    lock = self._lock_of(ClaimName(entry.namespace, entry.name))
+                    if lock.locked():
                         continue  # it is being prepared
                     try:
-                        async with turn:
+                        async with lock:
                             await self.compare(entry)
                     except Exception:  # a defect with one claim must not hold the others
                         log.exception("claim that was prepared ahead not compared", extra={"claim": entry.uid})

@@ -23,7 +23,7 @@ from dra_agent.host import Host
 from dra_agent.processes.file_tables import file_tables
 from dra_agent.processes.open_file import FileIdentity, device_identity, identity_of
 from dra_agent.processes.stat import process_ids
-from dra_agent.processes.visibility import TODO, hidden_processes_reason
+from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
 
 SEARCH_TIMEOUT_S = 30.0
 """Seconds for the open files of all processes. On a busy host, 190 processes with 1,900 files take 0.12 s of CPU."""
@@ -95,7 +95,7 @@ def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, deadline
         hidden = f"the agent cannot read the open files of process {pid} ({reason})"
     if hidden:
         message = f"cannot determine if a process has {nodes[0]} open: {hidden}"
-        raise RetryableError(prefix + message, where=where, hint=TODO)
+        raise RetryableError(prefix + message, where=where, hint=PERMISSION_HINT)
 
 
 def refuse_holders(holders: FileHolders, where: str, prefix: str = "") -> None:

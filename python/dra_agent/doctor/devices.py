@@ -105,17 +105,17 @@ def _node(context: CheckContext, node: DeviceNode, devices: list[Device]) -> Ite
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        yield problem(f"is missing; {users} cannot be used", str(path), _todo(node, devices[0]))
+        yield problem(f"is missing; {users} cannot be used", str(path), _node_hint(node, devices[0]))
         return
     except OSError as error:
         yield problem(f"cannot be checked: {error.strerror}", str(path), "run the doctor as root")
         return
     # Simulated hosts have plain files where they may not make device nodes.
     if not context.simulated and not stat.S_ISCHR(mode):
-        yield problem(f"is not a character device; {users} cannot be used", str(path), _todo(node, devices[0]))
+        yield problem(f"is not a character device; {users} cannot be used", str(path), _node_hint(node, devices[0]))
 
 
-def _todo(node: DeviceNode, device: Device) -> str:
+def _node_hint(node: DeviceNode, device: Device) -> str:
     if (hint := driver_of(device.vendor).node_hint(node.role)) is not None:
         return hint
     if node.role.startswith("vfio"):

@@ -100,7 +100,7 @@ class _Pod:
 def gang_of_pods(snapshot: Snapshot, subject: str, pods: Sequence[Object], *, group: Object | None = None) -> Gang:
     """Return the gang of these pods; those of a native pod `group` if there is one."""
     alive = [pod for pod in pods if _is_alive(pod)]
-    waiting = sorted((pod for pod in alive if not _node_of(pod)), key=_turn)
+    waiting = sorted((pod for pod in alive if not _node_of(pod)), key=_schedule_order)
     found = [_Pod("", pod, pod_claims(snapshot, pod)) for pod in waiting]
     running = [("", pod) for pod in alive if _node_of(pod)]
     gang = _assembled(snapshot, subject, found, running)
@@ -138,7 +138,7 @@ def gang_of_workload(
     for one in sets:
         label = one.name or base
         own = [pod for pod in pods if one.labels and _has_labels(pod, one) and _is_alive(pod)]
-        waiting = sorted((pod for pod in own if not _node_of(pod)), key=_turn)
+        waiting = sorted((pod for pod in own if not _node_of(pod)), key=_schedule_order)
         running += [(label, pod) for pod in own if _node_of(pod)]
         found += [_Pod(label, pod, pod_claims(snapshot, pod)) for pod in waiting]
         created = "-".join(filter(None, (base, one.name)))
@@ -297,7 +297,7 @@ def _has_labels(pod: Object, one: PodSet) -> bool:
     return all(labels.get(key) == value for key, value in one.labels.items())
 
 
-def _turn(pod: Object) -> tuple[int, str, str]:
+def _schedule_order(pod: Object) -> tuple[int, str, str]:
     """Return the place of a pod in the order of kube-scheduler: by priority, time and name.
 
     PodGroupMemberPodsOrderingFunc, pkg/scheduler/framework/types.go at v1.37. The number of attempts is not known.

@@ -108,12 +108,12 @@ def of_device(device: Device) -> list[HealthIssue]:
     """Return the issues of the last observation of a device."""
     causes = [
         HealthIssue(
-            ailment.cause,
-            severity(ailment.cause),
-            ailment.message,
-            transient=ailment.transient and ailment.cause != STARTING,
+            issue.cause,
+            severity(issue.cause),
+            issue.message,
+            transient=issue.transient and issue.cause != STARTING,
         )
-        for ailment in device.ailments
+        for issue in device.issues
     ]
     if not causes and device.health == "unhealthy":
         causes.append(HealthIssue(UNHEALTHY, severity(UNHEALTHY), device.health_reason or "the device is not healthy"))

@@ -51,7 +51,7 @@ class DeviceBuilder:
         self.identity: dict[str, str] = {}
         self.health: Health = "healthy"
         self.health_reason: str | None = None
-        self.ailments: list[ObservedIssue] = []
+        self.issues: list[ObservedIssue] = []
         self.observed = True
         self.memory_errors: int | None = None
         self.memory_limits: dict[str, str] = {}
@@ -106,13 +106,13 @@ class DeviceBuilder:
 
         A transient issue leaves it healthy: it may be a stage of a start.
         """
-        self.ailments.append(ObservedIssue(cause, message, transient))
+        self.issues.append(ObservedIssue(cause, message, transient))
         if self.health != "unhealthy" and not transient:
             self.health, self.health_reason = "unhealthy", message
 
     def inherit_health(self, whole: DeviceBuilder) -> None:
         """Inherit the health of the parent device."""
-        self.health, self.health_reason, self.ailments = whole.health, whole.health_reason, list(whole.ailments)
+        self.health, self.health_reason, self.issues = whole.health, whole.health_reason, list(whole.issues)
         self.observed = whole.observed
         self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
 
@@ -136,7 +136,7 @@ class DeviceBuilder:
             memory_limits=self.memory_limits,
             health=self.health,
             health_reason=self.health_reason,
-            ailments=tuple(self.ailments),
+            issues=tuple(self.issues),
             observed=self.observed,
             memory_errors=self.memory_errors,
             corrected_errors=self.corrected_errors,

@@ -129,7 +129,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     here; "" where it can."""
     health: Health = "healthy"
     health_reason: str | None = None
-    ailments: tuple[ObservedIssue, ...] = ()
+    issues: tuple[ObservedIssue, ...] = ()
     """Why it is unhealthy."""
     observed: bool = True
     """False: its health cannot be read now (a claim has bound it to vfio-pci, or NVML initializes it); earlier issues

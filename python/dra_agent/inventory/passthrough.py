@@ -23,7 +23,7 @@ from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.json_decode import decode_json
-from dra_agent.processes.visibility import TODO, hidden_processes_reason
+from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
 from dra_agent.topology.model import PciFunction as Function
 from dra_agent.topology.model import Topology
 
@@ -130,7 +130,7 @@ def _not_observed(device: Device) -> Device:
         taints=(),
         health="healthy",
         health_reason=None,
-        ailments=(),
+        issues=(),
         memory_errors=None,
         corrected_errors=None,
         observed=False,
@@ -220,7 +220,7 @@ class Passthrough:
             message = (
                 f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
             )
-            problems.append(Diagnostic("inventory.passthrough", message, TODO))
+            problems.append(Diagnostic("inventory.passthrough", message, PERMISSION_HINT))
         return given
 
     def _judge(self, device: Device, topology: Topology) -> Outcome:

@@ -89,10 +89,10 @@ class SysfsDir:
 
     def _unreadable(self, path: Path | str, error: OSError) -> None:
         if error.errno not in _NOT_HERE:
-            self._problems.append(Diagnostic(str(path), error.strerror or "cannot be read", _todo(error)))
+            self._problems.append(Diagnostic(str(path), error.strerror or "cannot be read", _hint(error)))
 
 
-def _todo(error: OSError) -> str | None:
+def _hint(error: OSError) -> str | None:
     return "run the agent as root, or allow its user to read it" if error.errno in (errno.EACCES, errno.EPERM) else None
 
 

@@ -36,7 +36,7 @@ class _Work:
     """One for each waiting caller."""
 
 
-class Turn:
+class ClaimSlot:
     """Work of a claim on the thread of its caller, as a context."""
 
     def __init__(self, executor: ClaimExecutor, uid: str, work: _Work) -> None:
@@ -79,7 +79,7 @@ class ClaimExecutor:
         """Return the work in progress."""
         return [f"{work.operation} claim {uid}" for uid, work in self._running()]
 
-    def begin(self, uid: str, operation: str) -> Turn | None:
+    def begin(self, uid: str, operation: str) -> ClaimSlot | None:
         """Begin work of a claim on the calling thread; None while other work of the claim, or too much work, runs."""
         with self._lock:
             if uid in self._work or self._of_callers >= self._threads:
@@ -88,7 +88,7 @@ class ClaimExecutor:
             thread.set_running_or_notify_cancel()
             work = self._work[uid] = _Work(operation, object(), thread, time.monotonic(), is_callers=True)
             self._of_callers += 1
-        return Turn(self, uid, work)
+        return ClaimSlot(self, uid, work)
 
     async def run(self, uid: str, operation: str, key: Hashable, call: Callable[[], _T], deadline_s: float) -> _T:
         """Run `call` after earlier work of the claim, or join a run of the same `operation` and `key`.

@@ -15,7 +15,7 @@ from dra_agent.api_object import Object
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, Turn
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, ClaimSlot
 from dra_agent.kubelet_plugin.claim_fetch import fetch, fetch_on_thread
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.prepare import ClaimPreparer
@@ -77,8 +77,8 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
-        """Work on the calling thread, which has begun `turn`.
+    def on_thread(self, claim: ClaimRef, deadline_s: float, slot: ClaimSlot) -> Sequence[ClaimDevice]:
+        """Work on the calling thread, which holds `slot`.
 
         Raises:
             UnreadError: The claim cannot be read here; `on_loop` reads it.
@@ -121,12 +121,12 @@ class Prepare(Operation):
             claim.uid, self.name, _key(fetched), lambda: preparer.prepare(fetched, deadline), deadline_s
         )
 
-    def on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
+    def on_thread(self, claim: ClaimRef, deadline_s: float, slot: ClaimSlot) -> Sequence[ClaimDevice]:
         """See Operation."""
         began = time.perf_counter()
         fetched = fetch_on_thread(self._claims, claim, _fetch_deadline(deadline_s))
         self._observe_fetch(began)
-        turn.joinable(_key(fetched))
+        slot.joinable(_key(fetched))
         return self._preparer.get().prepare(fetched, Deadline(deadline_s))
 
     def _observe_fetch(self, began: float) -> None:
@@ -160,9 +160,9 @@ class Unprepare(Operation):
         )
         return ()
 
-    def on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
+    def on_thread(self, claim: ClaimRef, deadline_s: float, slot: ClaimSlot) -> Sequence[ClaimDevice]:
         """See Operation."""
-        turn.joinable(None)
+        slot.joinable(None)
         self._preparer.get().unprepare(claim.uid, Deadline(deadline_s))
         return ()
 

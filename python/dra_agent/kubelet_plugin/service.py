@@ -23,7 +23,7 @@ from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.kubelet_plugin import late_response
 from dra_agent.kubelet_plugin.call_watchdog import CallWatchdog
-from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, Turn, still_running
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, ClaimSlot, still_running
 from dra_agent.kubelet_plugin.claim_fetch import UnreadError
 from dra_agent.kubelet_plugin.handlers import Context, RefusedError, abort, check_decoded, decoder, service, wait_for
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
@@ -151,9 +151,11 @@ class DraService:
         tried: AgentError | None = None
         if len(requested) == 1 and self._preparer.is_set and late_response.is_possible(context):
             claim = ClaimRef(requested[0].uid, requested[0].namespace, requested[0].name)
-            if (turn := self._executor.begin(claim.uid, operation.name)) is not None:
+            if (slot := self._executor.begin(claim.uid, operation.name)) is not None:
                 try:
-                    return call.response({claim.uid: self._in_turn(call, turn, operation, claim, deadline_s, context)})
+                    return call.response(
+                        {claim.uid: self._on_caller_thread(call, slot, operation, claim, deadline_s, context)}
+                    )
                 except UnreadError as error:
                     tried = error.tried
         work = self._run_claims(call, operation, requested, deadline_s, tried)
@@ -187,8 +189,8 @@ class DraService:
         results.update(zip((claim.uid for claim in pending), found, strict=True))
         return results
 
-    def _in_turn(
-        self, call: _Call, turn: Turn, operation: Operation, claim: ClaimRef, deadline_s: float, context: Context
+    def _on_caller_thread(
+        self, call: _Call, slot: ClaimSlot, operation: Operation, claim: ClaimRef, deadline_s: float, context: Context
     ) -> Result:
         """Work on the calling thread. At the deadline the watchdog answers the call instead: AnsweredError."""
 
@@ -200,10 +202,10 @@ class DraService:
         unread: UnreadError | None = None
         result: Result = ()
         try:
-            with turn:
+            with slot:
                 watched = self._watchdog.add(deadline_s, late)
-                result = operation.on_thread(claim, deadline_s, turn)
-                turn.result(result)
+                result = operation.on_thread(claim, deadline_s, slot)
+                slot.result(result)
         except UnreadError as error:
             unread = error
         except BaseException as error:  # noqa: BLE001 - logged and returned; gRPC has no response to pyo3.PanicException

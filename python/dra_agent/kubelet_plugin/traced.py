@@ -8,7 +8,7 @@ from typing import Any
 
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.errors import AgentError
-from dra_agent.kubelet_plugin.claim_executor import Turn
+from dra_agent.kubelet_plugin.claim_executor import ClaimSlot
 from dra_agent.kubelet_plugin.claim_fetch import UnreadError
 from dra_agent.kubelet_plugin.handlers import Context
 from dra_agent.kubelet_plugin.late_response import AnsweredError
@@ -87,12 +87,12 @@ class _TracedOperation(Operation):
             self._describe(span, devices)
             return devices
 
-    def on_thread(self, claim: ClaimRef, deadline_s: float, turn: Turn) -> Sequence[ClaimDevice]:
+    def on_thread(self, claim: ClaimRef, deadline_s: float, slot: ClaimSlot) -> Sequence[ClaimDevice]:
         if current.get() is None:
-            return self._operation.on_thread(claim, deadline_s, turn)
+            return self._operation.on_thread(claim, deadline_s, slot)
         with self._begin(claim) as span:
             try:
-                devices = self._operation.on_thread(claim, deadline_s, turn)
+                devices = self._operation.on_thread(claim, deadline_s, slot)
             except UnreadError:
                 span.error = "retryable"  # of this attempt; the claim is read again on the event loop
                 raise

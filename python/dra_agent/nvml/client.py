@@ -25,6 +25,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
 from dra_agent.malloc import without_thread_caches
 from dra_agent.nvml.values import Codec, targets
+from dra_agent.retry import growing_wait
 
 _MAX_LINE_BYTES = 16 << 20
 """Maximum bytes of one response; a process that writes more is broken."""
@@ -38,7 +39,7 @@ class CallTimeoutError(RetryableError):
     """A call did not return in time."""
 
 
-class BusyError(CallTimeoutError):
+class NvmlBusyError(CallTimeoutError):
     """The call was not made: another call about the same GPU, which is in time, still runs."""
 
 
@@ -143,12 +144,12 @@ class NvmlWorker:
         with self._lock:
             return any(not call.late for call in self._calls.values())
 
-    def is_stuck(self, lane: str) -> bool:
+    def is_hung(self, lane: str) -> bool:
         """True if a call of this lane has missed its deadline and is pending."""
         with self._lock:
             return any(call.late and call.lane == lane for call in self._calls.values())
 
-    def stuck_for(self) -> float:
+    def hung_for_s(self) -> float:
         """Return the age in seconds of the oldest call past its deadline; 0 if there is none."""
         with self._lock:
             oldest = min((call.began for call in self._calls.values() if call.late), default=None)
@@ -163,12 +164,12 @@ class NvmlWorker:
         encoded = [self._codec.encode(argument) for argument in arguments]
         with self._lock:
             turn = self._lanes.setdefault(lane, threading.Lock())
-        self._reject_stuck(lane)
+        self._reject_hung(lane)
         if not turn.acquire(timeout=timeout):
-            self._reject_stuck(lane)
-            raise BusyError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
+            self._reject_hung(lane)
+            raise NvmlBusyError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
         try:
-            self._reject_stuck(lane)
+            self._reject_hung(lane)
             call = self._send(lane, name, encoded)
             if not call.done.wait(timeout) and not self._came_late(call):
                 raise CallTimeoutError(f"NVML did not respond within {timeout:g} s ({name})")
@@ -183,8 +184,8 @@ class NvmlWorker:
         # The reader ends it. One that waits in the kernel goes when the kernel lets it.
         self._reader.join(_STOP_TIMEOUT_S)
 
-    def _reject_stuck(self, lane: str) -> None:
-        if self.is_stuck(lane):
+    def _reject_hung(self, lane: str) -> None:
+        if self.is_hung(lane):
             raise CallTimeoutError(f"an earlier call to NVML about {lane} has not returned yet")
 
     def _send(self, lane: str, name: str, encoded: list[Any]) -> _Call:
@@ -289,12 +290,12 @@ class RestartPolicy:
         failures = self._count(now)
         if failures < 2:
             return 0.0
-        wait: float = min(FIRST_WAIT_S * 2.0 ** (failures - 2), MAX_WAIT_S)
+        wait = growing_wait(failures - 2, first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
         return max(0.0, self._last + wait - now)
 
-    def tolerates(self, stuck: float, now: float) -> bool:
+    def tolerates(self, hung_s: float, now: float) -> bool:
         """Return whether a call that hangs for so many seconds is tolerated."""
-        return stuck < min(HANG_TIMEOUT_S * 2.0 ** self._count(now), MAX_HANG_TIMEOUT_S)
+        return hung_s < growing_wait(self._count(now), first_s=HANG_TIMEOUT_S, max_s=MAX_HANG_TIMEOUT_S)
 
     def _count(self, now: float) -> int:
         return self._failures if now - self._last < FORGET_AFTER_S else 0

@@ -7,7 +7,7 @@ from typing import cast
 
 from dra_agent.page.frame import count, currency, names, section
 from dra_agent.page.html import Content, Html, element, table
-from dra_agent.page.last_known import Known
+from dra_agent.page.last_known import LastRead
 from dra_agent.page.views import ClusterView, NodeView
 
 NODES_PER_PAGE = 50
@@ -21,10 +21,10 @@ MAX_NAMES = 8
 TITLE = "Cluster"
 
 
-def content(known: Known[ClusterView], page: int) -> list[Content]:
+def content(known: LastRead[ClusterView], page: int) -> list[Content]:
     """Return the view with one page of the nodes; pages count from 1, and one that does not exist is the nearest."""
     view = known.value
-    status = currency(cast("Known[object]", known))
+    status = currency(cast("LastRead[object]", known))
     if view is None:
         return [status]
     reclaimed = [node for node in view.nodes if node.phase != "none"]

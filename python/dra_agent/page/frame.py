@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.page.html import Content, Html, element, text
-from dra_agent.page.last_known import Known
+from dra_agent.page.last_known import LastRead
 
 SLOW_S = 2.0
 """Seconds after which a reading that is not complete is mentioned."""
@@ -52,7 +52,7 @@ def section(identity: str, heading: str, *content: Content, class_: str | None =
     )
 
 
-def currency(known: Known[object]) -> Html:
+def currency(known: LastRead[object]) -> Html:
     """Return how old the values are, and why there are no newer ones."""
     parts: list[Content] = []
     problem = False

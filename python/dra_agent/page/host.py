@@ -8,7 +8,7 @@ from typing import cast
 
 from dra_agent.page.frame import count, currency, duration, names, section
 from dra_agent.page.html import Content, Html, element, table
-from dra_agent.page.last_known import Known
+from dra_agent.page.last_known import LastRead
 from dra_agent.page.views import DeviceView, HostView, ReclaimView
 
 MAX_DEVICES = 512
@@ -28,15 +28,15 @@ PHASES = {
 }
 
 
-def title(known: Known[HostView]) -> str:
+def title(known: LastRead[HostView]) -> str:
     """Return the heading of the view."""
     return "Host" if known.value is None else f"Host {known.value.name}"
 
 
-def content(known: Known[HostView]) -> list[Content]:
+def content(known: LastRead[HostView]) -> list[Content]:
     """Return the view."""
     view = known.value
-    status = currency(cast("Known[object]", known))
+    status = currency(cast("LastRead[object]", known))
     if view is None:
         return [status]
     return [

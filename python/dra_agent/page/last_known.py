@@ -20,7 +20,7 @@ MAX_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Known(Generic[_T]):
+class LastRead(Generic[_T]):
     """What is known now."""
 
     value: _T | None
@@ -50,7 +50,7 @@ class LastKnown(Generic[_T]):
         self._started: float | None = None
         self._next = float("-inf")
 
-    def get(self) -> Known[_T]:
+    def get(self) -> LastRead[_T]:
         """Return what is known, after a short wait if a reading is due."""
         with self._changed:
             if self._started is None and self._clock() >= self._next:
@@ -58,7 +58,7 @@ class LastKnown(Generic[_T]):
                 threading.Thread(target=self._run, name="page-read", daemon=True).start()
             self._changed.wait_for(lambda: self._started is None, FIRST_WAIT_S if self._read_at is None else WAIT_S)
             now = self._clock()
-            return Known(
+            return LastRead(
                 self._value,
                 None if self._read_at is None else now - self._read_at,
                 self._error,

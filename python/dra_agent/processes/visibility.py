@@ -10,7 +10,7 @@ from dra_agent.host import Host
 
 _FIRST = "pid:[4026531836]"
 """The initial PID namespace of a host (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
-TODO = "run the agent with `hostPID` and `privileged` in a pod, with systemd/devices.conf as a service"
+PERMISSION_HINT = "run the agent with `hostPID` and `privileged` in a pod, with systemd/devices.conf as a service"
 
 
 def hidden_processes_reason(host: Host) -> str:

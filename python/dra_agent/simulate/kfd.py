@@ -23,7 +23,7 @@ _GENERATION = f"{_KFD}/topology/generation_id"
 _PCIE, _XGMI = 2, 11
 _SYSTEM_HEAP, _PUBLIC_FRAME_BUFFER = 0, 1
 _SIMD_PER_UNIT = 4
-_PAGE = 4096
+_PAGE_BYTES = 4096
 
 
 class KfdState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ def plan(machine: Machine, state: KfdState, tree: Tree) -> None:
         for partition in range(gpus[address][1].kfd_nodes):
             numbers[address, partition] = len(machine.nodes) + len(numbers)
     for number, node in enumerate(machine.nodes):
-        _processor(number, node, list(numbers.values()), tree)
+        _cpu_node(number, node, list(numbers.values()), tree)
     nodes = _numa_nodes(machine)
     for (address, partition), number in numbers.items():
         function, gpu = gpus[address]
@@ -100,7 +100,7 @@ def is_node(path: str) -> bool:
     return path.startswith(f"{NODES}/")
 
 
-def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None:
+def _cpu_node(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None:
     folder = f"{NODES}/{number}"
     properties = {
         "cpu_cores_count": len(system.parse(node.cpus)),
@@ -157,7 +157,7 @@ def _gpu(
     }
     tree.files(folder, {"gpu_id": gpu_id_of(gpu, partition), "name": "ip discovery", "properties": _rows(properties)})
     # Each partition has an equal share, rounded down to pages (amdgpu_amdkfd_xcp_memory_size).
-    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions // _PAGE * _PAGE, tree)
+    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions // _PAGE_BYTES * _PAGE_BYTES, tree)
     _link(folder, 0, _PCIE, number, numa_node, 20, (0, 64000), tree)
     # As in recordings of both: one link between whole GPUs, and between partitions of two GPUs no bandwidth.
     weight, bandwidth = (15, gpu.xgmi_bandwidth) if gpu.partitions == 1 else (41, 0)

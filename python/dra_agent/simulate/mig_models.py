@@ -50,7 +50,7 @@ def _profile(
     name: str,
     size: int,
     mib: int,
-    processors: int,
+    multiprocessors: int,
     media: tuple[int, int, int, int],
     max_instances: int,
 ) -> MigProfile:
@@ -63,7 +63,7 @@ def _profile(
         f"MIG {name}",
         size,
         mib,
-        processors,
+        multiprocessors,
         size,
         decoders,
         jpeg,

@@ -101,7 +101,7 @@ def seven_slices(
             f"MIG {name}",
             slices,
             memory,
-            processors,
+            sm_count,
             engines if slices == 7 else engines * copies_per_slice,
             decode,
             jpegs,
@@ -117,7 +117,7 @@ def seven_slices(
             places,
             max_instances,
             media,
-        ), name, memory, processors, decode, jpegs in zip(
+        ), name, memory, sm_count, decode, jpegs in zip(
             rows, names, memory_mib, multiprocessors, decoders, jpeg, strict=True
         )
     )

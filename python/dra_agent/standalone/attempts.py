@@ -14,9 +14,9 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import KeyedBackoff
-from dra_agent.standalone.claim import FAILED, PREPARED, HeldDevice
+from dra_agent.standalone.claim import FAILED, PREPARED, PreparedDevice
 from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
-from dra_agent.standalone.index import ClaimIndex, Known
+from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ClaimAttempts:
         self._preparer = preparer
         self._retries = KeyedBackoff(clock)
         self._in_flight = InFlightClaims(workers)
-        self.prepared: dict[str, tuple[HeldDevice, ...]] = {}
+        self.prepared: dict[str, tuple[PreparedDevice, ...]] = {}
         """The devices of the prepared claims, by uid."""
         self.failures: dict[str, str] = {}
         """Why the last attempt failed, by the uid of a claim that is to be attempted again."""
@@ -57,7 +57,7 @@ class ClaimAttempts:
         if uid not in self.prepared:
             self._begin(uid, "prepare", lambda: self._prepare_now(claim))
 
-    def release(self, known: Known) -> None:
+    def release(self, known: KnownClaim) -> None:
         """Begin to release the devices of a claim, and to delete it."""
         self._begin(known.uid, "release", lambda: self._release_now(known))
 
@@ -82,7 +82,7 @@ class ClaimAttempts:
         """Make the next attempt at once, also after failures."""
         self._retries.done(uid)
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: KnownClaim) -> None:
         """Delete a claim from the store, and what is known of its attempts."""
         self._claims.delete(known)
         self.prepared.pop(known.uid, None)
@@ -121,7 +121,8 @@ class ClaimAttempts:
             self._note_prepared(uid)
             self._succeeded(uid)
             self.prepared[uid] = tuple(
-                HeldDevice(tuple(d.requests), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id) for d in devices
+                PreparedDevice(tuple(d.requests), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id)
+                for d in devices
             )
 
     def _note_prepared(self, uid: str) -> None:
@@ -139,7 +140,7 @@ class ClaimAttempts:
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
         self._store_without_devices(claim, {FAILED: why})
 
-    def _release_now(self, known: Known) -> None:
+    def _release_now(self, known: KnownClaim) -> None:
         self._preparer.unprepare(known.uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             self.forget(known)

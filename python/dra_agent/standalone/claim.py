@@ -25,7 +25,7 @@ UNDER_WAY = "is being prepared"
 """The message of a claim that has devices and is not ready yet."""
 
 
-class HeldDevice(msgspec.Struct, frozen=True):
+class PreparedDevice(msgspec.Struct, frozen=True):
     """One device of a prepared claim."""
 
     requests: tuple[str, ...]
@@ -48,7 +48,7 @@ class ClaimView(msgspec.Struct, frozen=True):
     """RFC 3339, UTC."""
     prepared: str
     """Since when it is prepared without a break, as `created`; empty while it is not."""
-    devices: tuple[HeldDevice, ...]
+    devices: tuple[PreparedDevice, ...]
     cdi_device_ids: tuple[str, ...]
     """Every id of every device, in order: for `podman run --device ID` and `ctr run --device ID`."""
     fits_empty_host: bool
@@ -68,7 +68,7 @@ class ApplyResult(msgspec.Struct, frozen=True):
 
 
 def view_of(
-    claim: Object, prepared: tuple[HeldDevice, ...] | None, message: str, *, fits_empty_host: bool
+    claim: Object, prepared: tuple[PreparedDevice, ...] | None, message: str, *, fits_empty_host: bool
 ) -> ClaimView:
     """Show a claim; `prepared`: its devices once they are ready for containers, `message`: why they are not."""
     metadata = claim["metadata"]

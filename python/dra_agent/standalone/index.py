@@ -13,7 +13,7 @@ from dra_agent.standalone.stored_form import CLAIM, CLASS, check, load
 from dra_agent.standalone.waiting import WaitingClaims, digest_of
 
 
-class Known(ClaimRef, frozen=True):
+class KnownClaim(ClaimRef, frozen=True):
     """One claim of the store."""
 
     position: int
@@ -33,39 +33,39 @@ class ClaimIndex:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._by_key: dict[tuple[str, str], Known] = {}
-        self._by_uid: dict[str, Known] = {}
+        self._by_key: dict[tuple[str, str], KnownClaim] = {}
+        self._by_uid: dict[str, KnownClaim] = {}
         self._last = 0
         self.waiting = WaitingClaims()
         self.allocated: dict[str, Object] = {}
         """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
-        self.deleting: dict[str, Known] = {}
+        self.deleting: dict[str, KnownClaim] = {}
         load(store, CLASS)
         load(store, CLAIM, self._index)
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def find(self, namespace: str, name: str) -> Known | None:
+    def find(self, namespace: str, name: str) -> KnownClaim | None:
         """Find a claim by its name."""
         return self._by_key.get((namespace, name))
 
-    def require(self, namespace: str, name: str) -> Known:
+    def require(self, namespace: str, name: str) -> KnownClaim:
         """Find a claim by its name; raises NoSuchObjectError."""
         known = self.find(namespace, name)
         if known is None:
             raise NoSuchObjectError(f"there is no claim {name} in namespace {namespace}")
         return known
 
-    def of_uid(self, uid: str) -> Known | None:
+    def of_uid(self, uid: str) -> KnownClaim | None:
         """Find a claim by its uid."""
         return self._by_uid.get(uid)
 
-    def each(self) -> Iterator[Known]:
+    def each(self) -> Iterator[KnownClaim]:
         """Go through all claims."""
         return iter(self._by_key.values())
 
-    def read(self, known: Known) -> Object:
+    def read(self, known: KnownClaim) -> Object:
         """Read a whole claim."""
         value = self._store.get(CLAIM, *known.key)
         assert value is not None, "the index and the store have the same claims"
@@ -94,7 +94,7 @@ class ClaimIndex:
                 self._last += 1
             self._index(claim, self._last if known is None else known.position)
 
-    def delete(self, known: Known) -> None:
+    def delete(self, known: KnownClaim) -> None:
         """Remove a claim."""
         self._store.delete(CLAIM, *known.key)
         self._unindex(known.uid)
@@ -105,7 +105,7 @@ class ClaimIndex:
         metadata = claim["metadata"]
         uid = metadata["uid"]
         self._unindex(uid)
-        known = Known(uid, namespace, name, position, digest_of(claim.get("spec")))
+        known = KnownClaim(uid, namespace, name, position, digest_of(claim.get("spec")))
         self._by_key[known.key] = self._by_uid[uid] = known
         self._last = max(self._last, position)
         if "deletionTimestamp" in metadata:

@@ -25,7 +25,7 @@ from dra_agent.standalone.claim import (
 )
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
-from dra_agent.standalone.index import ClaimIndex, Known
+from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now, store_all
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
@@ -281,7 +281,7 @@ class ClaimQueue:
             self._claims.waiting.refuse(group, version, refusal)
         return True
 
-    def _store_allocation(self, known: Known, allocation: Object) -> None:
+    def _store_allocation(self, known: KnownClaim, allocation: Object) -> None:
         """Persist an allocation, unless the claim was deleted meanwhile or allocation is suspended."""
         with self._lock:
             if known.uid not in self._claims.waiting or self._suspended or self._stopped:

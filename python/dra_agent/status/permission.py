@@ -10,7 +10,7 @@ from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-FIRST_AGAIN_S = 1.0
+FIRST_RETRY_S = 1.0
 """Seconds after the first refusal, which may be temporary: authorization caches are updated late."""
 RETRY_AFTER_S = 600.0
 """Seconds between attempts while the permission is missing."""
@@ -40,18 +40,18 @@ class PermissionMonitor:
         self._grant = grant
         self._level = level
         retry_after_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
-        self._backoff = Backoff(first=FIRST_AGAIN_S, longest=retry_after_s)
+        self._backoff = Backoff(first=FIRST_RETRY_S, longest=retry_after_s)
         self.missing = ""
         """Why it is refused at present; empty where it is not known to be."""
 
-    def refused(self, error: PermanentError, *, todo: str = "") -> float:
+    def refused(self, error: PermanentError, *, hint: str = "") -> float:
         """Record the refusal and return the seconds until the next try; logs the first time.
 
-        `todo` is another way to resolve it.
+        `hint` is another way to resolve it.
         """
         if not self.missing:
             extra = {"reason": str(error.message), "grant": self._grant}
-            log.log(self._level, self._message, extra=extra | ({"todo": todo} if todo else {}))
+            log.log(self._level, self._message, extra=extra | ({"todo": hint} if hint else {}))
         self.missing = str(error)
         return self._backoff.delay()
 

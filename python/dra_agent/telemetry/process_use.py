@@ -14,7 +14,7 @@ from dra_agent.telemetry.model import DeviceSample
 
 MAX_OVER = 0.05
 """By how much the sum of a claim may exceed all of the time: drivers round the part of each process to a percent."""
-BUSY = 0.05
+BUSY_SHARE = 0.05
 """From this utilization of a device on, a driver that names no process contradicts itself."""
 
 
@@ -80,7 +80,7 @@ def of_claim(
         UnknownOwnerError: A part may be the claim's, and it is not known whether or how much.
         ValueError: The driver reports what cannot be true of its processes, or their sum is more than all of the time.
     """
-    if of_device is not None and of_device >= BUSY and not any(use.is_impossible or _works(use) for use in uses):
+    if of_device is not None and of_device >= BUSY_SHARE and not any(use.is_impossible or _works(use) for use in uses):
         raise UnknownOwnerError("the device computes, and the driver names no process")
     engines: dict[str, float] = {}
     memory: float | None = 0.0

@@ -20,7 +20,7 @@ RELEASE = "dra-agent"
 TEMPLATES = ("serviceaccount", "rbac", "admissionpolicy")
 WITHOUT_POLICY = "admissionPolicy.create=false"
 """Helm does not show a template that renders to nothing."""
-HOURS = 6 * 3600
+TOKEN_LIFETIME_S = 6 * 3600
 REVIEWS = Kind("authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 REVIEW = {"apiVersion": REVIEWS.version, "kind": "SubjectAccessReview"}
 
@@ -71,7 +71,7 @@ class Identity:
             }
             body = self.cluster.api.create(PODS, {"metadata": {"name": pod}, "spec": spec}, self.namespace)
         bound = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": body["metadata"]["uid"]}
-        request = {"boundObjectRef": bound, "expirationSeconds": HOURS}
+        request = {"boundObjectRef": bound, "expirationSeconds": TOKEN_LIFETIME_S}
         path = SERVICE_ACCOUNTS.path(self.namespace, RELEASE, "token")
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request}
         return str(self.cluster.api.call("POST", path, body)["status"]["token"])

@@ -163,7 +163,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> 
 def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> None:
     changes = ModeChanges()
     collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
-    looks = []
+    collected = []
 
     class Midway:
         """The driver, when it has taken the old nodes away and made two of the new ones."""
@@ -171,7 +171,7 @@ def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> Non
         def write(self, path: str, text: str) -> None:
             bench.kernel.write(path, text)
             with half_made(bench.host, FIRST, left=2):
-                looks.append(collector.collect(scan(bench.host)))
+                collected.append(collector.collect(scan(bench.host)))
 
         def read(self, path: str) -> str:
             return bench.kernel.read(path)
@@ -179,7 +179,7 @@ def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> Non
     before = collector.collect(scan(bench.host))
     setup = AmdPartitionSetup(bench.host, Midway(), bench.state, changes=changes)
     given(setup, "uid-1", *(bench.item(f"-cpx-{n}") for n in range(2)))
-    assert looks == [before], "devices, counters and problems are the same"
+    assert collected == [before], "devices, counters and problems are the same"
     assert not changes.is_written(FIRST) and not changes.is_expected(FIRST), "the change is over"
     assert collector.collect(scan(bench.host)) == before
     collector.close()

@@ -51,7 +51,7 @@ def test_a_gpu_that_is_bound_to_vfio_during_a_scan_is_not_lost(bench: Bench) -> 
     seen = inventory_of(bench, topology, BoundMeanwhile(bench, item))
     assert bench.driver(GPU) == "vfio-pci"
     found = seen.device(item.device.name)
-    assert found is not None and (found.health, found.ailments) == ("healthy", ())
+    assert found is not None and (found.health, found.issues) == ("healthy", ())
     assert [published(one) for one in seen.devices] == [published(one) for one in before.devices]
     assert [problem for problem in seen.problems if problem.where == item.device.name] == []
 
@@ -60,7 +60,7 @@ def test_a_gpu_that_is_unbound_manually_during_a_scan_is_not_lost(bench: Bench) 
     name, topology = bench.device(GPU).device.name, scan(bench.host)
     bench.kernel.write(f"bus/pci/devices/{GPU}/driver/unbind", GPU)
     found = inventory_of(bench, topology, bench.bindings).device(name)
-    assert found is not None and (found.health, found.ailments) == ("unmonitored", ())
+    assert found is not None and (found.health, found.issues) == ("unmonitored", ())
     assert found.health_reason == "its driver was just taken away"
 
 

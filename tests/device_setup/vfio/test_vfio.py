@@ -215,18 +215,18 @@ class KnownLibrary(SharedNvml):
     """A library with the processes of the test, which records its calls."""
 
     def __init__(self) -> None:
-        self.story: list[str] = []
+        self.events: list[str] = []
         self.processes: list[int] = []
 
     def users(self, address: str) -> list[int]:
-        self.story.append("asked")
+        self.events.append("asked")
         return self.processes
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        self.story.append("let go")
+        self.events.append("released")
         yield
-        self.story.append("took again")
+        self.events.append("acquired")
 
 
 def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
@@ -234,7 +234,7 @@ def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
 
     class Telling:
         def write(self, path: str, text: str) -> None:
-            library.story.append(path.rpartition("/")[2])
+            library.events.append(path.rpartition("/")[2])
             bench.kernel.write(path, text)
 
         def read(self, path: str) -> str:
@@ -244,15 +244,15 @@ def test_the_agents_own_library_releases_a_gpu_first(bench: Bench) -> None:
     library.processes = [31337]
     with pytest.raises(RetryableError, match="processes compute on it: 31337"):
         vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
-    assert (library.story, bench.bindings.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
+    assert (library.events, bench.bindings.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
     library.processes = []
-    library.story.clear()
+    library.events.clear()
     vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
-    assert library.story == ["asked", "let go", "driver_override", "unbind", "drivers_probe", "took again"]
-    library.story.clear()
+    assert library.events == ["asked", "released", "driver_override", "unbind", "drivers_probe", "acquired"]
+    library.events.clear()
     library.processes = [31337]
     vfio.set_up("uid-1", [bench.device(FPGA)], AUTO, None, a_minute())
-    assert not {"asked", "let go"} & set(library.story), "no library has an FPGA open"
+    assert not {"asked", "released"} & set(library.events), "no library has an FPGA open"
 
 
 def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Bench) -> None:
@@ -527,8 +527,8 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     with pytest.raises(RetryableError, match="open: the agent is not in the host's process namespace"):
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
-    said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
-    assert [problem.hint for problem in said] and "hostPID" in str(said[0])
+    found = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
+    assert [problem.hint for problem in found] and "hostPID" in str(found[0])
     assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], (
         "passthrough is off"
     )

@@ -23,7 +23,7 @@ _FOREIGN_ERRNOS = (errno.EPERM, errno.ENOTDIR, errno.ELOOP)
 _MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 _MAX_SOCKET_PATH_BYTES = 107
 """Maximum bytes of a socket path (unix(7)); the daemon creates "control_privileged" among its pipes."""
-_LONGEST_PIPE = "control_privileged"
+_LONGEST_PIPE_NAME = "control_privileged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MpsPaths:
     def of(cls, state_dir: Path, dev: Path, device: str) -> MpsPaths:
         """Return the paths for a device; its name is a DNS label. PermanentError if a socket path would be too long."""
         folder = state_dir.absolute() / "mps" / device
-        if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _MAX_SOCKET_PATH_BYTES:
+        if len(str(folder / "pipe" / _LONGEST_PIPE_NAME).encode()) > _MAX_SOCKET_PATH_BYTES:
             raise PermanentError(
                 f"the paths of the MPS pipes would be longer than {_MAX_SOCKET_PATH_BYTES} bytes",
                 where=str(folder),

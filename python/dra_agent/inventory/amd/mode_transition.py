@@ -74,7 +74,7 @@ class ModeTransition:
         needed, self._rescan = self._rescan, False
         return needed
 
-    def most_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
+    def max_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
         """Return the dies by device id of GPUs that KFD shows completely; `complete`: their nodes."""
         most: dict[str, int] = {}
         for function in functions:

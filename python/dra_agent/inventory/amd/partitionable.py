@@ -136,32 +136,32 @@ class PartitionableGpus:
         self._topology = topology
         self._rules = rules
         self._changes = changes
-        self._settling = ModeTransition(changes)
+        self._transitions = ModeTransition(changes)
         self._seen: set[str] = set()
         """GPUs for which the first wait for complete nodes is over."""
         self._uuids: dict[str, str | None] = {}
         """Of GPUs that were seen in one piece."""
         self._nodes: dict[str, list[KfdNode]] = {}
         self._complete: dict[str, list[KfdNode]] = {}
-        self._most: dict[str, int] = {}
+        self._max_dies: dict[str, int] = {}
         """By device id: the dies of GPUs that KFD shows completely."""
 
     def begin(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Start a scan of these GPUs; returns the nodes of every GPU by address."""
         self.counters = []
-        self._settling.begin(functions)
+        self._transitions.begin(functions)
         here = {function.pci_address for function in functions}
         self._uuids = {address: uuid for address, uuid in self._uuids.items() if address in here}
         self._nodes = _without_widths(self._read(functions, problems))
         self._complete = {
             one.pci_address: self._nodes[one.pci_address] for one in functions if self._is_complete(one, self._nodes)
         }
-        self._most = self._settling.most_dies(functions, self._complete)
+        self._max_dies = self._transitions.max_dies(functions, self._complete)
         return self._nodes
 
     def needs_rescan(self) -> bool:
         """Return once that an incomplete GPU kept its description."""
-        return self._settling.needs_rescan()
+        return self._transitions.needs_rescan()
 
     def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.
@@ -188,7 +188,7 @@ class PartitionableGpus:
         if self._changes.is_written(address):
             return False
         mode = known_mode(pci_files(self._host, function, []), COMPUTE_MODE)
-        known = self._settling.described(address)
+        known = self._transitions.described(address)
         of_function = nodes.get(address, [])
         return matches_mode(of_function, mode) and (known is None or die_count(of_function) == known.dies)
 
@@ -202,13 +202,13 @@ class PartitionableGpus:
         """
         if not self._can_be_divided(function):
             return None
-        nodes, most = self._nodes.get(function.pci_address, []), self._most[function.device_id]
+        nodes, most = self._nodes.get(function.pci_address, []), self._max_dies[function.device_id]
         complete = function.pci_address in self._complete
         name = device_name("gpu", function.pci_address)
-        known = self._settling.described(function.pci_address)
+        known = self._transitions.described(function.pci_address)
         if known is not None and not complete:
             self._rules.rule_for(known.whole, "amd")
-            if self._settling.is_kept(function.pci_address):
+            if self._transitions.is_kept(function.pci_address):
                 self.counters.append(known.counters)
                 return list(known.devices)
             problems.append(half_made(name, die_count(nodes), known.dies))
@@ -256,7 +256,7 @@ class PartitionableGpus:
                 set_memory(part, total // mode.partitions if total else None)
                 consumption = modes.part(builder.name, mode, index)
                 described.append(self._in_mode(part.build(), consumption, mode, index))
-        self._settling.settled(
+        self._transitions.settled(
             function.pci_address,
             LastDescription(function.device_id, modes.dies, described_whole, tuple(described), counters),
         )

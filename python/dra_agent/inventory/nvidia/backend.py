@@ -27,9 +27,9 @@ from dra_agent.inventory.nvidia.mig_ownership import read_note
 from dra_agent.inventory.nvidia.nvlink import NvLinks
 from dra_agent.inventory.nvidia.nvml_client import (
     SLOW_FACTOR,
-    BusyError,
     CallTimeoutError,
     GpuLostError,
+    NvmlBusyError,
     NvmlError,
     UnknownGpuError,
     acquire,
@@ -247,7 +247,7 @@ class NvidiaBackend:
     def _read_gpu(self, builder: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
         """Read one GPU; return True if a call timed out."""
         address = builder.function.pci_address
-        was_stuck = self._nvml.is_stuck(address)
+        was_hung = self._nvml.is_hung(address)
         try:
             version = self._driver.version if self._driver else None
             facts = read_gpu(self._nvml, self._handle(address), address, builder.problems, driver=version)
@@ -255,14 +255,14 @@ class NvidiaBackend:
             builder.problems.append(_STARTING_PROBLEM)
             self._mark_starting(builder)
             return None, False
-        except BusyError:
+        except NvmlBusyError:
             # The agent changes the GPU's MIG instances: nothing new is known of it.
             self._mark_starting(builder)
             return None, False
         except CallTimeoutError as error:
             builder.health, builder.health_reason = "unmonitored", "NVML does not respond"
             builder.problems.append(_hung_problem(builder.name, error))
-            return None, not was_stuck
+            return None, not was_hung
         except NvmlError as error:
             has_driver = _has_driver(builder)
             if isinstance(error, GpuLostError) or not has_driver:

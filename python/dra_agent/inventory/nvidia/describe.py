@@ -30,8 +30,8 @@ def memory_limits(host: Host, driver_limits: bool, *, mig: bool) -> dict[str, st
 def find_mps_control(host: Host) -> Path | None:
     """Return the path of the MPS control daemon; on a simulated host without a driver root, next to the library."""
     if host.driver_root is None and host.nvml_library is not None:
-        beside = host.nvml_library.with_name(CONTROL)
-        return beside if beside.is_file() else None
+        candidate = host.nvml_library.with_name(CONTROL)
+        return candidate if candidate.is_file() else None
     return host.driver_program(CONTROL)
 
 

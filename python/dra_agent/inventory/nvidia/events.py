@@ -63,7 +63,7 @@ class Events:
     @property
     def hangs(self) -> bool:
         """True if a poll is pending."""
-        return self._nvml.is_stuck(ABOUT)
+        return self._nvml.is_hung(ABOUT)
 
     def follow(self, handles: dict[str, Any]) -> None:
         """Register GPUs, by PCI address; registered ones are not changed. Raises RetryableError."""

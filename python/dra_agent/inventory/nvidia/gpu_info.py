@@ -13,10 +13,10 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
-    BusyError,
     GpuLostError,
     NoPermissionError,
     NotSupportedError,
+    NvmlBusyError,
     NvmlClient,
     NvmlError,
     UnknownGpuError,
@@ -138,7 +138,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
     """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each.
 
     `driver` is the driver's version, which determines some queries. Memory and multiprocessors depend on the MIG mode:
-    if it changes meanwhile, the GPU is read again, and BusyError ends reads between which it changes every time.
+    if it changes meanwhile, the GPU is read again, and NvmlBusyError ends reads between which it changes every time.
     """
     for _ in range(_MAX_READS):
         found: list[Diagnostic] = []
@@ -146,7 +146,7 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
         if is_settled:
             problems += found
             return facts
-    raise BusyError("its MIG mode changes while it is read", where=address)
+    raise NvmlBusyError("its MIG mode changes while it is read", where=address)
 
 
 def _read_gpu_once(

@@ -16,9 +16,9 @@ from dra_agent.errors import RetryableError
 from dra_agent.inventory.interconnect import Interconnect, group_gpus, pair
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.nvml_client import (
-    BusyError,
     CallTimeoutError,
     NotSupportedError,
+    NvmlBusyError,
     NvmlClient,
 )
 
@@ -55,7 +55,7 @@ class NvLinks:
         for number, address in enumerate(addresses if len(addresses) > 1 else ()):
             try:
                 ends[address] = self._read_gpu(address, handles, addresses[number + 1 :], reachable)
-            except BusyError:
+            except NvmlBusyError:
                 continue  # the agent changes its MIG mode or instances: the last links stay
             except NotSupportedError:
                 ends[address] = Counter()

@@ -19,9 +19,9 @@ from dra_agent.driver_root import DriverMissingError, DriverRoot, Identity
 from dra_agent.errors import RetryableError
 from dra_agent.nvml import definitions
 from dra_agent.nvml.client import (
-    BusyError,
     CallTimeoutError,
     LibraryNotFoundError,
+    NvmlBusyError,
     NvmlCallError,
     NvmlWorker,
     RestartPolicy,
@@ -31,7 +31,7 @@ from dra_agent.nvml.client import (
 
 __all__ = [
     "WHOLE",
-    "BusyError",
+    "NvmlBusyError",
     "WorkerExitedError",
     "CallTimeoutError",
     "GpuLostError",
@@ -273,10 +273,10 @@ class NvmlClient:
             return self._timeout * SLOW_FACTOR
         return self._timeout
 
-    def is_stuck(self, about: str) -> bool:
+    def is_hung(self, about: str) -> bool:
         """Return True if an earlier call for a GPU is pending: another would hang too."""
         process = self._process
-        return process is not None and process.is_stuck(about)
+        return process is not None and process.is_hung(about)
 
     def _made(self) -> NvmlWorker:
         self._started = False
@@ -337,10 +337,10 @@ class NvmlClient:
             return
         reason = process.ended
         if not reason:
-            stuck = process.stuck_for()
-            if self._restart_policy.tolerates(stuck, now) or process.busy:
+            hung_s = process.hung_for_s()
+            if self._restart_policy.tolerates(hung_s, now) or process.busy:
                 return
-            reason = f"a call has not returned for {stuck:.0f} s"
+            reason = f"a call has not returned for {hung_s:.0f} s"
             process.close()
         self._process = None
         self._restart_policy.failed(now)

@@ -262,7 +262,7 @@ def _partition_builder(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> De
     """Create the builder of a partition, which inherits the GPU's health."""
     builder = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
     builder.health, builder.health_reason = whole.health, whole.health_reason
-    builder.ailments, builder.memory_errors = list(whole.ailments), whole.memory_errors
+    builder.issues, builder.memory_errors = list(whole.issues), whole.memory_errors
     return builder
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from dra_agent.reclaim.signal import Signal, SignalSink, SourceError
+from dra_agent.retry import growing_wait
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class PollSchedule:
     def after_failure(self, retry_after: float | None) -> float:
         """Return the delay after a failed poll: twice as long each time, and at least Retry-After."""
         self._failures += 1
-        backoff = min(self._interval_s * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._interval_s))
+        longest_s = max(MAX_INTERVAL_S, self._interval_s)
+        backoff = growing_wait(self._failures - 1, first_s=self._interval_s, max_s=longest_s)
         return self._jittered(max(backoff, retry_after or 0.0))
 
     def _jittered(self, seconds: float) -> float:
