@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import released
+from packages import documented
 from packages.conftest import ROOT, apply_claim, install_and_configure, specs
 from packages.machine import Machine
 
@@ -48,14 +49,16 @@ def test_an_upgrade_and_a_downgrade_keep_configuration_claims_and_decisions(mach
     spec = apply_claim(machine, "training")
     content = machine.output("cat", f"/run/cdi/{spec}")
     process = machine.property("MainPID")
-    machine.run("apt-get", "install", "--yes", "--no-install-recommends", "/packages/new.deb")
+    (upgrade,) = documented.row(documented.LIFECYCLE, "Debian package")
+    machine.run("sh", "-c", upgrade.replace("./dra-agent_NEW_ARCH.deb", "/packages/new.deb"))
     assert machine.output("dpkg-query", "--show", "--showformat=${Version}", "dra-agent") == "1.1-1"
     assert machine.property("ActiveState") == "active"
     assert machine.property("MainPID") != process, "the new version runs"
     assert "dgx-h100" in machine.output("cat", "/etc/dra-agent/config.toml")
     assert machine.output("cat", f"/run/cdi/{spec}") == content
     machine.run("systemctl", "disable", "--now", "dra-agent")
-    machine.run("dpkg", "--install", "/packages/old.deb")
+    (downgrade,) = re.findall(r"`(dpkg --install .*?)`", (documented.PAGES / documented.LIFECYCLE).read_text())
+    machine.run("sh", "-c", downgrade.replace("./dra-agent_OLD_ARCH.deb", "/packages/old.deb"))
     assert machine.property("UnitFileState") == "disabled"
     machine.run("systemctl", "start", "dra-agent")
     assert "default/training" in machine.output("dra-agent", "claims").replace("\n", "")
@@ -65,7 +68,8 @@ def test_removal_keeps_held_claims_and_purge_reports_them(machine: Machine) -> N
     before = machine.files()
     install_and_configure(machine)
     spec = apply_claim(machine, "training")
-    removed = machine.run("apt-get", "remove", "--yes", "dra-agent")
+    remove = documented.line(documented.LIFECYCLE, "Uninstall", "apt-get")
+    removed = machine.run("sh", "-c", remove.replace("apt-get", "apt-get --yes"))
     assert "default/training" in removed.stdout
     assert machine.run("test", "-e", "/usr/lib/dra-agent", check=False).returncode == 1
     assert specs(machine) == {spec}

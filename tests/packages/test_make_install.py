@@ -1,4 +1,4 @@
-"""The quickstart on bare metal of README.md, pasted by a user with sudo in a clean root with systemd and podman."""
+"""`make install` in a clean root with systemd and podman: the quickstart of README.md, and commands of the pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import quickstart
+from packages import documented
 from packages.built_checkout import INCLUDED, paste, prepare
 from packages.machine import Machine, base_root
 
@@ -71,3 +72,38 @@ def test_the_quickstart_gives_a_container_its_gpu(uninstalled: Machine, tmp_path
     )
     for line in report["lines"]:
         print(f"{line['seconds']:7.2f} s  {line['command']}")
+
+
+def test_the_commands_of_the_pages_install_upgrade_and_remove_the_service(uninstalled: Machine) -> None:
+    install, *start = documented.block("install/systemd.md", "The agent as a systemd service")
+    assert install == "make install" and start[-1] == "systemctl status dra-agent"
+    paste(uninstalled, install, user="root")
+    added = "\n".join(settings())
+    uninstalled.write(CONFIG, uninstalled.output("cat", CONFIG) + f"\n{added}\n")
+    assert re.search(r"\d+ devices on node ", paste(uninstalled, *start, user="root"))
+    paste(
+        uninstalled, "dra-agent claim apply -f examples/classes/gpu.yaml -f examples/claims/one-gpu.yaml", user="root"
+    )
+    (spec,) = uninstalled.output("ls", "/run/cdi").split()
+    content, process = uninstalled.output("cat", f"/run/cdi/{spec}"), uninstalled.property("MainPID")
+
+    upgrade = documented.row(documented.LIFECYCLE, "service")
+    assert upgrade == ["make install", "systemctl daemon-reload", "systemctl restart dra-agent"]
+    assert f"kept      {CONFIG}" in paste(uninstalled, *upgrade, user="root")
+    assert uninstalled.property("MainPID") not in ("0", process)
+    assert uninstalled.output("cat", f"/run/cdi/{spec}") == content
+
+    remove = documented.line(documented.LIFECYCLE, "Uninstall", "make uninstall")
+    purge = remove.replace("make uninstall", "! make uninstall PURGE=1 2>&1")
+    assert "claims are held: default/one-gpu" in paste(uninstalled, purge, user="root")
+    assert uninstalled.output("cat", f"/run/cdi/{spec}") == content
+    paste(uninstalled, "systemctl start dra-agent", "dra-agent claim delete one-gpu", user="root")
+    paste(uninstalled, remove, "systemctl daemon-reload", user="root")
+    for path in ("/usr/local/bin/dra-agent", "/usr/local/lib/dra-agent", "/usr/lib/systemd/system/dra-agent.service"):
+        assert uninstalled.run("test", "-e", path, check=False).returncode == 1, path
+    uninstalled.run("test", "-e", CONFIG)
+    uninstalled.run("test", "-d", "/var/lib/dra-agent")
+    paste(uninstalled, "make uninstall PURGE=1", user="root")
+    assert (
+        uninstalled.output("sh", "-c", "ls -d /etc/dra-agent /var/lib/dra-agent /run/dra-agent 2>/dev/null; true") == ""
+    )
