@@ -17,20 +17,69 @@ from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
+from dra_agent.nvml import call_log
 from dra_agent.nvml.call_log import RecordedCall
 from dra_agent.nvml.client import worker_program
 from dra_agent.nvml.values import Codec, targets
-from dra_agent.recording import Omission
-from dra_agent.topology import Topology
+from dra_agent.recording import NVML, Omission
+from dra_agent.topology import Topology, scan
 
 DRIVER = "nvidia"
+TIMEOUT_S = 300.0
+_LOG = "calls"
+"""The file that the worker process writes, in the folder of the recording until it is complete."""
 _RAW = re.compile(r"uuid|guid|serial", re.IGNORECASE)
 """Fields of structures that identify hardware, as bytes and not as text: nvmlGpuFabricInfo's clusterUuid."""
 
 
-def has_gpus(topology: Topology) -> bool:
-    """Whether the agent would use NVML on this host."""
-    return any(function.driver == DRIVER for function in topology.devices)
+class NvmlRecorder:
+    """See dra_agent.doctor.record.vendor.LibraryRecorder."""
+
+    name = "NVML"
+    timeout_s = TIMEOUT_S
+    file = NVML
+
+    def __init__(self) -> None:
+        self._calls: list[call_log.RecordedCall] = []
+
+    def record(self, host: Host, settings: InventorySettings, folder: Path, deadline: Deadline) -> list[Omission]:
+        """Make the calls, if the agent would use NVML on this host."""
+        topology = scan(host)
+        if not any(function.driver == DRIVER for function in topology.devices):
+            return []
+        return record_calls(host, topology, settings, folder / _LOG, deadline)
+
+    def load(self, folder: Path) -> list[Omission]:
+        """Take the calls that the worker process wrote."""
+        log = folder / _LOG
+        try:
+            raw = log.read_bytes()
+        except FileNotFoundError:
+            return []
+        # A worker that was killed may have left half a line.
+        log.unlink()
+        try:
+            self._calls = call_log.parse(raw[: raw.rfind(b"\n") + 1])
+        except call_log.CallLogError as error:
+            return [Omission("NVML", f"call {error.line}: {error}")]
+        return []
+
+    def learn(self, replacements: Replacements) -> None:
+        """Take texts that identify GPUs."""
+        for call in self._calls:
+            if call.name == "nvmlDeviceGetSerial" and isinstance(call.value, str):
+                replacements.learn(call.value)
+
+    def replace_identity(self, replacements: Replacements) -> None:
+        """Replace UUIDs and serial numbers."""
+        if self._calls:
+            import pynvml
+
+            self._calls = without_identity(self._calls, pynvml, replacements)
+
+    def content(self) -> bytes:
+        """Return the calls as `nvml.call_log` encodes them."""
+        return call_log.encode(self._calls) if self._calls else b""
 
 
 def record_calls(
@@ -67,13 +116,6 @@ def _collect(host: Host, topology: Topology, settings: InventorySettings) -> lis
     finally:
         collector.close()
     return [Omission(problem.where, problem.message) for problem in inventory.problems if "NVML" in problem.message]
-
-
-def learn(calls: list[RecordedCall], replacements: Replacements) -> None:
-    """Take texts that identify GPUs."""
-    for call in calls:
-        if call.name == "nvmlDeviceGetSerial" and isinstance(call.value, str):
-            replacements.learn(call.value)
 
 
 def without_identity(calls: list[RecordedCall], module: Any, replacements: Replacements) -> list[RecordedCall]:

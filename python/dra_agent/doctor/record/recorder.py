@@ -20,19 +20,16 @@ import msgspec
 
 from dra_agent import __version__, atomic_file
 from dra_agent.deadline import Deadline
-from dra_agent.doctor.record import nvml_calls
 from dra_agent.doctor.record.identity import Replacements
 from dra_agent.doctor.record.tools import installed, run_tools
 from dra_agent.doctor.record.tree import TreeReader, tree_entries
+from dra_agent.doctor.record.vendor import LibraryRecorder, vendor_recordings
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.nvml import call_log
-from dra_agent.recording import FORMAT, MANIFEST, NVML, TOOLS, TREE, Entry, Manifest, Omission, RecordedFile
-from dra_agent.topology import Topology, scan
+from dra_agent.recording import FORMAT, MANIFEST, TOOLS, TREE, Entry, Manifest, Omission, RecordedFile
 
 TREE_TIMEOUT_S = 120.0
-NVML_TIMEOUT_S = 300.0
 TOOLS_TIMEOUT_S = 240.0
 _ROUTES = ("proc/net/route", "proc/self/net/route")
 _ROUTES6 = ("proc/net/ipv6_route", "proc/self/net/ipv6_route")
@@ -43,7 +40,7 @@ class _Content:
     """The results so far; a step that exceeds its deadline keeps its partial results."""
 
     entries: list[Entry] = field(default_factory=list)
-    calls: list[call_log.RecordedCall] = field(default_factory=list)
+    libraries: list[LibraryRecorder] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
     omitted: list[Omission] = field(default_factory=list)
 
@@ -78,7 +75,9 @@ def record(
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        _record_nvml(host, settings, partial, content)
+        content.libraries = [vendor.library() for vendor in vendor_recordings() if vendor.library is not None]
+        for library in content.libraries:
+            _record_library(library, host, settings, partial, content)
         _step("tools", TOOLS_TIMEOUT_S, content.omitted, lambda: _record_tools(host, content))
         if not with_identity:
             _replace_identity(content, replacements or Replacements(secrets.token_bytes(32), hostname))
@@ -114,23 +113,14 @@ def _step(name: str, timeout: float, omitted: list[Omission], work: Callable[[],
     omitted += [Omission(name, reason) for reason in failure]
 
 
-def _record_nvml(host: Host, settings: InventorySettings, partial: Path, content: _Content) -> None:
-    log = partial / "calls"
-
+def _record_library(
+    library: LibraryRecorder, host: Host, settings: InventorySettings, partial: Path, content: _Content
+) -> None:
     def work() -> None:
-        topology: Topology = scan(host)
-        if nvml_calls.has_gpus(topology):
-            content.omitted += nvml_calls.record_calls(host, topology, settings, log, Deadline.of(NVML_TIMEOUT_S))
+        content.omitted += library.record(host, settings, partial, Deadline.of(library.timeout_s))
 
-    _step("NVML", NVML_TIMEOUT_S, content.omitted, work)
-    with suppress(FileNotFoundError):
-        raw = log.read_bytes()
-        # A worker that was killed may have left half a line.
-        log.unlink()
-        try:
-            content.calls = call_log.parse(raw[: raw.rfind(b"\n") + 1])
-        except call_log.CallLogError as error:
-            content.omitted.append(Omission("NVML", f"call {error.line}: {error}"))
+    _step(library.name, library.timeout_s, content.omitted, work)
+    content.omitted += library.load(partial)
 
 
 def _record_tools(host: Host, content: _Content) -> None:
@@ -142,31 +132,19 @@ def _record_tools(host: Host, content: _Content) -> None:
 
 
 def _replace_identity(content: _Content, replacements: Replacements) -> None:
+    vendors = vendor_recordings()
     for entry in content.entries:
-        _learn(entry, replacements)
+        for vendor in vendors:
+            vendor.learn(entry, replacements)
     for output in content.outputs.values():
         replacements.learn_from(output)
-    nvml_calls.learn(content.calls, replacements)
+    for library in content.libraries:
+        library.learn(replacements)
     content.entries = [_without_identity(entry, replacements) for entry in content.entries]
     content.outputs = {path: replacements.tool_output(text) for path, text in content.outputs.items()}
-    if content.calls:
-        import pynvml
-
-        content.calls = nvml_calls.without_identity(content.calls, pynvml, replacements)
+    for library in content.libraries:
+        library.replace_identity(replacements)
     content.omitted = [Omission(replacements.text(one.where), replacements.text(one.reason)) for one in content.omitted]
-
-
-def _learn(entry: Entry, replacements: Replacements) -> None:
-    """Take numbers that identify AMD's GPUs: in /sys hexadecimal, in the topology of KFD decimal."""
-    text = (entry.text or "").strip()
-    if entry.path.endswith("/unique_id"):
-        with suppress(ValueError):
-            replacements.learn_number(int(text, 16))
-    elif "/kfd/" in entry.path and entry.path.endswith("/properties"):
-        for line in text.splitlines():
-            key, _, value = line.partition(" ")
-            if key in ("unique_id", "hive_id") and value.strip().isdecimal():
-                replacements.learn_number(int(value))
 
 
 def _without_identity(entry: Entry, replacements: Replacements) -> Entry:
@@ -206,8 +184,7 @@ def _routes6(text: str) -> Iterable[str]:
 def _write(partial: Path, content: _Content, programs: tuple[str, ...], *, with_identity: bool) -> Manifest:
     encoder = msgspec.json.Encoder()
     files = {TREE: b"".join(encoder.encode(entry) + b"\n" for entry in content.entries)}
-    if content.calls:
-        files[NVML] = call_log.encode(content.calls)
+    files |= {library.file: calls for library in content.libraries if (calls := library.content())}
     files |= {path: text.encode() for path, text in content.outputs.items()}
     if content.outputs:
         (partial / TOOLS).mkdir(mode=0o755)

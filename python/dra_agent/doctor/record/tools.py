@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.command import HostCommand
+from dra_agent.doctor.record.vendor import Tool, vendor_recordings
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.nvidia.describe import CONTROL, find_mps_control
 from dra_agent.recording import Entry
 
 MAX_OUTPUT_BYTES = 4 << 20
@@ -20,23 +20,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/op
 _SUSPENDED = frozenset({"suspended", "suspending", "resuming"})
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A command that only reads."""
-
-    name: str
-    arguments: tuple[str, ...]
-    file: str
-    """Name of its output in the recording."""
-
-
-TOOLS = (
-    Tool("nvidia-smi", ("-q", "-x"), "nvidia-smi.xml"),
-    Tool("amd-smi", ("static", "--json"), "amd-smi.json"),
-    Tool("rocm-smi", ("--showallinfo", "--json"), "rocm-smi.json"),
-    Tool("xpu-smi", ("discovery", "-j"), "xpu-smi.json"),
-    Tool("lspci", ("-nnvvv",), "lspci.txt"),
-)
+LSPCI = Tool("lspci", ("-nnvvv",), "lspci.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +32,24 @@ class ToolOutput:
     reason: str = ""
 
 
-def run_tools(host: Host, entries: Iterable[Entry], tools: Iterable[Tool] = TOOLS) -> Iterator[ToolOutput]:
+def run_tools(host: Host, entries: Iterable[Entry]) -> Iterator[ToolOutput]:
     """Run the tools that are installed. `entries` is the recorded tree, which shows suspended functions."""
     asleep = suspended(entries)
-    for tool in tools:
+    for tool in (*(tool for vendor in vendor_recordings() for tool in vendor.tools), LSPCI):
         path = find_tool(host, tool.name)
         if path is None:
             yield ToolOutput(tool, reason="not installed")
-        elif tool.name == "lspci" and asleep:
+        elif tool is LSPCI and asleep:
             reason = f"not run: it reads the configuration space, which would wake {asleep[0]}"
             yield ToolOutput(tool, reason=reason)
         else:
-            driver = host.driver_tool(tool.name) if tool.name == "nvidia-smi" else None
+            driver = host.driver_tool(tool.name) if _is_of_driver(tool.name) else None
             yield _run(tool, path, driver.environment() if driver is not None else {})
 
 
 def find_tool(host: Host, name: str) -> Path | None:
-    """Find a tool of the host; a simulated host has its own nvidia-smi and nothing else."""
-    if name == "nvidia-smi" and (host.driver_root is not None or host.dev != Path("/dev")):
+    """Find a tool of the host; a simulated host has tools of drivers and nothing else."""
+    if _is_of_driver(name) and (host.driver_root is not None or host.dev != Path("/dev")):
         return host.driver_program(name)
     if host.dev != Path("/dev"):
         return None
@@ -75,8 +59,11 @@ def find_tool(host: Host, name: str) -> Path | None:
 
 def installed(host: Host) -> tuple[str, ...]:
     """Return the names of the programs that the agent uses, and that the host has."""
-    found = [name for name in ("nvidia-smi", "nvidia-ctk") if find_tool(host, name) is not None]
-    return (*found, *((CONTROL,) if find_mps_control(host) is not None else ()))
+    return tuple(name for vendor in vendor_recordings() for name in vendor.programs(host))
+
+
+def _is_of_driver(name: str) -> bool:
+    return any(name in vendor.driver_tools for vendor in vendor_recordings())
 
 
 def suspended(entries: Iterable[Entry]) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_agent.deadline import Deadline
+from dra_agent.doctor.record.vendor import vendor_recordings
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import neuron
@@ -38,12 +39,6 @@ _IDENTITY = (
     *("driver@", "iommu_group@", "numa_node", "local_cpulist", "power/runtime_status"),
     *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@"),
 )
-_AMD = (
-    *("unique_id", "product_name", "mem_info_vram_total", "ras/*_err_count", "compute_partition_config/*"),
-    *("current_compute_partition", "available_compute_partition"),
-    *("current_memory_partition", "available_memory_partition", "compute_partition_config/*/*"),
-)
-_INTEL = ("sriov_admin/*/profile/*", "tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
 _NET = (
     *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
     *("device@", "lower_*@", "upper_*@"),
@@ -61,7 +56,7 @@ _CLASSES = (
 _NEURON = "class/neuron_device"
 SYSFS = (
     *("bus/pci/devices/", "class/net/", "class/iommu/", "fs/cgroup/", "kernel/iommu_groups/"),
-    *(f"{_FUNCTION}/{name}" for name in (*_IDENTITY, *_AMD, *_INTEL, *_CLASSES)),
+    *(f"{_FUNCTION}/{name}" for name in (*_IDENTITY, *_CLASSES)),
     "bus/pci/drivers/*/",
     *("class/iommu/*@", "class/drm/*@", "class/net/*@", "class/accel/*@"),
     *(f"class/net/*/{name}" for name in _NET),
@@ -70,23 +65,13 @@ SYSFS = (
     "devices/system/cpu/cpu*/topology/physical_package_id",
     "devices/platform/*/drm/*/",
     *(f"{_NEURON}/*/{name}" for name in ("", "device@", "core_count", *_NODES)),
-    *(f"class/kfd/kfd/topology/{name}" for name in ("generation_id", "nodes/*/gpu_id", "nodes/*/name")),
-    *(f"class/kfd/kfd/topology/nodes/*/{name}" for name in ("properties", "mem_banks/*/properties")),
-    "class/kfd/kfd/topology/nodes/*/io_links/*/properties",
-    *("module/nvidia/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
+    *("fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
 )
 """Patterns below /sys: `@` at the end records a link without following it, `/` a folder, `+uevent` the file next to it
-too, but only if both exist."""
-PROC = (
-    *("driver/nvidia/version", "driver/nvidia/params", "driver/nvidia/gpus/*/information"),
-    *("driver/nvidia/gpus/*/numa_status", "driver/nvidia/gpus/*/power"),
-    *("driver/nvidia/capabilities/*/*", "driver/nvidia/capabilities/*/mig/*/access"),
-    *("driver/nvidia/capabilities/*", "driver/nvidia/capabilities/*/mig/*/*/access"),
-    *("driver/nvidia-caps/*", "driver/nvidia-nvswitch/devices/*/information"),
-    *("devices", "sys/kernel/osrelease", "net/route", "net/ipv6_route"),
-)
+too, but only if both exist. Those of vendors are in `vendors`."""
+PROC = ("devices", "sys/kernel/osrelease", "net/route", "net/ipv6_route")
 DEV = (
-    *("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*", "kfd", "iommu", "vfio/*", "vfio/devices/*"),
+    *("iommu", "vfio/*", "vfio/devices/*"),
     "neuron*",
     *("dri/*", "dri/by-path/*", "accel/*", "infiniband/*"),
 )
@@ -112,15 +97,17 @@ class TreeReader:
 
     def collect(self) -> None:
         """Read everything. Raises RetryableError at the deadline, or at the bound of a recording."""
-        for pattern in SYSFS:
+        vendors = vendor_recordings()
+        functions = (f"{_FUNCTION}/{name}" for vendor in vendors for name in vendor.functions)
+        for pattern in (*SYSFS, *functions, *(name for vendor in vendors for name in vendor.sysfs)):
             self._match("sys", pattern.split("/"))
         self._ancestors()
-        for pattern in PROC:
+        for pattern in (*PROC, *(name for vendor in vendors for name in vendor.proc)):
             self._match("proc", pattern.split("/"))
         if self._net is not None:
             for name in ("route", "ipv6_route"):
                 self._file(f"proc/net/{name}", str(self._net / name))
-        for pattern in DEV:
+        for pattern in (*DEV, *(name for vendor in vendors for name in vendor.dev)):
             self._match("dev", pattern.split("/"))
         self._named_nodes()
         self._neuron_links()

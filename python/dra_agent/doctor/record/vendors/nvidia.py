@@ -1,0 +1,31 @@
+"""A recording of NVIDIA GPUs: files of the driver in /proc, its nodes, nvidia-smi and the calls of NVML."""
+
+from __future__ import annotations
+
+from dra_agent.doctor.record.nvml_calls import NvmlRecorder
+from dra_agent.doctor.record.tools import find_tool
+from dra_agent.doctor.record.vendor import Tool, VendorRecording
+from dra_agent.host import Host
+from dra_agent.inventory.nvidia.describe import CONTROL, find_mps_control
+
+
+def _programs(host: Host) -> tuple[str, ...]:
+    found = [name for name in ("nvidia-smi", "nvidia-ctk") if find_tool(host, name) is not None]
+    return (*found, *((CONTROL,) if find_mps_control(host) is not None else ()))
+
+
+RECORDING = VendorRecording(
+    sysfs=("module/nvidia/version",),
+    proc=(
+        *("driver/nvidia/version", "driver/nvidia/params", "driver/nvidia/gpus/*/information"),
+        *("driver/nvidia/gpus/*/numa_status", "driver/nvidia/gpus/*/power"),
+        *("driver/nvidia/capabilities/*/*", "driver/nvidia/capabilities/*/mig/*/access"),
+        *("driver/nvidia/capabilities/*", "driver/nvidia/capabilities/*/mig/*/*/access"),
+        *("driver/nvidia-caps/*", "driver/nvidia-nvswitch/devices/*/information"),
+    ),
+    dev=("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*"),
+    tools=(Tool("nvidia-smi", ("-q", "-x"), "nvidia-smi.xml"),),
+    driver_tools=frozenset({"nvidia-smi"}),
+    programs=_programs,
+    library=NvmlRecorder,
+)
