@@ -51,7 +51,7 @@ def again(recorded: tuple[Host, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], again: Host, settings: InventorySettings) -> None:
     host, recording = recorded
     expected = conclusions(host, settings)
-    assert conclusions(again, settings) == expected, "doctor/record/vendors and tree.py have to name each attribute that is read"
+    assert conclusions(again, settings) == expected, "doctor/record has to name each attribute that is read"
     if (recording / "nvml.jsonl").exists():
         with replay(recording) as misses:
             assert conclusions(again, settings) == expected, "strict replay"
