@@ -149,7 +149,7 @@ def _shell(text: str) -> Iterable[tuple[int, str]]:
 def _functions(path: Path) -> Iterable[tuple[int, str]]:
     """Return the lines and names of functions."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if function := re.match(r"\s*(?:async )?def (\w+)", line):
+        if function := re.match(r"\s*(?:(?:async )?def|(?:pub(?:\([a-z]+\))? )?(?:unsafe )?fn) (\w+)", line):
             yield number, function[1]
 
 
@@ -183,10 +183,10 @@ def test_code_is_commented_in_standard_terms() -> None:
     assert not findings, "\n".join(findings)
 
 
-def test_names_of_tests_use_standard_terms() -> None:
+def test_names_of_functions_use_standard_terms() -> None:
     findings = [
         f"{path.relative_to(ROOT)}:{line}: {name}: {match[0]!r}: write {instead}"
-        for path in TESTS
+        for path in CODE + TESTS
         for line, name in _functions(path)
         for pattern, instead in INSTEAD.items()
         for match in re.finditer(rf"\b(?:{pattern})\b", name.replace("_", " "))

@@ -58,7 +58,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 #[test]
-fn every_recorded_question_gets_the_recorded_answer() {
+fn every_recorded_query_has_the_recorded_result() {
     check_answers(|_| {});
 }
 
@@ -81,7 +81,7 @@ fn check_answers(change: impl Fn(&mut Query)) {
 }
 
 #[test]
-fn every_recorded_question_is_explained() {
+fn every_recorded_query_is_explained() {
     for (name, query, wanted) in corpus() {
         let explanation = explain(&query);
         assert_eq!(explanation.fits, wanted["allocated"], "{name}");

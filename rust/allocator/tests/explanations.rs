@@ -130,7 +130,7 @@ fn tainted(mut device: Value) -> Value {
 // === How many ===
 
 #[test]
-fn what_fits_says_how_many_devices_match() {
+fn what_fits_reports_how_many_devices_match() {
     for (count, needed, wanted) in [
         (1, 1, "1 of 1 device matches and is free, 1 is needed"),
         (2, 1, "2 of 2 devices match and are free, 1 is needed"),
@@ -266,7 +266,7 @@ fn a_selector_is_named_by_its_owner_and_shortened() {
 }
 
 #[test]
-fn a_selector_that_fails_ends_everything_and_says_what_to_write() {
+fn a_selector_that_fails_ends_the_query_with_a_hint() {
     let expression = format!(r#"device.attributes["{DRIVER}"].model == "A""#);
     let claims = json!([claim(
         "c",
@@ -542,7 +542,7 @@ fn pools_that_cannot_be_used_are_named_with_their_devices() {
 }
 
 #[test]
-fn a_node_without_devices_says_so() {
+fn a_node_without_devices_is_reported() {
     let claims = json!([claim("c", json!([ask("main", 1, json!({}))]), json!([]))]);
     let explanation = explained(json!([]), claims.clone(), json!([]));
     assert_eq!(
@@ -848,7 +848,7 @@ fn devices_of_one_name_in_two_pools_are_shown_with_their_pool() {
 // === Deadline ===
 
 #[test]
-fn an_explanation_that_takes_too_long_says_so_and_keeps_the_verdict() {
+fn an_explanation_that_takes_too_long_is_incomplete_and_keeps_the_verdict() {
     let allocated = held("h", json!([{"device": "d0"}]));
     for (count, fits) in [(1, true), (3, false)] {
         let requests = json!([ask("main", count, json!({}))]);
@@ -883,7 +883,7 @@ fn together(slices: Value, claims: Vec<Value>) -> Vec<String> {
 }
 
 #[test]
-fn what_does_not_fit_together_is_told_apart() {
+fn joint_and_single_conflicts_are_distinguished() {
     let one = || ask("one", 1, json!({}));
     let two = || ask("two", 1, json!({}));
     let alone = "each has enough devices individually, but not in combination";
@@ -966,7 +966,7 @@ fn constraints_of_requests_that_come_later_do_not_blame_an_earlier_one() {
 }
 
 #[test]
-fn alternatives_that_all_lack_devices_say_so() {
+fn alternatives_that_all_lack_devices_are_reported() {
     assert_eq!(
         together(
             of(plain(1)),

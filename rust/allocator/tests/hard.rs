@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const MAX_STEPS: u64 = 50_000;
 
 #[test]
-fn questions_with_many_equal_combinations_are_answered_in_few_steps() {
+fn queries_with_many_equal_combinations_need_few_steps() {
     check_answers(|_| {});
 }
 

@@ -70,7 +70,7 @@ fn selectors_of_users_give_their_answers() {
 }
 
 #[test]
-fn what_fails_says_where_and_why() {
+fn errors_state_their_place_and_reason() {
     for (expression, message) in [
         (
             r#"device.attributes["gpu.example.com"].none == 1"#,

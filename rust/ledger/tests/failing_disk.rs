@@ -129,7 +129,7 @@ fn every_operation_of_an_ordinary_life_may_fail() {
 }
 
 #[test]
-fn a_full_disk_refuses_what_it_cannot_keep_and_goes_on_when_there_is_space() {
+fn a_full_disk_refuses_records_until_there_is_space() {
     let disk = FaultyDisk::default();
     let ledger = open(&disk).unwrap();
     ledger.start(claim(0, 0), false).unwrap();
@@ -230,7 +230,7 @@ fn an_opening_after_a_kill_makes_durable_what_it_read() {
 }
 
 #[test]
-fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
+fn a_completion_after_a_lost_start_reports_the_failed_disk() {
     let disk = FaultyDisk::default();
     let ledger = open(&disk).unwrap();
     ledger.start(claim(0, 0), false).unwrap();
@@ -251,7 +251,7 @@ fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
 
 /// Threads that share syncs share failures too: each returned result holds, regardless of the thread that wrote it.
 #[test]
-fn threads_that_write_for_each_other_are_each_told_the_truth() {
+fn threads_that_write_for_each_other_each_get_their_result() {
     for seed in 1..6u64 {
         let disk = FaultyDisk::default();
         let ledger = open(&disk).unwrap();

@@ -137,7 +137,7 @@ fn a_larger_record_of_another_version_is_kept() {
 // === Names ===
 
 #[test]
-fn what_only_begins_like_records_is_no_ledger_of_another_version() {
+fn a_file_that_only_begins_like_records_is_not_a_ledger_of_another_version() {
     let disk = FaultyDisk::default();
     let contents = [
         "0000000a 00000000 [1]",
@@ -177,7 +177,7 @@ fn a_name_that_is_almost_one_of_a_file_set_aside_is_refused() {
 }
 
 #[test]
-fn a_set_aside_file_is_left_alone_whatever_it_holds() {
+fn a_quarantined_file_is_not_read_or_replaced() {
     let dir = tempfile::tempdir().unwrap();
     record(&open(dir.path()), "a", 1);
     let ledger = dir.path().join("ledger");
@@ -261,7 +261,7 @@ fn a_state_directory_that_cannot_be_made_durable_is_not_used() {
 }
 
 #[test]
-fn a_refusal_says_what_to_do_about_its_cause() {
+fn a_refusal_has_a_hint_for_its_cause() {
     for (kind, advice) in [
         (io::ErrorKind::StorageFull, "free some space"),
         (io::ErrorKind::QuotaExceeded, "free some space"),

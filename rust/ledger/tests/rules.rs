@@ -43,7 +43,7 @@ fn a_held_device_is_refused_and_the_holder_named() {
 
 /// A host publishes the same devices in pools of another name after its own name changed.
 #[test]
-fn a_device_is_held_whatever_the_node_in_its_pool_s_name() {
+fn a_device_is_held_under_every_node_name_of_its_pool() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = open(dir.path());
     let of = |uid: &str, pool: &str| claim(uid, json!([{"pool": pool, "device": "gpu-0"}]));
@@ -60,7 +60,7 @@ fn a_device_is_held_whatever_the_node_in_its_pool_s_name() {
 }
 
 #[test]
-fn a_start_that_nobody_waited_for_holds_its_device_too() {
+fn a_start_without_a_waiting_caller_holds_its_device_too() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = open(dir.path());
     ledger.start(gpu("a"), false).unwrap();

@@ -85,7 +85,7 @@ fn a_removed_pool_is_deleted_and_another_left_alone() {
 }
 
 #[test]
-fn counters_have_slices_of_their_own_with_eight_sets_each() {
+fn counters_have_separate_slices_with_eight_sets_each() {
     let mut slices = Vec::new();
     let inputs: Vec<DeviceInput> = (0..20).flat_map(|n| [device(n), partition(n)]).collect();
     publish(inputs, &mut slices);
