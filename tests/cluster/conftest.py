@@ -103,6 +103,7 @@ EXTENDED = {
     "test_mig_killed",
     "test_status",
     "test_top",
+    "test_ui",
     "test_virtual_functions",
     "test_the_hook_keeps_an_invalid_configuration_out_of_the_cluster",
 }
