@@ -90,6 +90,7 @@ EXTENDED = {
     "test_kubelet_down_while_a_pod_is_deleted",
     "test_conflicts",
     "test_nic_configuration",
+    "test_otlp_collector",
     "test_passthrough",
     "test_prepare_fails_then_works",
     "test_prepare_too_slow_then_works",
