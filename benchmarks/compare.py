@@ -21,9 +21,9 @@ from typing import Literal
 from results import Measure, Results, ResultsError, load, quantile
 from results_table import columns, number
 
-THRESHOLD = 0.05
+THRESHOLD_SHARE = 0.05
 """The smallest relative change that is reported."""
-SINGLE_VALUE_NOISE = 0.1
+SINGLE_VALUE_NOISE_SHARE = 0.1
 """Relative noise of a measure with too few samples to compute it; an assumption."""
 MIN_SAMPLES = 5
 RESAMPLES = 2000
@@ -53,7 +53,7 @@ class Change:
         return self.verdict in ("slower", "missing")
 
 
-def compare(old: Results, new: Results, *, threshold: float = THRESHOLD, force: bool = False) -> list[Change]:
+def compare(old: Results, new: Results, *, threshold: float = THRESHOLD_SHARE, force: bool = False) -> list[Change]:
     """Compare two runs of one benchmark; `force` compares results of different machines."""
     before = {measure.name: measure for measure in old.measures}
     after = {measure.name: measure for measure in new.measures}
@@ -120,7 +120,7 @@ def _interval(sides: Sequence[tuple[Sequence[float], int]], share: float) -> tup
     draws.sort()
     tail = int(RESAMPLES * (1 - CONFIDENCE) / 2)
     few = sum(len(samples) < MIN_SAMPLES for samples, _ in sides)
-    assumed = 1 + SINGLE_VALUE_NOISE if few else 1.0
+    assumed = 1 + SINGLE_VALUE_NOISE_SHARE if few else 1.0
     return ratio, draws[tail] / assumed, draws[-1 - tail] * assumed
 
 
@@ -159,7 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old", type=Path, help="a file, or a directory like target/bench")
     parser.add_argument("new", type=Path)
     parser.add_argument(
-        "--threshold", type=float, default=THRESHOLD, help="smallest relative change that is reported (default: 0.05)"
+        "--threshold",
+        type=float,
+        default=THRESHOLD_SHARE,
+        help="smallest relative change that is reported (default: 0.05)",
     )
     parser.add_argument("--force", action="store_true", help="compare results of different machines")
     args = parser.parse_args(arguments)

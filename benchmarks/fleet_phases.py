@@ -27,9 +27,9 @@ SETTLE_S = 5.0
 """Seconds after an event for which requests that follow it are still counted."""
 WINDOW_S = 0.1
 DELAY_INTERVAL_S = 0.05
-SURGE = 0.1
+SURGE_SHARE = 0.1
 """Share of the nodes that a rolling update changes at a time: maxSurge of the deployment."""
-RECLAIMED = 0.1
+RECLAIMED_SHARE = 0.1
 """Share of the nodes that are reclaimed at once."""
 NOTICE = timedelta(minutes=2)
 SELF = "agents"
@@ -222,7 +222,7 @@ class Phases:
 
     async def restart(self) -> Phase:
         """Restart the API server; the health of a GPU of a tenth of the nodes changes while it is down."""
-        nodes = self._fleet.some(RECLAIMED)
+        nodes = self._fleet.some(RECLAIMED_SHARE)
         watches = await asyncio.to_thread(self._meter.watches)
         await asyncio.to_thread(self._meter.begin)
         await asyncio.to_thread(self._plane.stop_server)
@@ -244,7 +244,7 @@ class Phases:
     async def rolling_update(self) -> Phase:
         """Replace all agents, a tenth at a time."""
         nodes = self._fleet.nodes
-        surge = math.ceil(len(nodes) * SURGE)
+        surge = math.ceil(len(nodes) * SURGE_SHARE)
         await asyncio.to_thread(self._meter.begin)
         self._observer.disturbed.clear()
         began = time.monotonic()
@@ -258,7 +258,7 @@ class Phases:
 
     async def mass_reclaim(self) -> Phase:
         """Reclaim a tenth of the fleet at once, and withdraw it."""
-        nodes = self._fleet.some(RECLAIMED)
+        nodes = self._fleet.some(RECLAIMED_SHARE)
         await asyncio.to_thread(self._meter.begin)
         began = time.monotonic()
         await self._fleet.reclaim(nodes)

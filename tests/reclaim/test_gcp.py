@@ -10,7 +10,7 @@ import pytest
 from dra_agent.reclaim.settings import GcpSignals
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.signals.gcp import POLL_INTERVAL_S, GcpSource
-from dra_agent.reclaim.signals.polling import JITTER, PollSchedule
+from dra_agent.reclaim.signals.polling import JITTER_SHARE, PollSchedule
 from fake_clock import FakeTime
 from reclaim.metadata.gcp import FakeGcp
 from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
@@ -250,7 +250,9 @@ def test_a_server_that_does_not_wait_is_polled_once_a_second(gcp: FakeGcp) -> No
         start = time.monotonic()
         await sink.wait_until(lambda: gcp.count(PREEMPTED) >= 3)
         count, duration = gcp.count(PREEMPTED), time.monotonic() - start
-        assert count <= 1 + duration / (POLL_INTERVAL_S * (1 - JITTER)), "the first request, and then one per second"
+        assert count <= 1 + duration / (POLL_INTERVAL_S * (1 - JITTER_SHARE)), (
+            "the first request, and then one per second"
+        )
 
     run_source(source(gcp, PollSchedule), scenario)
 

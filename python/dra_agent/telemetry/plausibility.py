@@ -32,7 +32,7 @@ _FASTEST = {
     "energy_joules": MAX_POWER_WATTS,
     **{name: MAX_BYTES_PER_SECOND for name in COUNTERS if name.endswith("_bytes")},
 }
-_ROUNDING = 1e-6
+_ROUNDING_TOLERANCE = 1e-6
 
 
 def drop_impossible(sample: DeviceSample) -> tuple[DeviceSample, list[str]]:
@@ -43,7 +43,7 @@ def drop_impossible(sample: DeviceSample) -> tuple[DeviceSample, list[str]]:
         if value is None:
             continue
         low, high = _RANGES.get(name, (0.0, float(1 << 64)))
-        if not math.isfinite(value) or not low - _ROUNDING <= value <= high + _ROUNDING:
+        if not math.isfinite(value) or not low - _ROUNDING_TOLERANCE <= value <= high + _ROUNDING_TOLERANCE:
             problems[name] = f"{name} is {value:g}, outside of {low:g} to {high:g}"
     used, limit = sample.memory_used_bytes, sample.memory_limit_bytes
     if used is not None and limit is not None and used > limit and not problems.keys() & {"memory_limit_bytes"}:

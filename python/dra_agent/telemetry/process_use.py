@@ -12,7 +12,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.processes.containers import Place
 from dra_agent.telemetry.model import DeviceSample
 
-MAX_OVER = 0.05
+MAX_EXCESS_SHARE = 0.05
 """By how much the sum of a claim may exceed all of the time: drivers round the part of each process to a percent."""
 BUSY_SHARE = 0.05
 """From this utilization of a device on, a driver that names no process contradicts itself."""
@@ -109,6 +109,6 @@ def _works(use: ProcessUse) -> bool:
 
 
 def _part(total: float, what: str) -> float:
-    if total > 1 + MAX_OVER:
+    if total > 1 + MAX_EXCESS_SHARE:
         raise ValueError(f"the processes of a claim {what} in {total:.0%} of the time")
     return min(total, 1.0)

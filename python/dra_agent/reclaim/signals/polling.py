@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 MAX_INTERVAL_S = 8.0
 """Maximum seconds between two tries, however long a source has been unreachable: the shortest notice is 30 s."""
-JITTER = 0.1
+JITTER_SHARE = 0.1
 """Jitter as a part of an interval, so that hosts that started together do not poll together."""
 
 PollFunction = Callable[[], Awaitable[Sequence[Signal]]]
@@ -42,7 +42,7 @@ class PollSchedule:
         return self._jittered(max(backoff, retry_after or 0.0))
 
     def _jittered(self, seconds: float) -> float:
-        return seconds * (1.0 + JITTER * (2.0 * self._spread() - 1.0))
+        return seconds * (1.0 + JITTER_SHARE * (2.0 * self._spread() - 1.0))
 
 
 async def poll_forever(name: str, poll: PollFunction, pace: PollSchedule, sink: SignalSink) -> None:

@@ -18,7 +18,7 @@ from dra_agent.telemetry.model import DeviceSample
 
 log = logging.getLogger(__name__)
 
-_PERCENT, _MICRO, _MILLI = 1e-2, 1e-6, 1e-3
+_PERCENT_FACTOR, _MICRO_FACTOR, _MILLI_FACTOR = 1e-2, 1e-6, 1e-3
 
 
 def make(host: Host) -> AmdSource:
@@ -52,8 +52,8 @@ class AmdSource:
         used = read_number(function, "mem_info_vram_used") if total else None
         metrics = self._metrics(function)
         sample = DeviceSample(
-            gpu_utilization_ratio=read_number(function, "gpu_busy_percent", factor=_PERCENT),
-            memory_utilization_ratio=read_number(function, "mem_busy_percent", factor=_PERCENT),
+            gpu_utilization_ratio=read_number(function, "gpu_busy_percent", factor=_PERCENT_FACTOR),
+            memory_utilization_ratio=read_number(function, "mem_busy_percent", factor=_PERCENT_FACTOR),
             memory_used_bytes=None if used is None else int(used),
             memory_limit_bytes=None if total is None else int(total),
             energy_joules=metrics.energy_joules,
@@ -64,10 +64,10 @@ class AmdSource:
             return sample
         return msgspec.structs.replace(
             sample,
-            power_watts=read_number(sensors, "power1_average", "power1_input", factor=_MICRO),
-            power_limit_watts=read_number(sensors, "power1_cap", factor=_MICRO),
+            power_watts=read_number(sensors, "power1_average", "power1_input", factor=_MICRO_FACTOR),
+            power_limit_watts=read_number(sensors, "power1_cap", factor=_MICRO_FACTOR),
             # PP_TEMP_EDGE, or where it has no such sensor, PP_TEMP_JUNCTION, its hottest point.
-            temperature_celsius=read_number(sensors, "temp1_input", "temp2_input", factor=_MILLI),
+            temperature_celsius=read_number(sensors, "temp1_input", "temp2_input", factor=_MILLI_FACTOR),
             sm_clock_hertz=read_number(sensors, "freq1_input"),
             memory_clock_hertz=read_number(sensors, "freq2_input"),
         )

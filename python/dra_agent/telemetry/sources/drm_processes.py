@@ -18,7 +18,7 @@ from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.processes.containers import Place, place_of
 from dra_agent.processes.stat import start_time
 from dra_agent.telemetry.drm_clients import Client, DrmReader, UncountedError
-from dra_agent.telemetry.process_use import MAX_OVER, ProcessUse, exited
+from dra_agent.telemetry.process_use import MAX_EXCESS_SHARE, ProcessUse, exited
 
 _NS = 1e-9
 
@@ -149,7 +149,7 @@ def _part(kind: str, grown: float, passed: float) -> float:
     """Return the part of the time. Counters may go back, and catch up later (drm-usage-stats.rst): that counts 0."""
     if grown <= 0:
         return 0.0
-    if passed <= 0 or grown > passed * (1 + MAX_OVER):
+    if passed <= 0 or grown > passed * (1 + MAX_EXCESS_SHARE):
         raise ValueError(f"a client has used engines of the kind {kind} for {grown:g} in {passed:g}")
     return min(grown / passed, 1.0)
 

@@ -14,7 +14,7 @@ from dra_agent.inventory.model import Device, device_name
 from dra_agent.telemetry.hwmon import find_sensors, read_number
 from dra_agent.telemetry.model import DeviceSample
 
-_MICRO = 1e-6
+_MICRO_FACTOR = 1e-6
 
 
 def make(host: Host) -> IntelSource:
@@ -40,8 +40,10 @@ class IntelSource:
         if sensors is None:
             return None
         # power1_max in the same files: 0 if the limit is disabled.
-        limit = read_number(sensors, "power1_max", factor=_MICRO) or None
-        return DeviceSample(energy_joules=read_number(sensors, "energy1_input", factor=_MICRO), power_limit_watts=limit)
+        limit = read_number(sensors, "power1_max", factor=_MICRO_FACTOR) or None
+        return DeviceSample(
+            energy_joules=read_number(sensors, "energy1_input", factor=_MICRO_FACTOR), power_limit_watts=limit
+        )
 
     def close(self) -> None:
         """Nothing is open."""
