@@ -112,11 +112,19 @@ def test_an_unplugged_gpu_leaves_the_slices_until_replugged(start: Start, cli: C
 def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
     start: Start, cli: Callable[..., str], state: Path, tmp_path: Path
 ) -> None:
-    config = tmp_path / "config.toml"
-    # Longer than calls take before the hang, also on a slow machine.
-    config.write_text("[inventory]\nnvml_timeout = 5\n")
-    agent = start("--metrics-address", "127.0.0.1:0", "--config", str(config)).ready()
+    config, hangs = tmp_path / "config.toml", tmp_path / "hangs"
+    config.write_text("[inventory]\nnvml_timeout = 0.5\n")
+    # Only calls that hang have a short timeout: on a slow machine others may take longer.
+    patch = (
+        "from pathlib import Path\n"
+        "from dra_agent.nvml.client import NvmlWorker\n"
+        "call = NvmlWorker.call\n"
+        "NvmlWorker.call = lambda worker, lane, timeout, *arguments: call(\n"
+        f"    worker, lane, 0.5 if Path({str(hangs)!r}).exists() else timeout, *arguments)"
+    )
+    agent = start("--metrics-address", "127.0.0.1:0", patch=patch).ready()
     free = devices_in(agent, "free")
+    hangs.touch()
     inject.hang(state / "simulated" / "vm-1gpu", None)
     agent.wait_for(r"device is not monitored")
     assert agent.get("/healthz") == (200, "ok\n")
