@@ -41,6 +41,12 @@ def make(directory: Path, api_address: str) -> Keys:
     return Keys(authority, server, client, accounts)
 
 
+def sign_service(authority: Path, service: str, namespace: str) -> tuple[Path, Path]:
+    """Return a certificate of a Service and its key; `authority` is the directory of `make`, which gets both."""
+    name = f"{service}.{namespace}.svc"
+    return _signed(authority, name, f"/CN={service}", f"subjectAltName=DNS:{name}\nextendedKeyUsage=serverAuth")
+
+
 def _signed(directory: Path, name: str, subject: str, extensions: str) -> tuple[Path, Path]:
     key, request, certificate = (directory / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
     details = directory / f"{name}.ext"
