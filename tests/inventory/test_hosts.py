@@ -153,3 +153,22 @@ def test_device_nodes_of_containers_exist(inventory: Inventory) -> None:
 
 def test_taking_it_again_gives_the_same(host: tuple[str, Host], inventory: Inventory) -> None:
     assert collect(host[1], scan(host[1])) == inventory
+
+
+@pytest.mark.parametrize(
+    ("profile", "switches", "gpus", "nics"),
+    [
+        pytest.param("hgx-h200", 4, 2, 2, id="two of each per switch"),
+        pytest.param("dgx-h100", 8, 1, 1, id="one of each per switch"),
+    ],
+)
+def test_gpus_and_nics_below_one_switch_have_its_address(
+    profile: str, switches: int, gpus: int, nics: int, tmp_path: Path
+) -> None:
+    built = simulate.build(profile, tmp_path / "root")
+    below: dict[object, list[str]] = {}
+    for device in collect(built, scan(built)).devices:
+        if device.family in ("gpu", "nic") and "pcieSwitch" in device.attributes:
+            below.setdefault(device.attributes["pcieSwitch"].value, []).append(device.family)
+    assert len(below) == switches
+    assert {tuple(sorted(families)) for families in below.values()} == {("gpu",) * gpus + ("nic",) * nics}
