@@ -27,6 +27,7 @@ MAX_REQUEST_BYTES = 16 << 10
 MAX_THREADS = 4 * MAX_CONNECTIONS
 """Closed connections count until their thread ends."""
 _POLL_INTERVAL_S = 0.25
+"""Seconds between two checks of the server for a stop: socketserver has no other way."""
 _EVICTION_DELAY_S = 0.02
 """Seconds of delay after a connection was closed for a new one: each has at least MAX_CONNECTIONS times as long."""
 

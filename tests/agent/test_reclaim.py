@@ -124,10 +124,36 @@ def test_a_stop_waits_until_the_kubelet_has_unprepared_claims(
     assert agent.process.wait(60) == 0
 
 
-def waiting_agent(environment: ReclaimEnvironment) -> AgentProcess:
+NEVER_CHECKS = "from dra_agent.agent import agent; agent.DRAIN_CHECK_INTERVAL_S = 3600.0"
+"""Leaves an agent nothing but events to end the wait for claims."""
+
+
+def test_the_release_of_the_last_claim_ends_the_wait(environment: ReclaimEnvironment) -> None:
+    claim = allocate(environment.api, "one")
+    agent = environment.agent(patch=NEVER_CHECKS)
+
+    async def scenario() -> None:
+        async with registered(environment.kubelet) as driver:
+            assert not (await prepare(driver, claim)).error
+            environment.send(Begin("notice", 7200.0))
+            agent.process.send_signal(signal.SIGTERM)
+            agent.wait_for("claims must be released first")
+            assert await unprepare(driver, claim) == ""
+
+    asyncio.run(scenario())
+    assert agent.process.wait(60) == 0
+
+
+def test_the_end_of_a_notice_ends_the_wait(environment: ReclaimEnvironment) -> None:
+    agent = waiting_agent(environment, patch=NEVER_CHECKS)
+    environment.send(Cancel())
+    assert agent.process.wait(60) == 0
+
+
+def waiting_agent(environment: ReclaimEnvironment, **options: Any) -> AgentProcess:
     """Return an agent whose stop waits for a claim that is prepared during a notice."""
     claim = allocate(environment.api, "one")
-    agent = environment.agent()
+    agent = environment.agent(**options)
 
     async def scenario() -> None:
         async with registered(environment.kubelet) as driver:
@@ -141,7 +167,7 @@ def waiting_agent(environment: ReclaimEnvironment) -> AgentProcess:
 
 
 def test_a_second_signal_ends_the_wait(environment: ReclaimEnvironment) -> None:
-    agent = waiting_agent(environment)
+    agent = waiting_agent(environment, patch=NEVER_CHECKS)
     assert agent.end(signal.SIGTERM) == 0
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +65,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELEASE_POLL_INTERVAL_S = 0.1
-"""Seconds between two checks for claims that are still prepared."""
+DRAIN_CHECK_INTERVAL_S = 1.0
+"""Maximum seconds between two checks for claims that are still prepared. Releases are events; but another agent of a
+rolling update may become the leader, and the service manager has to be asked for more time."""
 EXTEND_TIMEOUT_S = 5.0
 """Seconds by which each request extends the stop timeout of the service manager."""
 CDI_REPLACED_GRACE_S = 30.0
@@ -90,6 +91,8 @@ class Agent:
         self._liveness = LivenessMonitor()
         self._stop = asyncio.Event()
         self._second_stop = False
+        self._drain_changed = asyncio.Event()
+        """Set when a claim was released, a notice changed, or another signal came."""
         self._stop_is_delayed = False
         self._parts = Parts()
         self._readiness = Readiness(self._parts, self._liveness)
@@ -123,7 +126,7 @@ class Agent:
             heartbeat = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
             stack.callback(heartbeat.cancel)
             started = await run_unless(
-                self._stop, self._has_claims_to_release, self._start(stack), poll_s=RELEASE_POLL_INTERVAL_S
+                self._stop, self._has_claims_to_release, self._start(stack), self._wait_drain_change
             )
             heartbeat.cancel()
             if started:
@@ -357,11 +360,13 @@ class Agent:
 
     def _choose(self, stack: AsyncExitStack, thread: MonitoredThread) -> Mode:
         mode: Mode
-        reports = self._observability
+        reports, on_drain_change = self._observability, self._drain_changed.set
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config, self._liveness, reports.metrics, self._reload, reports.tracer)
+            mode = StandaloneMode(
+                self._config, self._liveness, reports.metrics, self._reload, reports.tracer, on_drain_change
+            )
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
@@ -374,6 +379,7 @@ class Agent:
                 on_status_change=self._notify_status,
                 claim_pods=reports.claim_pods,
                 tracer=reports.tracer,
+                on_drain_change=on_drain_change,
             )
         self._parts.mode = mode
         stack.push_async_callback(mode.close)
@@ -426,7 +432,7 @@ class Agent:
                 log.error("the agent is stuck", extra={"failures": failures})
             failing = bool(failures)
             if self._stop.is_set():
-                await asyncio.sleep(RELEASE_POLL_INTERVAL_S)
+                await self._wait_drain_change()
                 continue
             try:
                 async with asyncio.timeout(every):
@@ -437,9 +443,22 @@ class Agent:
     def _on_stop(self) -> None:
         self._second_stop = self._stop.is_set()
         self._stop.set()
+        self._drain_changed.set()
+
+    async def _wait_drain_change(self) -> None:
+        """Wait until the result of `_has_claims_to_release` may differ from that of its last call."""
+        reclaim, timeout_s = self._parts.reclaim, DRAIN_CHECK_INTERVAL_S
+        if self._notifier.watchdog is not None:
+            timeout_s = min(timeout_s, self._notifier.watchdog / 3)
+        if reclaim is not None and (remaining_s := reclaim.service.seconds_left) is not None:
+            timeout_s = min(timeout_s, max(0.0, remaining_s))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drain_changed.wait()
 
     def _has_claims_to_release(self) -> bool:
         """Return True while claims must be released through this agent before the node is reclaimed."""
+        self._drain_changed.clear()  # a change from here on is one after this check
         mode, reclaim = self._parts.mode, self._parts.reclaim
         if self._second_stop or mode is None or reclaim is None or not mode.draining:
             return False

@@ -64,15 +64,18 @@ class KubernetesMode:
         on_status_change: Callable[[], None],
         claim_pods: ClaimPods | None = None,
         tracer: Tracer | None = None,
+        on_drain_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leadership` decides which agent publishes. `on_status_change` is called when `status` has changed.
+        """`leadership` decides which agent publishes.
 
+        `on_status_change` is called when `status` has changed, `on_drain_change` when `draining` may have changed.
         `claim_pods` gets each claim that is read. Raises UsageError where no socket fits below the kubelet's directory.
         """
         self._config = config
         self._thread = thread
         self._leadership = leadership
         self._on_status_change = on_status_change
+        self._on_drain_change = on_drain_change
         self._metrics = metrics
         self._claim_pods = claim_pods
         self._liveness = liveness
@@ -137,6 +140,7 @@ class KubernetesMode:
             driver=self._config.driver_name,
             state_dir=self._config.state_dir,
             is_leader=self._leadership.is_leader,
+            on_change=self._on_drain_change,
         )
         self._conflict_filter = ConflictFilter(
             self._config, self._node_watch(), hardware, self._reporting.events, changed=self._published_devices_changed
@@ -361,6 +365,7 @@ class KubernetesMode:
             self._publisher.devices_changed()
 
     def _leader_changed(self, leads: bool) -> None:
+        self._on_drain_change()
         if leads:
             self._published_devices_changed()
             self._check_labels()

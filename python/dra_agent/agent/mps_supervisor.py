@@ -14,7 +14,8 @@ from dra_agent.agent.mode import Mode
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 5.0
-"""Seconds between two checks of the daemons."""
+"""Seconds between two checks of the daemons: they outlive agents, so the kernel reports their
+end to another process."""
 RECORD_TIMEOUT_S = 60.0
 """Seconds after which the record of their failures is reported as hung."""
 

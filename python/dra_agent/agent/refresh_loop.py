@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 DEBOUNCE_S = 0.1
 """Seconds to wait after an event: adding or removing a device causes a burst of them."""
 POLL_INTERVAL_S = 1.0
-"""Seconds between two polls of the vendor libraries for events."""
+"""Seconds between two polls of the vendor libraries for events: the libraries wait in another process, and some issues
+end with time alone."""
 SCAN_TIMEOUT_S = 120.0
 """Seconds after which a scan is reported as hung."""
 HEALTH_INTERVAL_S = 15.0

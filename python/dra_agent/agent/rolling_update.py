@@ -28,7 +28,7 @@ from dra_agent.errors import PermanentError, RetryableError, UsageError
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-"""Seconds between two checks of the other instances."""
+"""Seconds between two checks of the other instances: a process that ends releases its flock(2) without an event."""
 EXPIRE_AFTER_S = 600.0
 """Seconds for which an exited instance keeps its rank: a restarted container is as old as its pod."""
 _FOLDER = "instances"

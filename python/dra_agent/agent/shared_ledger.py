@@ -19,7 +19,7 @@ from dra_agent.prepare.ledger import JournalLedger
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Seconds between two leases."""
+"""Seconds between two leases: other processes write the records."""
 TIMEOUT_S = 5.0
 """Timeout of acquiring the lease."""
 

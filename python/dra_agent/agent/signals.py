@@ -77,18 +77,23 @@ def install() -> Signals:
 
 
 async def run_unless(
-    stopped: asyncio.Event, needed: Callable[[], bool], start: Coroutine[Any, Any, None], *, poll_s: float
+    stopped: asyncio.Event,
+    needed: Callable[[], bool],
+    start: Coroutine[Any, Any, None],
+    changed: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
     """Run `start`, and cancel it once `stopped` is set and it is not `needed`; return True if it was completed.
 
-    Raises the errors of `start`.
+    `changed` returns when `needed` may have changed. Raises the errors of `start`.
     """
     starting = asyncio.create_task(start, name="start")
     waiting = asyncio.create_task(stopped.wait(), name="stop")
     try:
         await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
         while not starting.done() and needed():
-            await asyncio.wait({starting}, timeout=poll_s)
+            change = asyncio.create_task(changed(), name="change")
+            await asyncio.wait({starting, change}, return_when=asyncio.FIRST_COMPLETED)
+            change.cancel()
     finally:
         waiting.cancel()
         starting.cancel()

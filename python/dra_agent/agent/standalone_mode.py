@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,13 +43,18 @@ class StandaloneMode:
         metrics: Metrics | None,
         reload: Reload,
         tracer: Tracer | None = None,
+        on_drain_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`reload` has the configuration in effect. `tracer`: None: claims have no spans."""
+        """`reload` has the configuration in effect. `tracer`: None: claims have no spans.
+
+        `on_drain_change` is called when `draining` may have changed.
+        """
         self._config = config
         self._liveness = liveness
         self._metrics = metrics
         self._reload = reload
         self._tracer = tracer
+        self._on_drain_change = on_drain_change
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
         self._drain: StandaloneDrain | None = None
@@ -83,7 +88,9 @@ class StandaloneMode:
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None
-        self._drain = StandaloneDrain(lambda: self._reload.effective.reclaim, self._reclaim, self._service)
+        self._drain = StandaloneDrain(
+            lambda: self._reload.effective.reclaim, self._reclaim, self._service, self._on_drain_change
+        )
         await self._drain.prepare()
         await self._service.start()
         self._drain.start()

@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 256
 MAX_WAITING = 192
 """Requests that wait at a time, perhaps for an hour. The other connections are left for requests that do not."""
 CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks whether the socket still exists."""
+"""Seconds between two checks whether the socket exists and has a listener: another agent may have replaced it."""
 _UCRED = struct.Struct("3i")
 
 

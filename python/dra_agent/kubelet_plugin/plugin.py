@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks that the socket files exist."""
+"""Seconds between two checks that the socket files exist: other processes may remove them, or replace
+their directory."""
 GRACE_S = 15.0
 """Maximum seconds that a running call is waited for at the end."""
 MIN_GRACE_S = 0.5

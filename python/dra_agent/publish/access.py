@@ -88,7 +88,8 @@ log = logging.getLogger(__name__)
 LOST_AFTER_S = 10.0
 """How long the API server may be unreachable before leadership goes to an older agent that can reach it."""
 CHECK_INTERVAL_S = 0.5
-"""Between two checks of local state; nothing is sent while it stays the same."""
+"""Between two checks of local state; nothing is sent while it stays the same. Lists and watches wake the check; a
+silent API server and other agents do not."""
 
 
 class Peers(Protocol):

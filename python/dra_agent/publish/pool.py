@@ -36,7 +36,7 @@ EXTERNAL_CHANGE_WARN_COUNT = 4
 RETRY_AFTER_S = 300.0
 """Seconds after which the pool is planned again without a trigger; this sends no request."""
 STANDBY_INTERVAL_S = 1.0
-"""Seconds between two checks whether this instance is the leader."""
+"""Seconds between two checks whether this instance is the leader: other processes decide it, too."""
 MAX_ROUNDS = 5
 """Plans that follow each other at once; more means that something undoes every write."""
 

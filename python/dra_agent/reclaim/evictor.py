@@ -25,6 +25,7 @@ from dra_agent.status.permission import PermissionMonitor
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
+"""Seconds between two checks of the claims: most evictions become due with time, not with a change."""
 RETRY_AFTER_S = 5.0
 """Seconds between two attempts for one pod; a budget may allow it later (kubectl drain waits as long)."""
 MAX_CONCURRENCY = 8

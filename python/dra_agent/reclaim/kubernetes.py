@@ -16,6 +16,7 @@ from dra_agent.reclaim.drain import DrainController, DrainReporter
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import ProgressFile
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.status import EventRecorder
@@ -40,8 +41,12 @@ class NodeDrain:
         driver: str,
         state_dir: Path,
         is_leader: Callable[[], bool],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_leader`: whether this agent acts, of several in a rolling update."""
+        """`is_leader`: whether this agent acts, of several in a rolling update.
+
+        `on_change` is called on the event loop when `is_unprepared` may have changed.
+        """
         self._settings = settings
         self._api = api
         self._reclaim = reclaim
@@ -51,6 +56,7 @@ class NodeDrain:
         self._driver = driver
         self._state_dir = state_dir
         self._is_leader = is_leader
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._controller: DrainController | None = None
         self._reporter: DrainReporter | None = None
@@ -100,7 +106,14 @@ class NodeDrain:
             cordon=self._settings.cordon,
             is_leader=self._is_leader,
         )
-        claims = ReleaseTracker(self._ledger, self._api, node=self._node, driver=self._driver, node_status=node_status)
+        claims = ReleaseTracker(
+            self._ledger,
+            self._api,
+            node=self._node,
+            driver=self._driver,
+            node_status=node_status,
+            on_change=self._on_change,
+        )
         reporter = self._reporter = DrainReporter(
             taints, self._reclaim, self._events, node=self._node, is_leader=self._is_leader
         )
@@ -113,6 +126,7 @@ class NodeDrain:
         for names in refused_early:
             controller.refused(*names)
         self._reclaim.on_change(node_status.changed)
+        self._reclaim.on_change(self._state_changed)
         node_status.start(self._reclaim.state)
 
     @property
@@ -132,6 +146,10 @@ class NodeDrain:
             await self._pods.stop()
         if self._node_status is not None:
             await self._node_status.stop()
+
+    async def _state_changed(self, before: ReclaimState, after: ReclaimState) -> None:
+        del before, after
+        self._on_change()
 
     def _track_refused(self, names: tuple[str, str, str]) -> None:
         if self._refused_early is not None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CONDITION_DELAY_S = 0.5
 """Maximum seconds for which the condition of the Node waits for the taints."""
 LEADER_CHECK_INTERVAL_S = 1.0
-"""Seconds between two checks whether this agent has become the leader."""
+"""Seconds between two checks whether this agent has become the leader: other processes decide it, too."""
 _Value = TypeVar("_Value")
 
 

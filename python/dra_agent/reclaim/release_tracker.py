@@ -48,10 +48,12 @@ class ReleaseTracker:
         driver: str,
         node_status: NodeStatusWriter | None = None,
         now: Callable[[], datetime] = STEADY.now,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`node` is the prefix of this node's pools of `driver` ("node/gpu").
 
-        `node_status` is notified of each read claim that was not created for one pod.
+        `node_status` is notified of each read claim that was not created for one pod. `on_change` is called when a
+        record was added, or whether a claim is unprepared was determined again.
         """
         self._ledger = ledger
         self._api = api
@@ -59,6 +61,7 @@ class ReleaseTracker:
         self._driver = driver
         self._node_status = node_status
         self._now = now
+        self._on_change = on_change
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -77,6 +80,7 @@ class ReleaseTracker:
     def reset(self) -> None:
         """Forget all claims: another notice starts."""
         self.records, self.claims = {}, {}
+        self._on_change()
 
     @property
     def unprepared(self) -> bool:
@@ -94,6 +98,7 @@ class ReleaseTracker:
         self.records.setdefault(uid, ClaimReleaseStatus(uid, namespace, name, now, refused=now))
         self._wake.set()
         self.changed.set()
+        self._on_change()
 
     async def wait_complete(self) -> None:
         """Return once every claim is released."""
@@ -129,6 +134,7 @@ class ReleaseTracker:
                 record.unprepared = now
                 record.requested_at = float("-inf")
         self.changed.set()
+        self._on_change()
 
     async def _read_due(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -21,7 +21,7 @@ from dra_agent.reclaim.state_file import StateFile
 log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL_S = 0.25
-"""Between two checks of whether a newer agent has saved another state: one stat(2)."""
+"""Between two checks of whether a newer agent, which is another process, has saved another state: one stat(2)."""
 
 
 class ReclaimRuntime:

@@ -95,12 +95,17 @@ class StandaloneDrain:
     """Acts on each change of the state."""
 
     def __init__(
-        self, settings: Callable[[], ReclaimSettings], reclaim: ReclaimService, service: StandaloneService
+        self,
+        settings: Callable[[], ReclaimSettings],
+        reclaim: ReclaimService,
+        service: StandaloneService,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`settings` returns those in effect."""
+        """`settings` returns those in effect. `on_change` is called when `draining` may have changed."""
         self._settings = settings
         self._reclaim = reclaim
         self._service = service
+        self._on_change = on_change
         self._records: dict[str, ClaimReleaseStatus] = {}
         self._complete = False
         self._task: asyncio.Task[None] | None = None
@@ -135,6 +140,7 @@ class StandaloneDrain:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _changed(self, before: ReclaimState, after: ReclaimState) -> None:
+        self._on_change()
         if (before.phase == "notice") == (after.phase == "notice"):
             if after.phase == "notice":
                 await self._service.change_reason(_why(after))
@@ -169,6 +175,7 @@ class StandaloneDrain:
         await self._service.suspend(_why(self._reclaim.state), release=True)
         await self._wait_released()
         self._complete = True
+        self._on_change()
         log.info("every claim is released and waits for the next host", extra={"claims": len(self._records)})
         while True:
             await self._reclaim.released()

@@ -46,6 +46,7 @@ MAX_CONNECTIONS = 64
 REFUSAL_LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about clients without a valid certificate, which could flood the log."""
 _CERTIFICATE_CHECK_INTERVAL_S = 5.0
+"""Seconds between two checks whether another process has replaced the files of the certificate."""
 _MAX_HEADERS_BYTES = 64 << 10
 
 

@@ -19,6 +19,7 @@ from dra_agent.inventory.sysfs import SysfsDir
 SETTLE_TIMEOUT_S = 20.0
 """Maximum seconds for the driver to create the partitions of a new mode, and for udev to create their device nodes."""
 _POLL_INTERVAL_S = 0.05
+"""Seconds between two reads of /sys: the kernel reports no end of a mode change."""
 _PROCESSES = "class/kfd/kfd/proc"
 
 

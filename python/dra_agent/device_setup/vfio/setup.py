@@ -40,6 +40,7 @@ CONTAINER, IOMMU = "/dev/vfio/vfio", "/dev/iommu"
 NODE_TIMEOUT_S = 5.0
 """Maximum seconds for udev to create a device node."""
 _POLL_INTERVAL_S = 0.02
+"""Seconds between two checks for a device node, which udev creates."""
 
 
 def edits(
