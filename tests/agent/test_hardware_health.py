@@ -29,7 +29,7 @@ DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-00-04-0"
 SETTINGS = HealthSettings(recovery_seconds=3600, event_seconds=3600)
 """Longer than a test: only the test makes this time pass."""
-PATIENT_S = 60.0
+LONG_TIMEOUT_S = 60.0
 """For a library that answers: on a slow machine it must not count as hanging."""
 HANGS_S = 0.3
 
@@ -63,7 +63,7 @@ def hardware(root: Path, clock: Clock) -> Iterator[DeviceState]:
     host = simulate.build("vm-1gpu", root)
     state = DeviceState(
         host,
-        InventorySettings(nvml_timeout=PATIENT_S),
+        InventorySettings(nvml_timeout=LONG_TIMEOUT_S),
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(SETTINGS, DRIVER, clock=clock),
@@ -133,7 +133,7 @@ def test_a_hanging_library_makes_health_unknown_without_no_schedule(
 
 def shorten_timeout(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeout of NVML calls from now on; earlier calls had the time of a slow machine."""
-    library = acquire(hardware.host.nvml_library, PATIENT_S)
+    library = acquire(hardware.host.nvml_library, LONG_TIMEOUT_S)
     monkeypatch.setattr(library, "_timeout", HANGS_S)
     library.close()
 
@@ -167,19 +167,19 @@ def test_a_failing_library_taints_as_unmonitored(
     settings = msgspec.structs.replace(SETTINGS, unmonitored=setting)
     hardware = DeviceState(
         host,
-        InventorySettings(nvml_timeout=PATIENT_S),
+        InventorySettings(nvml_timeout=LONG_TIMEOUT_S),
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(settings, DRIVER, clock=clock),
     )
     before = [device.to_api() for device in hardware.inventory.devices]
-    library = acquire(host.nvml_library, PATIENT_S)
+    library = acquire(host.nvml_library, LONG_TIMEOUT_S)
     if failure == "hangs":
         inject.hang(root, None)
         shorten_timeout(hardware, monkeypatch)
         hardware.refresh([], rescan=False)
     else:
-        monkeypatch.setattr(client, "FIRST_WAIT_S", PATIENT_S)
+        monkeypatch.setattr(client, "FIRST_WAIT_S", LONG_TIMEOUT_S)
         # After the second crash the library is not restarted at once.
         for _ in range(2):
             hardware.refresh([], rescan=False)
@@ -202,7 +202,7 @@ def test_a_failing_library_taints_as_unmonitored(
 def test_after_a_library_crash_events_are_read_again_without_a_refresh(
     hardware: DeviceState, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = acquire(hardware.host.nvml_library, PATIENT_S)
+    library = acquire(hardware.host.nvml_library, LONG_TIMEOUT_S)
 
     def restarted(before: int) -> bool:
         return hardware.poll_events() is not None and library.pid not in (None, before)
@@ -251,7 +251,7 @@ def test_no_event_and_no_scan_computes_distances(hardware: DeviceState, monkeypa
 def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:
     hardware = DeviceState(
         simulate.build("vm-1gpu", root),
-        InventorySettings(nvml_timeout=PATIENT_S),
+        InventorySettings(nvml_timeout=LONG_TIMEOUT_S),
         node="node-a",
         driver=DRIVER,
         monitor=Monitor(SETTINGS, DRIVER),

@@ -73,10 +73,10 @@ def findings() -> Findings:
 def scanned(healthy_host: CheckContext, host: Host) -> Scanned:
     """Scan the simulated host in its present state."""
 
-    def look() -> CheckContext:
+    def new_context() -> CheckContext:
         healthy_host.host = host
         healthy_host.topology = scan(host)
         healthy_host.inventory = collect(host, healthy_host.topology)
         return healthy_host
 
-    return look
+    return new_context

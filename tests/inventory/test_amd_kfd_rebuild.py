@@ -34,7 +34,7 @@ class Bench:
     def divide(self, mode: str, address: str = FIRST) -> None:
         self._kernel.write(f"bus/pci/devices/{address}/current_compute_partition", mode)
 
-    def look(self) -> Inventory:
+    def collect(self) -> Inventory:
         return self.collector.collect(scan(self.host))
 
     @contextmanager
@@ -105,17 +105,17 @@ def of(inventory: Inventory, address: str) -> list[Device]:
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_rebuild_is_waited_for(left: int, added: bool, bench: Bench) -> None:
-    before = bench.look()
+    before = bench.collect()
     with bench.rebuild(left, added=added):
-        assert bench.look() == before
-    assert bench.look() == before
+        assert bench.collect() == before
+    assert bench.collect() == before
 
 
 @pytest.mark.usefixtures("slow_kernel")
 def test_a_rebuild_that_begins_when_the_nodes_were_read_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = [device.to_api() for device in bench.look().devices]
+    before = [device.to_api() for device in bench.collect().devices]
     bench.divide("CPX")
     bench.divide("SPX")
     read = XgmiLinks.listed
@@ -127,11 +127,11 @@ def test_a_rebuild_that_begins_when_the_nodes_were_read_is_waited_for(
             return read(links, addresses, generation)
 
         monkeypatch.setattr(XgmiLinks, "listed", begin)
-        assert [device.to_api() for device in bench.look().devices] == before
+        assert [device.to_api() for device in bench.collect().devices] == before
 
 
 def test_links_stay_while_the_topology_does_not_settle(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [device.to_api() for device in of(bench.look(), SECOND)]
+    before = [device.to_api() for device in of(bench.collect(), SECOND)]
     monkeypatch.setattr("dra_agent.inventory.amd.kfd.REBUILD_TIMEOUT_S", REBUILD_S)
     links = (bench.host.sysfs / NODES / "1/io_links").resolve()
     links.rename(bench.host.sysfs.parent / "links")
@@ -139,7 +139,7 @@ def test_links_stay_while_the_topology_does_not_settle(bench: Bench, monkeypatch
     generation.chmod(0o644)
     generation.write_text("not counted by the kernel")
     (bench.host.sysfs / NODES / "0").rename(bench.host.sysfs.parent / "aside")
-    found = bench.look()
+    found = bench.collect()
     assert ["changes while it is read" in problem.message for problem in found.problems] == [True]
     assert [device.to_api() for device in of(found, SECOND)] == before
 
@@ -147,13 +147,13 @@ def test_links_stay_while_the_topology_does_not_settle(bench: Bench, monkeypatch
 @pytest.mark.usefixtures("slow_kernel")
 def test_the_first_scan_of_an_agent_waits_for_it_too(bench: Bench) -> None:
     with bench.rebuild(2, added=True):
-        found = bench.look()
+        found = bench.collect()
     assert [device.capacity["computeUnits"].value for device in found.devices] == ["304", "304"]
 
 
 def test_a_node_that_the_kernel_has_not_filled_in_is_waited_for(bench: Bench) -> None:
     # kfd_topology_add_device creates the files, counts the generation, and then sets these.
-    before = bench.look()
+    before = bench.collect()
     properties = (bench.host.sysfs / NODES / "2/properties").resolve()
     text = properties.read_text()
     keys = ("vendor_id", "device_id", "location_id", "drm_render_minor", "hive_id", "gfx_target_version")
@@ -162,7 +162,7 @@ def test_a_node_that_the_kernel_has_not_filled_in_is_waited_for(bench: Bench) ->
     properties.write_text("".join(f"{key} {0 if key in keys else value}\n" for key, value in rows))
     kernel = threading.Timer(REBUILD_S, properties.write_text, (text,))
     kernel.start()
-    assert bench.look() == before
+    assert bench.collect() == before
     kernel.join()
 
 
@@ -170,26 +170,26 @@ def test_a_node_that_the_kernel_has_not_filled_in_is_waited_for(bench: Bench) ->
 @pytest.mark.parametrize("missing", ["1", "1/properties"])
 def test_links_that_the_kernel_has_not_created_are_waited_for(missing: str, bench: Bench) -> None:
     # kfd_build_sysfs_node_entry creates the properties of a node, then its links, and then their properties.
-    before = [device.to_api() for device in bench.look().devices]
+    before = [device.to_api() for device in bench.collect().devices]
     bench.divide("CPX")
     bench.divide("SPX")
     link, aside = bench.host.sysfs / NODES / "1/io_links" / missing, bench.host.sysfs.parent / "link"
     link.rename(aside)
     kernel = threading.Timer(REBUILD_S, aside.rename, (link,))
     kernel.start()
-    assert [device.to_api() for device in bench.look().devices] == before
+    assert [device.to_api() for device in bench.collect().devices] == before
     kernel.join()
 
 
 @pytest.mark.usefixtures("unsettled")
 def test_the_nodes_of_an_unbound_gpu_are_not_waited_for(bench: Bench) -> None:
-    assert len(bench.look().devices) == 2
+    assert len(bench.collect().devices) == 2
     bench.divide("CPX")
     (bench.host.sysfs / "bus/pci/devices" / FIRST / "driver").unlink()
     nodes = bench.host.sysfs / NODES
     for number in range(2, 10):
         (nodes / str(number)).rename(bench.host.sysfs.parent / f"node-{number}")
-    found = bench.look()
+    found = bench.collect()
     assert [problem.message for problem in found.problems if "changes while it is read" in problem.message] == []
     assert [device.attributes["type"].value for device in of(found, SECOND)] == ["gpu"]
 
@@ -198,26 +198,26 @@ def test_a_topology_that_never_settles_delays_a_scan_for_a_bounded_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.inventory.amd.kfd.REBUILD_TIMEOUT_S", REBUILD_S)
-    before = bench.look()
+    before = bench.collect()
     node = bench.host.sysfs / NODES / "0"
     node.rename(bench.host.sysfs.parent / "aside")
-    found = bench.look()
+    found = bench.collect()
     assert [device.name for device in found.devices] == [device.name for device in before.devices]
     (problem,) = found.problems
     assert "changes while it is read" in problem.message
 
 
 def test_another_gpu_is_published_alike_after_a_change(bench: Bench) -> None:
-    before = of(bench.look(), SECOND)
+    before = of(bench.collect(), SECOND)
     for mode in ("CPX", "DPX", "SPX"):
         bench.divide(mode)
-        after = of(bench.look(), SECOND)
+        after = of(bench.collect(), SECOND)
         assert [device.to_api() for device in after] == [device.to_api() for device in before]
         assert [device.nodes for device in after] == [device.nodes for device in before]
 
 
 def test_a_scan_during_changes_does_not_change_other_gpus(bench: Bench) -> None:
-    before = [device.to_api() for device in of(bench.look(), SECOND)]
+    before = [device.to_api() for device in of(bench.collect(), SECOND)]
     over = threading.Event()
 
     def change() -> None:
@@ -229,7 +229,7 @@ def test_a_scan_during_changes_does_not_change_other_gpus(bench: Bench) -> None:
     thread.start()
     scans = 0
     while not over.is_set() or not scans:
-        assert [device.to_api() for device in of(bench.look(), SECOND)] == before
+        assert [device.to_api() for device in of(bench.collect(), SECOND)] == before
         scans += 1
     thread.join()
 
@@ -256,11 +256,11 @@ def test_numbers_and_generation_change_as_in_the_kernel(bench: Bench) -> None:
 def test_a_gpu_in_a_mode_of_which_a_part_is_there_is_not_offered_as_a_whole(bench: Bench) -> None:
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=1):
-        assert [device.attributes["type"].value for device in of(bench.look(), FIRST)] == ["partition"]
+        assert [device.attributes["type"].value for device in of(bench.collect(), FIRST)] == ["partition"]
     with half_made(bench.host, FIRST, left=0):
-        assert of(bench.look(), FIRST) == []
+        assert of(bench.collect(), FIRST) == []
         assert bench.collector.lost_event_stream(), "it is scanned again soon"
-    assert len(of(bench.look(), FIRST)) == 8
+    assert len(of(bench.collect(), FIRST)) == 8
     assert not bench.collector.lost_event_stream()
 
 
@@ -268,9 +268,9 @@ def test_a_gpu_that_stays_half_made_is_not_scanned_ever_faster(bench: Bench, mon
     monkeypatch.setattr("dra_agent.inventory.amd.backend.SETTLE_TIMEOUT_S", 0.0)
     bench.divide("DPX")
     with half_made(bench.host, FIRST, left=1):
-        assert of(bench.look(), FIRST) == []
+        assert of(bench.collect(), FIRST) == []
         assert not bench.collector.lost_event_stream(), "the next periodic scan is soon enough"
-    assert len(of(bench.look(), FIRST)) == 2
+    assert len(of(bench.collect(), FIRST)) == 2
 
 
 def test_gpus_that_claims_divide_wait_for_a_rebuild_too(bench: Bench) -> None:

@@ -50,13 +50,13 @@ class Bench:
         """As an administrator does it with amd-smi."""
         self._kernel.write(f"bus/pci/devices/{address}/{MODE}", mode)
 
-    def look(self) -> Inventory:
+    def collect(self) -> Inventory:
         return self.collector.collect(scan(self.host))
 
-    def look_until_withdrawn(self) -> tuple[Inventory, float]:
+    def collect_until_withdrawn(self) -> tuple[Inventory, float]:
         """Collect once a second, as the agent does; return the last inventory, and how long the GPU was published."""
         for seconds in range(100):
-            if not of(inventory := self.look(), FIRST):
+            if not of(inventory := self.collect(), FIRST):
                 return inventory, float(seconds)
             self.clock.pass_(1.0)
         raise AssertionError("a GPU that stays half made is offered for ever")
@@ -77,34 +77,34 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("left", [0, 1, 2, 7])
 def test_a_gpu_that_is_partitioned_outside_is_described_as_before_until_it_is_complete(bench: Bench, left: int) -> None:
-    before = bench.look()
+    before = bench.collect()
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=left):
-        assert bench.look() == before, "devices, counters and problems are those of before the change"
+        assert bench.collect() == before, "devices, counters and problems are those of before the change"
         assert bench.collector.lost_event_stream(), "and the next collection is due soon"
         assert not bench.collector.lost_event_stream(), "which is reported once"
-    assert bench.look() == before
+    assert bench.collect() == before
     assert not bench.collector.lost_event_stream(), "nothing more is to be seen"
 
 
 def test_nodes_of_both_modes_change_no_counters_of_any_gpu(bench: Bench) -> None:
-    before = bench.look()
+    before = bench.collect()
     bench.divide("CPX")
     node = next((bench.host.sysfs / "class/kfd/kfd/topology/nodes").glob("2/properties")).resolve()
     text = node.read_text()
     assert "num_xcc 1\n" in text
     node.chmod(0o644)
     node.write_text(text.replace("num_xcc 1\n", "num_xcc 8\n"))
-    assert bench.look() == before, "15 dies are none that a GPU has, and its twin has all of its 8"
+    assert bench.collect() == before, "15 dies are none that a GPU has, and its twin has all of its 8"
     node.write_text(text)
-    assert bench.look() == before
+    assert bench.collect() == before
 
 
 def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench: Bench) -> None:
-    before = bench.look()
+    before = bench.collect()
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=2):
-        found, offered = bench.look_until_withdrawn()
+        found, offered = bench.collect_until_withdrawn()
         assert offered >= SETTLE_TIMEOUT_S
         assert len(found.devices) == PER_GPU, (
             "the other GPU, and no partition that its claims' counters know nothing of"
@@ -112,33 +112,33 @@ def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench
         (problem,) = found.problems
         assert problem.where == "gpu-0000-11-00-0" and "2 of its 8 dies" in problem.message
         assert [one.name for one in found.counter_sets["gpu"]] == ["gpu-0000-12-00-0"]
-    assert bench.look() == before, "it is offered again once it is whole"
+    assert bench.collect() == before, "it is offered again once it is whole"
 
 
 def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(bench: Bench) -> None:
-    before = bench.look()
+    before = bench.collect()
     bench.changes.begin(FIRST, LIMIT_S)
     bench.divide("CPX")
     with half_made(bench.host, FIRST, left=2):
         for address in (FIRST, SECOND):
             unread(bench.host, address)
-        assert bench.look() == before
+        assert bench.collect() == before
         assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
         assert was_read(bench.host, SECOND)
         bench.changes.answered(FIRST)
         bench.clock.pass_(SETTLE_TIMEOUT_S * 1.2)
-        assert bench.look() == before, "nodes may come after the write"
+        assert bench.collect() == before, "nodes may come after the write"
         bench.changes.end(FIRST)
-        assert bench.look() == before, "the duration of the change does not shorten the time after it"
-    assert bench.look() == before
+        assert bench.collect() == before, "the duration of the change does not shorten the time after it"
+    assert bench.collect() == before
 
 
 def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(bench: Bench) -> None:
-    bench.look()
+    bench.collect()
     bench.changes.begin(FIRST, 0.1)
     with half_made(bench.host, FIRST, left=0):
         unread(bench.host, FIRST)
-        found, _ = bench.look_until_withdrawn()
+        found, _ = bench.collect_until_withdrawn()
         assert len(of(found, SECOND)) == PER_GPU
         assert ["0 of its 8 dies" in problem.message for problem in found.problems] == [True]
         assert not was_read(bench.host, FIRST), "the driver does not answer yet: a read would hang"
@@ -148,7 +148,7 @@ def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.inventory.amd.partitionable.SETTLE_TIMEOUT_S", LIMIT_S)
-    whole = bench.look()
+    whole = bench.collect()
     bench.divide("CPX")
     later = Collector(bench.host, DIVISIBLE)
     topology = scan(bench.host)
@@ -175,17 +175,17 @@ def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
 def test_one_that_stays_half_made_from_the_start_is_not_offered(bench: Bench) -> None:
     bench.divide("CPX")
     (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("SPX\n")
-    found = bench.look()
+    found = bench.collect()
     assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)
     (problem,) = found.problems
     assert "another mode than it is in" in problem.message
     (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("CPX\n")
-    assert len(of(bench.look(), FIRST)) == PER_GPU
+    assert len(of(bench.collect(), FIRST)) == PER_GPU
 
 
 def test_a_gpu_that_was_taken_out_is_not_kept(bench: Bench) -> None:
-    bench.look()
+    bench.collect()
     with half_made(bench.host, FIRST, left=0):
         (bench.host.sysfs / "bus/pci/devices" / FIRST).unlink()
-        found = bench.look()
+        found = bench.collect()
     assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)

@@ -72,19 +72,19 @@ class Moments:
 
         monkeypatch.setattr(NvmlClient, "call", counted)
 
-    def during(self, look: Callable[[], Inventory], at: int, happens: Change) -> Inventory:
-        """Let it happen just before the call of that number, or after the look where it makes fewer."""
+    def during(self, scan_host: Callable[[], Inventory], at: int, happens: Change) -> Inventory:
+        """Let it happen just before the call of that number, or after the collection where it makes fewer."""
         self.names.clear()
         self._at, self._happens = at, happens
-        found = look()
+        found = scan_host()
         if self._happens is not None:
             self._happens = None
             happens()
         return found
 
-    def count(self, look: Callable[[], Inventory]) -> int:
+    def count(self, scan_host: Callable[[], Inventory]) -> int:
         """Count the calls of a collection without changes."""
-        self.during(look, -1, lambda: None)
+        self.during(scan_host, -1, lambda: None)
         return len(self.names)
 
     @property
@@ -121,7 +121,7 @@ def test_claims_during_a_scan_do_not_change_the_published_devices(
     assert {device.health for device in before.family("gpu")} == {"healthy"}
     expected = published(before), before.problems, before.excluded, before.counter_sets
 
-    def look() -> Inventory:
+    def scan_host() -> Inventory:
         return collector.collect(topology)
 
     def unprepare() -> None:
@@ -130,11 +130,11 @@ def test_claims_during_a_scan_do_not_change_the_published_devices(
     def prepare() -> None:
         kept.append(make(library, ONE_G, 6, 1))
 
-    steps = moments.count(look)
+    steps = moments.count(scan_host)
     assert steps > 20
     for at in range(steps):
         for happens in (unprepare, prepare):
-            found = moments.during(look, at, happens)
+            found = moments.during(scan_host, at, happens)
             where = f"{happens.__name__} before the last of {moments.last}"
             assert (published(found), found.problems, found.excluded, found.counter_sets) == expected, where
 
@@ -149,15 +149,15 @@ def test_a_mig_mode_change_during_a_scan_does_not_change_the_published_devices(
     collector, topology = collectors(*RULES), scan(host)
     expected = published(collector.collect(topology))
 
-    def look() -> Inventory:
+    def scan_host() -> Inventory:
         return collector.collect(topology)
 
     def switch(mode: int) -> Change:
         return lambda: library.call("nvmlDeviceSetMigMode", handle(library), mode, about=ADDRESS)
 
-    for at in range(moments.count(look)):
+    for at in range(moments.count(scan_host)):
         for mode in (0, 1):
-            found = moments.during(look, at, switch(mode))
+            found = moments.during(scan_host, at, switch(mode))
             assert published(found) == expected, f"mode {mode} before the last of {moments.last}"
 
 
@@ -169,7 +169,7 @@ def test_instances_of_an_administrator_are_reported_as_before_or_after(
     kept = [first]
     collector, topology = collectors(), scan(host)
 
-    def look() -> Inventory:
+    def scan_host() -> Inventory:
         return collector.collect(topology)
 
     def go() -> None:
@@ -185,14 +185,14 @@ def test_instances_of_an_administrator_are_reported_as_before_or_after(
             for device in inventory.family("gpu")
         }
 
-    three, steps = look(), moments.count(look)
+    three, steps = scan_host(), moments.count(scan_host)
     go()
-    two = look()
+    two = scan_host()
     come()
     assert len(devices(three)) == len(devices(two)) + 1
     for at in range(steps):
         for happens in (go, come):
-            found = moments.during(look, at, happens)
+            found = moments.during(scan_host, at, happens)
             where = f"{happens.__name__} before the last of {moments.last}"
             assert devices(found) in (devices(three), devices(two)), where
             assert found.problems == (), where

@@ -119,28 +119,28 @@ def test_the_agent_s_own_instances_are_not_published_as_those_of_others(build: B
         assert of_first(collect(host, *rules)) == []
 
 
-Look = Callable[[Access, str, bool], Inventory]
+CollectWith = Callable[[Access, str, bool], Inventory]
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Look:
+def collect_with(tmp_path_factory: pytest.TempPathFactory) -> CollectWith:
     """Collect a host with that access, in that mode, below a driver root or not.
 
     Many containers have the same access, and so the same host.
     """
 
     @cache
-    def looked(access: Access, mode: str, below_root: bool) -> Inventory:
+    def collected(access: Access, mode: str, below_root: bool) -> Inventory:
         host = built(tmp_path_factory.mktemp("host"), access, mode == "on", below_root)
         return collect(host, *((ALL,) if mode == "configured" else ()))
 
-    return looked
+    return collected
 
 
 @pytest.mark.parametrize(("name", "access"), CASES.items(), ids=CASES)
 @pytest.mark.parametrize("mode", ["off", "on", "configured"])
-def test_privileges_by_runtime_and_mode(look: Look, name: str, access: Access, mode: str) -> None:
-    inventory = look(access, mode, "driver-container" in name)
+def test_privileges_by_runtime_and_mode(collect_with: CollectWith, name: str, access: Access, mode: str) -> None:
+    inventory = collect_with(access, mode, "driver-container" in name)
     published, hints = of_first(inventory), [problem.hint or "" for problem in inventory.problems]
     assert {device.health for device in inventory.devices} == {"healthy"}
     lists = access.admin or access.config

@@ -51,12 +51,12 @@ class Machine:
         names = tuple(sorted(path.name for path in self.folder.iterdir()))
         return self._topology_of(self._function(ADDRESS, DeviceKind.NIC, "0x8086", "0x1592", net=names, infiniband=()))
 
-    def look(self, settings: InventorySettings = RULES) -> Inventory:
+    def collect(self, settings: InventorySettings = RULES) -> Inventory:
         return collect(self.host, self.topology(), settings, bindings=VfioBindingStore(self.state))
 
     def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
         agent = NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.1)
-        (device,) = self.look().devices
+        (device,) = self.collect().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)
         agent.set_up(uid, [SetupDevice(ClaimDevice("n/nic", device.name, ("nic",)), device)], wanted, None, a_minute())
@@ -72,34 +72,34 @@ def machine(
 
 
 def test_a_nic_whose_interface_is_in_a_pod_stays_as_it_was_published(machine: Machine) -> None:
-    before = machine.look()
+    before = machine.collect()
     assert {"ifName", "mac", "mtu", "linkType", "linkSpeed", "state"} <= before.devices[0].attributes.keys()
     machine.prepare(name="net1")
     machine.remove("ens1")
-    assert machine.look().devices == before.devices, "the include rule matches, and slices are not rewritten"
+    assert machine.collect().devices == before.devices, "the include rule matches, and slices are not rewritten"
     machine.prepare(name="net1")  # the kubelet asks again
 
 
 def test_once_it_is_back_it_is_described_as_it_is(machine: Machine) -> None:
-    before = machine.look()
+    before = machine.collect()
     agent = machine.prepare(name="net1")
     machine.remove("ens1")
     machine.add("net1", mtu=9000)  # on its way back, under the name that it had in the pod
-    assert machine.look().devices == before.devices
+    assert machine.collect().devices == before.devices
     machine.remove("net1")
     machine.add("ens1", mtu=4000)
     (machine.state / "net/nic-0000-3b-00-0.json").unlink()
     del agent
-    (device,) = machine.look().devices
+    (device,) = machine.collect().devices
     assert device.attributes["mtu"].integer == 4000
 
 
 def test_an_mtu_of_a_claim_is_not_published(machine: Machine) -> None:
-    before = machine.look()
+    before = machine.collect()
     machine.prepare(mtu=9000)
     for folder in (machine.folder / "ens1", machine.host.sysfs / "class/net/ens1"):
         (folder / "mtu").write_text("9000\n")
-    assert machine.look().devices == before.devices
+    assert machine.collect().devices == before.devices
 
 
 def test_an_mtu_that_was_restored_is_published_after_an_event_of_another_device(machine: Machine) -> None:
@@ -124,8 +124,8 @@ def test_an_mtu_that_was_restored_is_published_after_an_event_of_another_device(
 
 def test_an_interface_that_no_claim_has_is_missed(machine: Machine) -> None:
     machine.remove("ens1")
-    assert not machine.look().devices
-    (device,) = machine.look(InventorySettings()).devices
+    assert not machine.collect().devices
+    (device,) = machine.collect(InventorySettings()).devices
     assert "ifName" not in device.attributes
 
 
@@ -136,5 +136,5 @@ def test_a_damaged_note_costs_the_description_alone(
     machine.prepare(name="net1")
     machine.remove("ens1")
     (machine.state / "net/nic-0000-3b-00-0.json").write_bytes(damage)
-    (device,) = machine.look(InventorySettings()).devices
+    (device,) = machine.collect(InventorySettings()).devices
     assert "ifName" not in device.attributes and "the original state of an interface is not known" in caplog.text

@@ -80,11 +80,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def names(items: tuple[str, ...], most: int) -> Content:
-    """Return a list of names, of which at most `most` are shown; nothing for none."""
+def names(items: tuple[str, ...], max_items: int) -> Content:
+    """Return a list of names, of which at most `max_items` are shown; nothing for none."""
     if not items:
         return None
-    entries = [element("li", Html(f"<bdi>{text(item)}</bdi>")) for item in items[:most]]
-    if len(items) > most:
-        entries.append(element("li", f"and {len(items) - most:,} more"))
+    entries = [element("li", Html(f"<bdi>{text(item)}</bdi>")) for item in items[:max_items]]
+    if len(items) > max_items:
+        entries.append(element("li", f"and {len(items) - max_items:,} more"))
     return element("ul", entries, class_="names")

@@ -27,7 +27,7 @@ QUIET_WRITE_S = 0.05
 
 WATCH_S = 3600
 """Seconds after which the server ends a watch: longer than any scenario."""
-ANSWER_S = 120.0
+RESPONSE_TIMEOUT_S = 120.0
 """Seconds within which the API server responds on any machine: its own request timeout is 60."""
 
 
@@ -189,7 +189,7 @@ class Api:
         payload = None if body is None else json.dumps(body)
         headers = self._headers() | ({"Content-Type": media_type} if payload else {})
         # One connection per request: no reused connection can be closed by a restarted server.
-        connection = self._connect(ANSWER_S)
+        connection = self._connect(RESPONSE_TIMEOUT_S)
         try:
             connection.request(method, path, payload, headers)
             response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Any sequence of looks and faults: taints stay in order and within limits, end in time, and do not flood."""
+"""Any sequence of observations and faults: taints stay in order and within limits, end in time, and do not flood."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=120, unmonitored="N
 CAUSES = ("gpu-lost", "reset-required", "row-remap-failed", "link-down", "unreadable")
 MAX_DURATION_S = 120 * 16
 
-looks = st.tuples(st.just("look"), st.frozensets(st.sampled_from(CAUSES)), st.booleans())
+observations = st.tuples(st.just("observation"), st.frozensets(st.sampled_from(CAUSES)), st.booleans())
 faults = st.tuples(st.just("xid"), st.lists(st.integers(1, 40).map(lambda n: n * 5), max_size=4))
-Step = tuple[Literal["look"], frozenset[str], bool] | tuple[Literal["xid"], list[int]]
-steps = st.lists(st.tuples(st.integers(0, 400), looks | faults), max_size=60)
+Step = tuple[Literal["observation"], frozenset[str], bool] | tuple[Literal["xid"], list[int]]
+steps = st.lists(st.tuples(st.integers(0, 400), observations | faults), max_size=60)
 
 
 def published(found: Inventory) -> tuple[object, ...]:
@@ -29,17 +29,17 @@ def published(found: Inventory) -> tuple[object, ...]:
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_any_story(story: list[tuple[int, Step]]) -> None:
+def test_any_history(history: list[tuple[int, Step]]) -> None:
     clock = Clock()
     watched = Monitor(SETTINGS, DRIVER, None, clock)
     shown = inventory(gpu())
     found = watched.observe(shown)
     times: dict[str, str | None] = {}
     signs = changes = 0
-    for seconds, step in story:
+    for seconds, step in history:
         clock.now += seconds
         before = published(found)
-        if step[0] == "look":
+        if step[0] == "observation":
             _, causes, unmonitored = step
             signs += len(causes) + bool(unmonitored)
             shown = inventory(gpu(0, *sorted(causes), health="unmonitored" if unmonitored else "healthy"))
@@ -63,7 +63,7 @@ def test_any_story(story: list[tuple[int, Step]]) -> None:
             assert now[key] == times[key], "the time of a taint never changes while it lasts"
         times = now
         assert (found.devices[0].health == "unhealthy") == any(level > Severity.NOTICE for level in severities)
-    # Each change has a sign that began or ended it: looks and silence alone write nothing.
+    # Each change has a sign that began or ended it: observations and silence alone write nothing.
     assert changes <= 2 * signs
     found = watched.observe(inventory(gpu()))
     clock.now += MAX_DURATION_S
