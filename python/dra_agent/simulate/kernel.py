@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -35,27 +34,22 @@ class SimulatedKernel:
         self._root = root
         self._machine = machine
         self._under_way: Counter[str] = Counter()
-        self._ended = threading.Condition()
 
     def write(self, path: str, text: str) -> None:
         """Write an attribute, by its path relative to /sys; raises the OSError of the kernel, with its latency."""
         folder, _, attribute = path.rpartition("/")
         device, driver = _subject(folder, attribute, text)
-        with self._ended:
-            self._under_way[device] += 1
+        self._under_way[device] += 1
         try:
             self._write(path, text, device, driver, attribute)
         finally:
-            with self._ended:
-                self._under_way[device] -= 1
-                self._ended.notify_all()
+            self._under_way[device] -= 1
 
     def read(self, path: str) -> str:
         """Read an attribute that is under its device's lock: it waits for a write that is under way."""
         folder, _, _ = path.rpartition("/")
-        device = folder.removeprefix(_DEVICES)
-        with self._ended:
-            self._ended.wait_for(lambda: not self._under_way[device])
+        while self._under_way[folder.removeprefix(_DEVICES)]:
+            time.sleep(_POLL_INTERVAL_S)
         return (self._root / "sys" / path).read_text()
 
     def _write(self, path: str, text: str, device: str, driver: str, attribute: str) -> None:
