@@ -87,6 +87,7 @@ EXTENDED = {
     "test_health_unmonitored",
     "test_hung_driver",
     "test_jobset",
+    "test_kueue_topology",
     "test_kueue",
     "test_kubelet_down_while_a_pod_is_deleted",
     "test_conflicts",

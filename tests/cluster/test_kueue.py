@@ -11,7 +11,7 @@ import pytest
 
 from cluster.conftest import apply_classes
 from cluster.kube import prerequisites
-from cluster.kube.agent import Agent
+from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import JOBS, NAMESPACES, NODES, PODS, Kind, Object
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.kueue import Kueue
@@ -23,7 +23,19 @@ CLUSTER_QUEUES = Kind(API, "clusterqueues", namespaced=False)
 LOCAL_QUEUES = Kind(API, "localqueues")
 WORKLOADS = Kind(API, "workloads")
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
+AGENT_CONFIG = """\
+[[inventory.partition]]
+mode = "mig"
+when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"'
+"""
 RESOURCE, FLAVOR = "whole-gpus", "h100"
+MEMORY = "gpu-memory"
+OF_PARTITIONS = {
+    "name": "memory",
+    "driver": DRIVER,
+    "deviceSelector": {"cel": {"expression": f'device.attributes["{DRIVER}"].type == "mig"'}},
+}
+"""The counter of which each partition consumes its memory."""
 LABEL = "dra-agent.example/pool"
 QUEUE_OF_JOBS = "kueue.x-k8s.io/queue-name"
 PRIORITY_OF_JOBS = "kueue.x-k8s.io/priority-class"
@@ -44,7 +56,8 @@ def session_cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def kueue(session_cluster: Cluster) -> Iterator[Kueue]:
     try:
-        created = Kueue(session_cluster, {RESOURCE: ["gpu"]})
+        mappings = {RESOURCE: ["gpu"], MEMORY: ["mig"]}
+        created = Kueue(session_cluster, mappings, {MEMORY: [{"counter": OF_PARTITIONS}]})
     except prerequisites.MissingError as missing:
         pytest.fail(str(missing), pytrace=False)
     created.start()
@@ -87,11 +100,20 @@ class Queues:
         self._namespace = namespace
         self._created: list[str] = []
 
-    def add(self, name: str, nominal: int, *, cohort: str = "", preemption: Object | None = None, **limits: int) -> str:
+    def add(
+        self,
+        name: str,
+        nominal: int | str,
+        *,
+        resource: str = RESOURCE,
+        cohort: str = "",
+        preemption: Object | None = None,
+        **limits: int,
+    ) -> str:
         """Create them; return the name of the ClusterQueue."""
         api, cluster_queue = self._namespace.api, f"{self._namespace.name}-{name}"
-        quota = {"name": RESOURCE, "nominalQuota": nominal, **limits}
-        group = {"coveredResources": [RESOURCE], "flavors": [{"name": FLAVOR, "resources": [quota]}]}
+        quota = {"name": resource, "nominalQuota": nominal, **limits}
+        group = {"coveredResources": [resource], "flavors": [{"name": FLAVOR, "resources": [quota]}]}
         spec: Object = {
             "namespaceSelector": {},
             "resourceGroups": [group],
@@ -339,6 +361,31 @@ def test_a_job_that_takes_leftovers_returns_them(
 
     submit(namespace, "small", 2, queue="leftovers")
     running_pods(namespace, "small", 2)
+
+
+def test_quota_counts_the_memory_of_partitions(
+    agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
+) -> None:
+    """Two halves of an H100 have 80,896 MiB. They leave quota for less than the smallest partition, of 9,984 MiB."""
+    queue = queues.add("gpus", "90000Mi", resource=MEMORY)
+    for name, profile in {"half": "3g.40gb", "smallest": "1g.10gb"}.items():
+        selector = f'device.attributes["{DRIVER}"].profile == "{profile}"'
+        namespace.template(name, request("partition", "mig", selector))
+    submit(namespace, "halves", 2, template="half")
+    wait_until_admitted(namespace, "halves")
+    running_pods(namespace, "halves", 2)
+    (flavor,) = namespace.api.get(CLUSTER_QUEUES, queue)["status"]["flavorsReservation"]
+    assert flavor["resources"][0]["total"] == "79Gi", "80,896 MiB"
+    assert explain("halves")["fits"]
+
+    submit(namespace, "small", 1, template="smallest")
+    wait_for_refusal(namespace, "small", f"insufficient unused quota for {MEMORY} in flavor {FLAVOR}")
+    answer = explain("small")
+    assert not answer["fits"]
+    assert f"{MEMORY} in flavor {FLAVOR}: 9984Mi needed, 79Gi of 90000Mi used" in answer["summary"]
+    namespace.api.call("DELETE", JOBS.path(namespace.name, "halves", None), BACKGROUND)
+    wait_until_admitted(namespace, "small")
+    running_pods(namespace, "small", 1)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,16 @@ def program() -> tuple[Path, Path]:
 class Kueue:
     """Kueue's manager with one integration, batch/v1 Jobs."""
 
-    def __init__(self, cluster: Cluster, mappings: Mapping[str, Sequence[str]]) -> None:
-        """Install its objects; `mappings` are the DeviceClasses of each resource that it counts."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        mappings: Mapping[str, Sequence[str]],
+        sources: Mapping[str, Sequence[Object]] | None = None,
+    ) -> None:
+        """Install its objects; `mappings` are the DeviceClasses of each resource that it counts.
+
+        A resource that `sources` has counts counters or capacity of the devices instead of their number.
+        """
         self.cluster = cluster
         self._program, self._chart = program()
         self._directory = cluster.directory / "kueue"
@@ -52,7 +60,7 @@ class Kueue:
         self._certificates = self._directory / "certificates"
         self._certificates.mkdir(mode=0o700)
         self.address = cluster.cluster_dir.webhook_address
-        self._install(mappings)
+        self._install(mappings, sources or {})
         kubeconfig = go_chart.write_kubeconfig(cluster, NAMESPACE, ACCOUNT, self._directory / "kubeconfig")
         self.process = Process(
             "kueue",
@@ -68,10 +76,10 @@ class Kueue:
         until(self._store_certificates, "Kueue has created the certificates of its webhooks")
         until(self._is_ready, "Kueue is ready")
 
-    def _install(self, mappings: Mapping[str, Sequence[str]]) -> None:
+    def _install(self, mappings: Mapping[str, Sequence[str]], sources: Mapping[str, Sequence[Object]]) -> None:
         api = self.cluster.api
         api.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
-        configuration = yaml.safe_dump(self._configuration(mappings))
+        configuration = yaml.safe_dump(self._configuration(mappings, sources))
         values = {"managerConfig": {"controllerManagerConfigYaml": configuration}}
         rendered = go_chart.render(self.cluster, "kueue", self._chart, NAMESPACE, values)
         objects = [found for found in rendered if found["kind"] not in NOT_INSTALLED]
@@ -82,8 +90,11 @@ class Kueue:
                 found["spec"]["clusterIP"] = self.address
         go_chart.apply(self.cluster, objects)
 
-    def _configuration(self, mappings: Mapping[str, Sequence[str]]) -> Object:
-        listed = [{"name": resource, "deviceClassNames": list(classes)} for resource, classes in mappings.items()]
+    def _configuration(self, mappings: Mapping[str, Sequence[str]], sources: Mapping[str, Sequence[Object]]) -> Object:
+        listed = [
+            {"name": resource, "deviceClassNames": list(classes), "sources": list(sources.get(resource, ()))}
+            for resource, classes in mappings.items()
+        ]
         return {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
