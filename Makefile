@@ -123,10 +123,11 @@ test-cel: build ## compare CEL with Kubernetes' code for many random expressions
 # Data of processes that a test kills is lost, so the true values are higher.
 coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of test-python)
 	@rm -rf target/coverage && mkdir -p target/coverage
-	$(PY) -m coverage run -m pytest -n 4
+	@$(PY) -m coverage run -m pytest -n 4; echo $$? > target/coverage/pytest-exit-code
 	@$(PY) -m coverage combine --quiet
 	@$(PY) -m coverage report > target/coverage/report
 	@awk '/%$$/ && $$1 != "TOTAL" && $$NF + 0 < 90' target/coverage/report; tail -n 1 target/coverage/report
+	@exit $$(cat target/coverage/pytest-exit-code)
 
 lint: build ## run ruff and mypy --strict on all Python, check import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
