@@ -120,13 +120,14 @@ EXPRESSIONS ?= 3000
 test-cel: build ## compare CEL with Kubernetes' code for many random expressions (EXPRESSIONS=100000: more); requires Go
 	DRA_AGENT_TEST_ORACLES=required DRA_AGENT_TEST_EXPRESSIONS=$(EXPRESSIONS) $(PY) -m pytest -n 3 tests/cel/test_corpus.py
 
-# Data of processes that a test kills is lost, so the true values are higher.
+# Data of processes that a test kills is lost or incomplete, so the true values are higher. The source of a made-up vendor
+# does not exist any more when the report is made.
 coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of test-python)
 	@rm -rf target/coverage && mkdir -p target/coverage
 	@$(PY) -m coverage run -m pytest -n 4; echo $$? > target/coverage/pytest-exit-code
-	@$(PY) -m coverage combine --quiet
-	@$(PY) -m coverage report > target/coverage/report
-	@awk '/%$$/ && $$1 != "TOTAL" && $$NF + 0 < 90' target/coverage/report; tail -n 1 target/coverage/report
+	@$(PY) -m coverage combine --quiet || true
+	@$(PY) -m coverage report --ignore-errors > target/coverage/report
+	@awk '/%$$/ && $$1 != "TOTAL" && $$NF + 0 < 90' target/coverage/report; grep '^TOTAL' target/coverage/report
 	@exit $$(cat target/coverage/pytest-exit-code)
 
 lint: build ## run ruff and mypy --strict on all Python, check import rules, licenses and sources of crates
