@@ -16,7 +16,7 @@ SUMS = "SHA256SUMS"
 def artifact(variable: str, pattern: str) -> Path | None:
     """Return the only file of the directory with this name; None if the variable names no directory.
 
-    AssertionError if there is no such file, if there are several, or if it is not the one of the list of checksums.
+    AssertionError if no file or several files match, or if the checksum of the file differs from the one in SHA256SUMS.
     """
     folder = os.environ.get(variable)
     if not folder:

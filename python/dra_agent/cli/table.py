@@ -28,7 +28,7 @@ class Layout(TypedDict, total=False):
     named: Callable[[Sequence[object]], str]
     """The name of a row for `-o name`, instead of its first cell. Each name is printed once."""
     empty: str
-    """Is printed on standard error instead of the headings if there is no row; may be empty."""
+    """Printed on standard error in place of the headings if the table has no rows. An empty text prints nothing."""
 
 
 class Rows:

@@ -72,11 +72,7 @@ def recovery(root: Path, device: str, action: int, machine: Machine | None = Non
 
 def event(root: Path, device: str, kind: int, machine: Machine | None = None) -> str:
     """Raise an event of a GPU by its bit in nvmlEventType; return the GPU's UUID."""
-    machine, _ = recall(root, machine)
-    uuid = gpu_uuid(machine, device)
-    with nvml.locked(root / "lib"):
-        add_event(root, uuid, 0, kind=kind)
-    return uuid
+    return _raise(root, device, machine, 0, kind=kind)
 
 
 def xid(
@@ -89,11 +85,7 @@ def xid(
     compute_instance: int = nvml.NO_INSTANCE,
 ) -> str:
     """Raise an XID on a GPU, or on a MIG instance of it; returns the GPU's UUID."""
-    machine, _ = recall(root, machine)
-    uuid = gpu_uuid(machine, device)
-    with nvml.locked(root / "lib"):
-        add_event(root, uuid, number, gpu_instance, compute_instance)
-    return uuid
+    return _raise(root, device, machine, number, gpu_instance, compute_instance)
 
 
 def fabric(
@@ -125,6 +117,23 @@ def set_access(root: Path, access: nvml.Access, machine: Machine | None = None) 
     """Set the permissions of all processes on the host with NVIDIA's driver (see `container`)."""
     with changing(root, machine) as (machine, simulated):
         builder.apply(machine, msgspec.structs.replace(simulated, access=access), root)
+
+
+def _raise(
+    root: Path,
+    device: str,
+    machine: Machine | None,
+    number: int,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+    *,
+    kind: int = XID_EVENT,
+) -> str:
+    machine, _ = recall(root, machine)
+    uuid = gpu_uuid(machine, device)
+    with nvml.locked(root / "lib"):
+        add_event(root, uuid, number, gpu_instance, compute_instance, kind=kind)
+    return uuid
 
 
 def add_event(
