@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from drivers_claims import GROUP, NAMESPACE, make_namespace
 from drivers_plane import ADMIN, ControlPlane
 from results import DIRECTORY, Target, measure, this_machine
 from results_table import publish
+from run_directory import run_directory
 from slices_scheduler import CLAIMS, PODS, READY, scheduling
 
 Object = dict[str, Any]
@@ -88,7 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     machine = this_machine()
     programs = args.binaries or binaries()
-    with tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory:
+    with run_directory(args.dir) as directory:
         folder = Path(directory)
         plane = ControlPlane(programs, folder / "control-plane", [])
         try:

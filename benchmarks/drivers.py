@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from drivers_contenders import Contender, Probe
 from drivers_plane import ControlPlane
 from results import Measure, Target, measure, this_machine
 from results_table import publish
+from run_directory import run_directory
 
 from dra_agent.simulate import build
 
@@ -54,7 +54,7 @@ def main() -> None:
     if args.quick:
         args.claims, args.pairs, args.starts, args.idle = 20, 100, 1, 10
     with (
-        tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
+        run_directory(args.dir) as directory,
         running(args, Path(directory)) as it,
     ):
         it.measure(args)

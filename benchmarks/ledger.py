@@ -10,7 +10,6 @@ import argparse
 import itertools
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 from results import Measure, measure, this_machine
 from results_table import publish
+from run_directory import run_directory
 
 from dra_agent import _native
 
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
     machine = this_machine()
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+    with run_directory(args.dir) as directory:
         folder = Path(directory)
         (folder / "shared").mkdir()
         ledger = _native.Ledger.open(directory, "boot")

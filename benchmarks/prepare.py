@@ -19,6 +19,7 @@ from typing import Any
 from results import Measure, this_machine
 from results import measure as measured
 from results_table import publish
+from run_directory import run_directory
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
@@ -46,7 +47,7 @@ def main() -> None:
     print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds")
     machine, measures = this_machine(), list[Measure]()
     for title, shared_as in (("one agent", None), ("shared ledger", "bench")):
-        with tempfile.TemporaryDirectory(dir=args.dir) as directory, tempfile.TemporaryDirectory(dir=TMPFS) as owners:
+        with run_directory(args.dir) as directory, tempfile.TemporaryDirectory(dir=TMPFS) as owners:
             measures += report(title, run(Path(directory), Path(owners), args, shared_as))
     publish("prepare", measures, machine)
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from results import Measure, save, this_machine
 from results import measure as measured
+from run_directory import run_directory
 
 from dra_agent.api_object import Object
 from dra_agent.claim import ClaimDevice
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
     with (
-        tempfile.TemporaryDirectory(dir=args.dir) as state,
+        run_directory(args.dir) as state,
         tempfile.TemporaryDirectory(dir=TMPFS) as run,
     ):
         machine = this_machine()

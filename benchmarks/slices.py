@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from drivers_contenders import Contender, Probe, rollup
 from drivers_plane import ControlPlane
 from results import Measure, measure, this_machine
 from results_table import publish
+from run_directory import run_directory
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
 
 from dra_agent.simulate import inject
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs to measure the growth")
     args = parser.parse_args()
     with (
-        tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
+        run_directory(args.dir) as directory,
         running(args, Path(directory)) as it,
     ):
         machine = this_machine()

@@ -95,3 +95,16 @@ def test_no_wait_loses_a_cancellation() -> None:
     # task that is cancelled continues, and a wait for its end never returns (python/cpython#86296).
     lossy = [str(path.relative_to(ROOT)) for path in files("python/*.py") if "asyncio.wait_for(" in path.read_text()]
     assert not lossy, "wait inside `async with asyncio.timeout(...)`"
+
+
+TOP_LEVEL = {
+    *("benchmarks", "cdi", "demo", "deploy", "docs", "examples", "fuzz", "man", "python", "rust", "systemd", "tests"),
+    *(".cargo", ".ci", ".github"),
+}
+"""The directories of the checkout. Another one is what a killed test or benchmark left, unless it is added here."""
+
+
+def test_no_directory_of_a_test_or_benchmark_is_committed() -> None:
+    tracked = (path.relative_to(ROOT) for path in files())
+    unknown = {path.parts[0] for path in tracked if len(path.parts) > 1} - TOP_LEVEL
+    assert not unknown, f"remove {sorted(unknown)} from Git, or add them to TOP_LEVEL"
