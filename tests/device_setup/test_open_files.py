@@ -21,7 +21,8 @@ from dra_agent.deadline import Deadline
 from dra_agent.device_setup.open_files import (
     DeviceNode,
     class_node,
-    nodes_of,
+    device_nodes,
+    function_nodes,
     processes_holding,
     refuse_holders,
     require_unused,
@@ -29,6 +30,7 @@ from dra_agent.device_setup.open_files import (
 from dra_agent.driver_root import DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.model import Device
 from dra_agent.processes.open_file import FileIdentity, identity_of
 from dra_agent.processes.stat import read_stat
 from dra_agent.processes.visibility import hidden_processes_reason
@@ -316,16 +318,33 @@ def test_the_kind_of_a_device_node_is_that_of_its_class(tmp_path: Path) -> None:
         (folder / "subsystem").symlink_to(host.sysfs / "class" / class_)
         (host.sysfs / "class" / class_ / folder.name).symlink_to(folder)
     expected = [("/dev/nvme0", False), ("/dev/nvme0n1", True), ("/dev/nvme0n1p1", True)]
-    assert [(node.path, node.is_block) for node in nodes_of(host, address)] == expected
+    assert [(node.path, node.is_block) for node in function_nodes(host, address)] == expected
     assert class_node(host, "block", "nvme0n1", "/dev/x") == DeviceNode("/dev/x", (259, 0), is_block=True)
     assert class_node(host, "nvme", "nvme0", "/dev/x") == DeviceNode("/dev/x", (259, 0))
 
 
 def test_device_nodes_are_those_of_uevent_files(tmp_path: Path) -> None:
     host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
-    assert nodes_of(host, address) == [] and nodes_of(host, address, "3") == [DeviceNode("/dev/nvidia3", (195, 3))]
+    assert function_nodes(host, address) == []
     card = host.sysfs / "bus/pci/devices" / address / "drm/card0"
     card.mkdir(parents=True)
     (card / "dev").write_text("226:0\n")
     (card / "uevent").write_text("MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\nDEVTYPE=drm_minor\n")
-    assert nodes_of(host, address) == [DeviceNode("/dev/dri/card0", (226, 0))]
+    assert function_nodes(host, address) == [DeviceNode("/dev/dri/card0", (226, 0))]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "minor", "expected"),
+    [
+        ("nvidia", "3", [DeviceNode("/dev/nvidia3", (195, 3))]),
+        ("nvidia", "3/../../sda", []),
+        ("amd", "3", []),
+        ("0x1bcf", "3", []),
+    ],
+)
+def test_nodes_that_are_not_in_sys_have_the_minor_number_of_their_vendor(
+    tmp_path: Path, vendor: str, minor: str, expected: list[DeviceNode]
+) -> None:
+    host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
+    device = Device("gpu-0000-01-00-0", "gpu", vendor, address, {}, identity={"minor": minor})
+    assert device_nodes(host, device) == expected

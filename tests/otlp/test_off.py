@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +18,7 @@ from dra_agent.kubelet_plugin import traced
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import MetricsSnapshot
 from kubelet_plugin.conftest import Node, claim
+from loaded_modules import loaded_modules
 
 FOLDER = str(Path(dra_agent.otlp.__file__).parent)
 
@@ -30,10 +30,10 @@ def test_it_is_off_by_default() -> None:
 @pytest.mark.parametrize("mode", ["standalone_mode", "kubernetes_mode"])
 def test_nothing_of_it_is_loaded(mode: str) -> None:
     code = (
-        f"import sys, dra_agent.agent.agent, dra_agent.agent.{mode}, dra_agent.metrics.registry;"
-        "from dra_agent.agent.config import Config, checksum; checksum(Config()); print(' '.join(sys.modules))"
+        f"import dra_agent.agent.agent, dra_agent.agent.{mode}, dra_agent.metrics.registry;"
+        "from dra_agent.agent.config import Config, checksum; checksum(Config())"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = loaded_modules(code)
     assert not [name for name in loaded if name.startswith("opentelemetry")]
     assert {name for name in loaded if name.startswith("dra_agent.otlp") or "traced" in name} == {
         "dra_agent.otlp",

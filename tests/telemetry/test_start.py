@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from dra_agent.agent.config import Config, is_loopback
+from loaded_modules import loaded_modules
 
 
 @pytest.mark.parametrize(
@@ -30,8 +28,7 @@ def test_only_loopback_addresses_are_closed(address: str, expected: bool) -> Non
 
 def test_telemetry_is_off_and_not_loaded_by_default() -> None:
     assert Config().telemetry.interval == 0
-    code = "import sys, dra_agent.agent.agent, dra_agent.metrics.registry; print(' '.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = loaded_modules("import dra_agent.agent.agent, dra_agent.metrics.registry")
     assert {name for name in loaded if name.startswith("dra_agent.telemetry")} <= {
         "dra_agent.telemetry",
         "dra_agent.telemetry.settings",

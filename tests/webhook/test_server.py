@@ -8,8 +8,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from dra_agent.errors import UsageError
 from dra_agent.server_certificate import ReloadingCertificate
 from dra_agent.webhook import server
 from eventually import eventually
+from loaded_modules import loaded_modules
 from webhook.keys import Secret
 from webhook.test_admission import admission_review, entry, parameters, resource
 
@@ -200,8 +199,7 @@ def test_an_address_in_use_is_refused(secret: Secret) -> None:
 
 
 def test_no_unneeded_modules_are_imported() -> None:
-    code = "import sys, dra_agent.agent.webhook_runner; print(' '.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = loaded_modules("import dra_agent.agent.webhook_runner")
     heavy = {"grpc", "google.protobuf", "pynvml", "rich", "yaml", "prometheus_client", "psutil", "sqlite3"}
     assert heavy.isdisjoint(loaded), sorted(heavy & set(loaded))
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.processes.file_tables import file_tables
 from dra_agent.processes.open_file import FileIdentity, device_identity, identity_of
 from dra_agent.processes.stat import process_ids
@@ -29,8 +31,6 @@ SEARCH_TIMEOUT_S = 30.0
 """Seconds for the open files of all processes. On a busy host, 190 processes with 1,900 files take 0.12 s of CPU."""
 _WITHOUT_PATH = ("socket:[", "pipe:[", "anon_inode:")
 """Of the link of an open file (proc(5)). The path of a device node begins with a slash."""
-_NVIDIA_MAJOR = 195
-"""Of the GPUs of NVIDIA (Linux, Documentation/admin-guide/devices.txt)."""
 _BLOCK = "block"
 """The class of all block devices; those of any other are character devices (Linux, drivers/base/devtmpfs.c)."""
 
@@ -148,12 +148,20 @@ def _holders(host: Host, pid: int, nodes: Iterable[str]) -> list[FileHolder]:
     return [FileHolder(pid, _name(host.proc / str(pid)), node) for node in sorted(nodes)]
 
 
-def nodes_of(host: Host, address: str, minor: str | None = None) -> list[DeviceNode]:
-    """Return the device nodes of a function's driver; those of NVIDIA are not in /sys and are found by minor number."""
+def device_nodes(host: Host, device: Device) -> list[DeviceNode]:
+    """Return the device nodes of a device's driver: those of its function, and those that are not in /sys."""
+    nodes = function_nodes(host, device.pci_address)
+    vendor, minor = gpu_vendor(device.vendor), device.identity.get("minor", "")
+    if vendor is not None and vendor.numbered_nodes is not None and minor.isdecimal():
+        prefix, major = vendor.numbered_nodes
+        nodes.append(DeviceNode(f"{prefix}{minor}", (major, int(minor))))
+    return nodes
+
+
+def function_nodes(host: Host, address: str) -> list[DeviceNode]:
+    """Return the device nodes of a function's driver that are in /sys, in the order of their paths."""
     folder = host.sysfs / "bus/pci/devices" / address
-    nodes = []
-    if minor is not None and minor.isdecimal():
-        nodes.append(DeviceNode(f"/dev/nvidia{minor}", (_NVIDIA_MAJOR, int(minor))))
+    nodes: list[DeviceNode] = []
     try:
         below = os.walk(folder.resolve(strict=True))
     except OSError:

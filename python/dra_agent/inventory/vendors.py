@@ -46,6 +46,14 @@ class UncountedProcesses(NamedTuple):
     reason: str
 
 
+class NumberedNodes(NamedTuple):
+    """Device nodes that a driver makes without an entry in /sys: their paths end with the minor number."""
+
+    prefix: str
+    """Of the path, as containers see it: "/dev/nvidia"."""
+    major: int
+
+
 class GpuVendor(NamedTuple):
     """A vendor of GPUs, and what generic parts have to know of it."""
 
@@ -59,10 +67,19 @@ class GpuVendor(NamedTuple):
     """Events of its GPUs have numbers, which health counts."""
     has_driver_root: bool = False
     """Its driver may be below `Host.driver_root`, where it is bound and unbound while claims hold its GPUs."""
+    numbered_nodes: NumberedNodes | None = None
+    """Nodes of its GPUs that are not in /sys; the identity of the device has the number as `minor`."""
 
 
 GPU_VENDORS = {
-    "0x10de": GpuVendor("nvidia", "nvidia_processes", reports_xids=True, has_driver_root=True),
+    "0x10de": GpuVendor(
+        "nvidia",
+        "nvidia_processes",
+        reports_xids=True,
+        has_driver_root=True,
+        # Linux, Documentation/admin-guide/devices.txt
+        numbered_nodes=NumberedNodes("/dev/nvidia", 195),
+    ),
     "0x1002": GpuVendor(
         "amd",
         "drm_processes",

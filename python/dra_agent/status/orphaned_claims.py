@@ -18,7 +18,7 @@ from dra_agent.api_object import results_of
 from dra_agent.claim import ClaimDevice
 from dra_agent.clock import boottime
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, nodes_of, require_unused
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, require_unused
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.host import Host
@@ -277,14 +277,14 @@ class OrphanedClaims:
     def _check_unused(self, entry: LedgerEntry) -> None:
         """Raise RetryableError where a process has a device of the claim open, or that cannot be known."""
         deadline = Deadline.of(SEARCH_TIMEOUT_S)  # of all its devices: the operator's command waits for them
-        devices: list[Device] = []
+        functions: dict[tuple[str, str | None], Device] = {}  # partitions have the nodes of their device
         for held in entry.devices:
             device = self._devices.lookup(held.pool, held.device)
             if device is not None and not held.admin_access:
-                devices.append(device)
-        for address, minor in {(one.pci_address, one.identity.get("minor")) for one in devices}:
-            nodes = nodes_of(self._host, address, minor)
-            require_unused(self._host, nodes, entry.with_uid, deadline, f"a device of it ({address}) may be in use")
+                functions[device.pci_address, device.identity.get("minor")] = device
+        for device in functions.values():
+            why = f"a device of it ({device.pci_address}) may be in use"
+            require_unused(self._host, device_nodes(self._host, device), entry.with_uid, deadline, why)
 
 
 class HolderCheckingPreparer:

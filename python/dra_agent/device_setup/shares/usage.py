@@ -8,7 +8,7 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, nodes_of, processes_holding
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, function_nodes, processes_holding
 from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, cgroup_root
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError
 from dra_agent.errors import AgentError
@@ -118,7 +118,7 @@ class UsageReader:
         if address not in self._users:
             if self._search_deadline is None:
                 self._search_deadline = Deadline.of(SEARCH_TIMEOUT_S)
-            holders = processes_holding(self._host, nodes_of(self._host, address), self._search_deadline)
+            holders = processes_holding(self._host, function_nodes(self._host, address), self._search_deadline)
             late = f"open files of {holders.unsearched} processes were not read in time"
             users = {*(holder.pid for holder in holders.found), *holders.unread}
             self._users[address] = late if holders.unsearched else users

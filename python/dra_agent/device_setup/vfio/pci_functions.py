@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.open_files import class_node, nodes_of, processes_holding, refuse_holders, require_unused
+from dra_agent.device_setup.open_files import (
+    class_node,
+    device_nodes,
+    function_nodes,
+    processes_holding,
+    refuse_holders,
+    require_unused,
+)
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -163,13 +170,13 @@ def require_idle(
             where=where,
             hint="remove it from there, or request another device",
         )
-    require_unused(host, nodes_of(host, address, device.identity.get("minor")), where, deadline)
+    require_unused(host, device_nodes(host, device), where, deadline)
 
 
 def require_released(functions: PciFunctions, host: Host, address: str, where: str, deadline: Deadline) -> None:
     """Raise RetryableError if a virtual machine or a program has a function open: vfio-pci would wait for its end."""
     group = functions.group(address)
-    nodes = nodes_of(host, address)
+    nodes = function_nodes(host, address)
     if group is not None:
         nodes.append(class_node(host, "vfio", str(group), f"/dev/vfio/{group}"))
     refuse_holders(processes_holding(host, nodes, deadline), where)
