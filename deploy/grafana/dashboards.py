@@ -220,8 +220,8 @@ CLAIMS = Dashboard(
             "Of claims that hold a device alone. Requires telemetry with labels of claims.",
             (
                 Query(
-                    f"max by (claim, device, instance) (dra_agent_claim_gpu_utilization_ratio{NODE})",
-                    "{{claim}} {{device}}",
+                    f"max by (namespace, claim, device, instance) (dra_agent_claim_gpu_utilization_ratio{NODE})",
+                    "{{namespace}}/{{claim}} {{device}}",
                 ),
             ),
             unit="percentunit",
@@ -231,8 +231,8 @@ CLAIMS = Dashboard(
             "Of claims on NVIDIA GPUs since Hopper, and on MIG devices. Requires telemetry with labels of claims.",
             tuple(
                 Query(
-                    f"max by (claim, device, instance) (dra_agent_claim_{name}{NODE})",
-                    f"{{{{claim}}}} {{{{device}}}} {text}",
+                    f"max by (namespace, claim, device, instance) (dra_agent_claim_{name}{NODE})",
+                    f"{{{{namespace}}}}/{{{{claim}}}} {{{{device}}}} {text}",
                 )
                 for name, text in (
                     ("sm_activity_ratio", "multiprocessors"),
@@ -247,8 +247,8 @@ CLAIMS = Dashboard(
             "Of claims that hold a device alone. Requires telemetry with labels of claims.",
             (
                 Query(
-                    f"max by (claim, device, instance) (dra_agent_claim_memory_used_bytes{NODE})",
-                    "{{claim}} {{device}}",
+                    f"max by (namespace, claim, device, instance) (dra_agent_claim_memory_used_bytes{NODE})",
+                    "{{namespace}}/{{claim}} {{device}}",
                 ),
             ),
             unit="bytes",
@@ -256,7 +256,7 @@ CLAIMS = Dashboard(
         Panel(
             "Idle GPUs of claims",
             "The part of the last hour in which the claim's GPU did not compute.",
-            (Query(f"rate(dra_agent_claim_idle_seconds_total{NODE}[1h])", "{{claim}} {{device}}"),),
+            (Query(f"rate(dra_agent_claim_idle_seconds_total{NODE}[1h])", "{{namespace}}/{{claim}} {{device}}"),),
             unit="percentunit",
         ),
         Panel(
@@ -264,8 +264,9 @@ CLAIMS = Dashboard(
             "From the energy that their devices consumed.",
             (
                 Query(
-                    f"sum by (claim, instance) (rate(dra_agent_claim_energy_joules_total{NODE}[$__rate_interval]))",
-                    "{{claim}}",
+                    "sum by (namespace, claim, instance) "
+                    f"(rate(dra_agent_claim_energy_joules_total{NODE}[$__rate_interval]))",
+                    "{{namespace}}/{{claim}}",
                 ),
             ),
             unit="watt",

@@ -45,8 +45,12 @@ def records() -> list[dict[str, str]]:
     return [rule for group in yaml.safe_load(RECORDING.read_text())["groups"] for rule in group["rules"]]
 
 
+def targets() -> list[dict[str, Any]]:
+    return [target for path in FILES for panel in load(path)["panels"] for target in panel["targets"]]
+
+
 def expressions() -> list[str]:
-    return [target["expr"] for path in FILES for panel in load(path)["panels"] for target in panel["targets"]]
+    return [target["expr"] for target in targets()]
 
 
 def exported() -> set[str]:
@@ -132,6 +136,19 @@ def test_every_metric_of_a_panel_or_a_rule_is_exported_or_recorded() -> None:
     for expression in expressions():
         names = re.findall(r"\b(?:dra_agent|process)[\w:]+", expression)
         assert names and set(names) <= known, expression
+
+
+def test_claims_of_one_name_in_two_namespaces_are_two_series() -> None:
+    """The name of a claim is unique in its namespace only."""
+    grouped = 0
+    for query in targets():
+        for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query["expr"]):
+            names = re.split(r"\s*,\s*", labels.strip())
+            assert "claim" not in names or "namespace" in names, query["expr"]
+            grouped += "claim" in names
+        legend = query["legendFormat"]
+        assert "{{claim}}" not in legend or "{{namespace}}/{{claim}}" in legend, legend
+    assert grouped > 0
 
 
 def test_every_recording_rule_has_a_unit_test() -> None:
