@@ -108,7 +108,7 @@ def test_devices_of_another_manager_are_not_published_but_reported(
         event["note"] == f"{manager} advertises 1 device of this node too, which is not published by dra-agent: {GPU}"
     )
     # A thread writes the conflicts for other processes; nothing waits for it.
-    eventually(lambda: manager in load_conflicts(state).verdict.by_manager(), agent.log_text)
+    eventually(lambda: manager in load_conflicts(state).conflicts.by_manager(), agent.log_text)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     output = devices_command(state)
     assert GPU not in output.stdout and f"not published: {GPU}: {manager}" in output.stderr
@@ -189,10 +189,10 @@ def test_saved_conflicts_apply_until_the_server_answers(
     fault = fake_api.fail(503, times=None, path="/nodes")
     agent = driver().ready()
     agent.wait_for("cannot determine the other drivers")
-    assert GPU in load_conflicts(state).verdict.managers
+    assert GPU in load_conflicts(state).conflicts.managers
     fake_api.faults.lift(fault)
     eventually(lambda: GPU in published(fake_api), agent.log_text)
-    eventually(lambda: not load_conflicts(state).verdict, agent.log_text)
+    eventually(lambda: not load_conflicts(state).conflicts, agent.log_text)
     agent.end()
     assert GPU in published(fake_api)
 

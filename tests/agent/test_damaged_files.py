@@ -13,7 +13,7 @@ import pytest
 
 from dra_agent.agent import host_ownership
 from dra_agent.agent.config import Config
-from dra_agent.conflicts import verdict
+from dra_agent.conflicts import state_file as conflict_file
 from dra_agent.control_socket.protocol import Connection
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import AgentError, RetryableError
@@ -92,7 +92,7 @@ def _vfio(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def _conflicts(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    return folder / verdict.NAME, lambda: verdict.load_conflicts(folder)
+    return folder / conflict_file.FILE_NAME, lambda: conflict_file.load_conflicts(folder)
 
 
 def _moved(folder: Path) -> tuple[Path, Callable[[], Any]]:

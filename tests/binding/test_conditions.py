@@ -11,8 +11,8 @@ import pytest
 from dra_agent.binding.conditions import (
     MAX_MESSAGE_CHARS,
     ConditionNames,
+    PrepareOutcome,
     PublishedConditions,
-    Verdict,
     status_entries,
     waiting_claim,
 )
@@ -117,7 +117,7 @@ def test_other_objects_wait_for_nothing(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("is_prepared", [True, False])
 def test_exactly_one_of_both_conditions_is_true(is_prepared: bool) -> None:
     keys = (DeviceKey("node-1/gpu", "gpu-0"), DeviceKey("node-1/gpu", "gpu-1", "s"))
-    entries = status_entries(DRIVER, keys, Verdict(is_prepared, "Why", "x" * 5000), "2026-11-26T20:00:00Z")
+    entries = status_entries(DRIVER, keys, PrepareOutcome(is_prepared, "Why", "x" * 5000), "2026-11-26T20:00:00Z")
     assert [entry.get("shareID") for entry in entries] == [None, "s"]
     for entry in entries:
         values = {one["type"]: one["status"] for one in entry["conditions"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class FakeHost:
     def other_agents(self) -> dict[str, str]:
         return self.agents
 
-    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
-        self.reported.append(verdict)
+    def conflicts_changed(self, conflicts: DeviceConflicts) -> None:
+        self.reported.append(conflicts)
 
 
 class RunDetector(Protocol):
@@ -122,7 +123,7 @@ def test_first_check_completes_before_publishing(fake_api: FakeApi, run_detector
     fake_api.put("nodes", PLUGIN)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        assert detector.verdict == PLUGIN_CONFLICT and reported == [PLUGIN_CONFLICT]
+        assert detector.conflicts == PLUGIN_CONFLICT and reported == [PLUGIN_CONFLICT]
 
     run_detector(scenario)
 
@@ -133,7 +134,7 @@ def test_only_foreign_slices_of_this_node_are_requested(fake_api: FakeApi, run_d
     fake_api.put("resourceslices", foreign("elsewhere", nodeName="node-2"))
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        assert not detector.verdict and reported == []
+        assert not detector.conflicts and reported == []
         (query,) = {
             request.query.get("fieldSelector") for request in fake_api.requests if "resourceslices" in request.path
         }
@@ -148,7 +149,7 @@ def test_another_agent_of_the_host_is_named(fake_api: FakeApi, run_detector: Run
     fake_api.put("resourceslices", foreign(driver="second.example.com"))
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        (manager,) = detector.verdict.by_manager()
+        (manager,) = detector.conflicts.by_manager()
         assert manager == "driver second.example.com (dra-agent of this host, state directory /var/lib/second)"
 
     run_detector(scenario, agents={"second.example.com": "/var/lib/second"})
@@ -179,7 +180,7 @@ def test_a_new_device_is_checked_against_the_last_observation(fake_api: FakeApi,
         requests_before = len(fake_api.requests)
         devices.append(Device("gpu-9", "gpu", "nvidia", "0000:99:00.0", attributes={}))
         detector.devices_changed()
-        assert detector.verdict.by_manager() == {"device plugin nvidia.com/gpu": ["gpu-0", "gpu-9"]}
+        assert detector.conflicts.by_manager() == {"device plugin nvidia.com/gpu": ["gpu-0", "gpu-9"]}
         assert len(fake_api.requests) == requests_before
 
     run_detector(scenario)
@@ -198,7 +199,7 @@ def test_a_device_returns_only_after_the_other_driver_has_been_gone_for_a_while(
         await eventually_async(lambda: not detector.slices.devices())
         fake_api.put("resourceslices", foreign())
         await eventually_async(lambda: detector.slices.devices())
-        assert detector.verdict == conflict and reported == [conflict]
+        assert detector.conflicts == conflict and reported == [conflict]
         # A device that is gone here needs no delay.
         fake_api.remove("resourceslices", "theirs")
         await eventually_async(lambda: not detector.slices.devices())
@@ -209,7 +210,7 @@ def test_a_device_returns_only_after_the_other_driver_has_been_gone_for_a_while(
     run_detector(scenario, return_delay_s=3600)
 
 
-def test_a_failing_server_keeps_the_verdict_and_is_retried(
+def test_a_failing_server_keeps_the_conflicts_and_is_retried(
     fake_api: FakeApi, run_detector: RunDetector, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_api.put("nodes", PLUGIN)
@@ -218,9 +219,9 @@ def test_a_failing_server_keeps_the_verdict_and_is_retried(
         fake_api.fail(500, times=6)
         fake_api.end_watches()
         await eventually_async(lambda: fake_api.faults.pending == 0)
-        assert detector.verdict == PLUGIN_CONFLICT and reported == [PLUGIN_CONFLICT]
+        assert detector.conflicts == PLUGIN_CONFLICT and reported == [PLUGIN_CONFLICT]
         fake_api.put("nodes", NODE)
-        await eventually_async(lambda: not detector.verdict)
+        await eventually_async(lambda: not detector.conflicts)
         reasons = [
             vars(record)["reason"]
             for record in caplog.records
@@ -238,7 +239,7 @@ def test_a_missing_permission_does_not_block_publishing(
     fake_api.fail(403, times=None)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        assert not detector.verdict
+        assert not detector.conflicts
 
     run_detector(scenario, patience=100 * DEADLINE_S)
     assert "cannot determine the other drivers" in caplog.text
@@ -252,9 +253,9 @@ def test_a_hanging_server_does_not_block_publishing(
     fake_api.hang(DEADLINE_S, times=None, when=responds)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        assert not detector.verdict
+        assert not detector.conflicts
         responds.set()
-        await eventually_async(lambda: detector.verdict)
+        await eventually_async(lambda: detector.conflicts)
 
     run_detector(scenario, patience=0.1)
     assert "not known yet" in caplog.text
@@ -262,12 +263,13 @@ def test_a_hanging_server_does_not_block_publishing(
 
 def test_conflicts_are_saved_for_commands(tmp_path: Path) -> None:
     assert load_conflicts(tmp_path) == SavedConflicts()
-    detector = SavedConflicts(PLUGIN_CONFLICT, published=True)
-    save_conflicts(tmp_path, detector)
-    assert load_conflicts(tmp_path) == detector
+    saved = SavedConflicts(PLUGIN_CONFLICT, published=True)
+    save_conflicts(tmp_path, saved)
+    assert load_conflicts(tmp_path) == saved
     assert [path.name for path in tmp_path.iterdir()] == ["neighbours.json"]
     assert (tmp_path / "neighbours.json").stat().st_mode & 0o077 == 0
+    assert sorted(json.loads((tmp_path / "neighbours.json").read_bytes())) == ["published", "verdict"]
     for damage in (b"", b"{", b"[]", b'{"verdict": 5}', b"\xff"):
         (tmp_path / "neighbours.json").write_bytes(damage)
         assert load_conflicts(tmp_path) == SavedConflicts()
-    save_conflicts(tmp_path / "missing", detector)
+    save_conflicts(tmp_path / "missing", saved)

@@ -84,12 +84,12 @@ def test_other_drivers_of_the_same_devices_are_named(
 
 def test_saved_conflicts_are_reported(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
-    verdict = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
-    save_conflicts(examination.state_dir, SavedConflicts(verdict))
+    conflicts = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
+    save_conflicts(examination.state_dir, SavedConflicts(conflicts))
     (finding,) = findings(examination)
     assert (finding.severity, finding.where) == (Severity.WARNING, "device plugin nvidia.com/gpu")
     assert "2 devices of this node too" in finding.message and "gpu-0, gpu-1" in finding.message
-    save_conflicts(examination.state_dir, SavedConflicts(verdict, published=True))
+    save_conflicts(examination.state_dir, SavedConflicts(conflicts, published=True))
     (finding,) = findings(examination)
     assert finding.severity is Severity.PROBLEM and "two pods" in finding.message
     examination.inventory = None

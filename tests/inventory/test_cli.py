@@ -94,16 +94,16 @@ def test_an_empty_or_missing_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_device_of_another_driver_is_reported_as_not_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = DeviceConflicts({"nic-0000-3b-00-0": "driver dra.net"})
+    conflicts = DeviceConflicts({"nic-0000-3b-00-0": "driver dra.net"})
     (tmp_path / "state").mkdir()
-    save_conflicts(tmp_path / "state", SavedConflicts(verdict))
+    save_conflicts(tmp_path / "state", SavedConflicts(conflicts))
     assert devices("--simulate", "cpu-only") == 0
     printed = capsys.readouterr()
     assert "nic-0000-3b-00-0" not in printed.out and "nic-0000-3b-00-1" in printed.out
-    assert "not published: nic-0000-3b-00-0: driver dra.net gives it out on this node too" in printed.err
+    assert "not published: nic-0000-3b-00-0: driver dra.net also advertises it on this node" in printed.err
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 1
     assert "dra.net" in capsys.readouterr().err
-    save_conflicts(tmp_path / "state", SavedConflicts(verdict, published=True))
+    save_conflicts(tmp_path / "state", SavedConflicts(conflicts, published=True))
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 0
 
 

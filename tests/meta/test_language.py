@@ -49,7 +49,7 @@ TESTS = sorted({*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")} -
 """Tests and benchmarks: their comments, docstrings and messages. This file contains the words themselves."""
 
 INSTEAD = {
-    r"gives? out|giving out|given out|gave out": "allocate, advertise, manage",
+    r"gives? (?:\w+ )?out|giving out|given out|gave out": "allocate, advertise, manage",
     r"mends?|mended|mending|puts? (?:it |them |this |that )?right": "repair, fix",
     r"tells?|told|telling": "report, log, return, distinguish",
     r"says?|said|saying": "report, log, return, state",

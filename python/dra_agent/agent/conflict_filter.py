@@ -48,7 +48,7 @@ class ConflictFilter:
             self,
             node=config.node,
             driver=config.driver_name,
-            verdict=load_conflicts(config.state_dir).verdict,
+            conflicts=load_conflicts(config.state_dir).conflicts,
         )
 
     @property
@@ -83,17 +83,17 @@ class ConflictFilter:
     def inventory(self) -> Inventory:
         """Return the inventory to publish."""
         inventory = self._hardware.inventory
-        return inventory if self._publishes else exclude(inventory, self._detector.verdict)
+        return inventory if self._publishes else exclude(inventory, self._detector.conflicts)
 
     @property
     def _publishes(self) -> bool:
         return self._config.second_manager == "publish"
 
-    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
-        """Save and report a new verdict. See ConflictHost."""
+    def conflicts_changed(self, conflicts: DeviceConflicts) -> None:
+        """Save and report new conflicts. See ConflictHost."""
         self._save()
         node = ObjectReference.node(self._config.node)
-        for manager, names in verdict.by_manager().items():
+        for manager, names in conflicts.by_manager().items():
             self._events.record(SECOND_MANAGER, node, _note(manager, names, published=self._publishes))
         self._changed()
 
@@ -105,7 +105,7 @@ class ConflictFilter:
 
     def _write(self) -> None:
         with self._save_lock:  # so that the last write has the last result
-            save_conflicts(self._config.state_dir, SavedConflicts(self._detector.verdict, published=self._publishes))
+            save_conflicts(self._config.state_dir, SavedConflicts(self._detector.conflicts, published=self._publishes))
 
 
 def _note(manager: str, names: list[str], *, published: bool) -> str:

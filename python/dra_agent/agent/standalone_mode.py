@@ -14,7 +14,7 @@ from dra_agent.agent.config_file import validation_messages
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.reload import Reload
-from dra_agent.conflicts import delete
+from dra_agent.conflicts import delete_conflicts
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
@@ -73,7 +73,7 @@ class StandaloneMode:
     async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Restore claims that are in the ledger but missing in the store, then listen."""
         config = self._config
-        delete(config.state_dir)
+        delete_conflicts(config.state_dir)
         self._service = StandaloneService(
             config.state_dir,
             node=config.node,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dra_agent.binding.conditions import ConditionNames, Verdict, WaitingClaim, status_entries, waiting_claim
+from dra_agent.binding.conditions import ConditionNames, PrepareOutcome, WaitingClaim, status_entries, waiting_claim
 from dra_agent.clock import wall_now
 from dra_agent.errors import PermanentError
 from dra_agent.kube_client.client import ApiClient
@@ -33,8 +33,8 @@ class ConditionWriter:
         """Why nothing can be written; empty where that is not known. It stays until the agent restarts, because without
         the conditions nothing is written that could show that the permission was granted."""
 
-    async def write(self, claim: WaitingClaim, verdict: Verdict) -> None:
-        """Write the verdict for all devices that the scheduler waits for.
+    async def write(self, claim: WaitingClaim, outcome: PrepareOutcome) -> None:
+        """Write the outcome for all devices that the scheduler waits for.
 
         Raises:
             RetryableError: The API server is not available, or the claim was replaced.
@@ -44,7 +44,7 @@ class ConditionWriter:
         body = {
             # The uid is a precondition: a claim of the same name is not this one.
             "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-            "status": {"devices": status_entries(self._driver, claim.devices, verdict, now)},
+            "status": {"devices": status_entries(self._driver, claim.devices, outcome, now)},
         }
         try:
             stored = await self._api.apply(
@@ -63,8 +63,8 @@ class ConditionWriter:
         if found is not None and not found.is_decided:
             self._stop("the API server dropped status.devices: enable its feature gate DRAResourceClaimDeviceStatus")
             raise PermanentError("the API server dropped status.devices", where=str(claim))
-        name = ConditionNames.of(self._driver)[0 if verdict.is_prepared else 1]
-        log.info("binding condition written", extra={"claim": claim.uid, "condition": name, "reason": verdict.reason})
+        name = ConditionNames.of(self._driver)[0 if outcome.is_prepared else 1]
+        log.info("binding condition written", extra={"claim": claim.uid, "condition": name, "reason": outcome.reason})
 
     def _stop(self, problem: str) -> None:
         if not self.problem:

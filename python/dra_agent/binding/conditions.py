@@ -32,7 +32,7 @@ class ConditionNames(NamedTuple):
         return cls(f"{driver}/Prepared", f"{driver}/PrepareFailed")
 
 
-class Verdict(NamedTuple):
+class PrepareOutcome(NamedTuple):
     """The result for a claim; `reason` is one word in CamelCase."""
 
     is_prepared: bool
@@ -134,7 +134,9 @@ def waiting_claim(claim: Mapping[str, Any], driver: str, node: str) -> WaitingCl
     )
 
 
-def status_entries(driver: str, devices: Iterable[DeviceKey], verdict: Verdict, now: str) -> list[dict[str, Any]]:
+def status_entries(
+    driver: str, devices: Iterable[DeviceKey], outcome: PrepareOutcome, now: str
+) -> list[dict[str, Any]]:
     """Return `status.devices` with both conditions; `now` (RFC 3339) is when they changed."""
     names = ConditionNames.of(driver)
 
@@ -142,8 +144,8 @@ def status_entries(driver: str, devices: Iterable[DeviceKey], verdict: Verdict, 
         return {
             "type": name,
             "status": "True" if is_true else "False",
-            "reason": verdict.reason,
-            "message": verdict.message[:MAX_MESSAGE_CHARS],
+            "reason": outcome.reason,
+            "message": outcome.message[:MAX_MESSAGE_CHARS],
             "lastTransitionTime": now,
         }
 
@@ -153,8 +155,8 @@ def status_entries(driver: str, devices: Iterable[DeviceKey], verdict: Verdict, 
         if key.share_id is not None:
             entry["shareID"] = key.share_id
         entry["conditions"] = [
-            condition(names.prepared, is_true=verdict.is_prepared),
-            condition(names.failed, is_true=not verdict.is_prepared),
+            condition(names.prepared, is_true=outcome.is_prepared),
+            condition(names.failed, is_true=not outcome.is_prepared),
         ]
         entries.append(entry)
     return entries

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from dra_agent.binding.attempt import Attempt, WithdrawnError
 from dra_agent.binding.condition_writer import ConditionWriter
-from dra_agent.binding.conditions import PublishedConditions, Verdict, WaitingClaim, waiting_claim
+from dra_agent.binding.conditions import PrepareOutcome, PublishedConditions, WaitingClaim, waiting_claim
 from dra_agent.binding.nominated_pods import ClaimName, NominatedPods
 from dra_agent.binding.unused_claims import UnusedClaims
 from dra_agent.clock import wall_now
@@ -199,7 +199,7 @@ class BindingService:
         names = sorted({key.device for key in waiting.devices})
         failure = await self._attempt.prepare(claim, self._deadline(waiting), still_waiting)
         if failure is None:
-            await self._writer.write(waiting, Verdict(True, "SetUp"))
+            await self._writer.write(waiting, PrepareOutcome(True, "SetUp"))
             await self._taints.completed(names)
             return
         message = f"not prepared on node {self._node}: {failure.message}"
@@ -213,7 +213,7 @@ class BindingService:
         self._events.record(
             PREPARE_FAILED, ObjectReference.claim(waiting.namespace, waiting.name, waiting.uid), message
         )
-        await self._writer.write(waiting, Verdict(False, failure.reason, message))
+        await self._writer.write(waiting, PrepareOutcome(False, failure.reason, message))
 
     def _claim_lock(self, name: ClaimName) -> asyncio.Lock:
         """Return the lock of a claim: it is prepared, or compared and released, but not both at a time."""

@@ -129,4 +129,4 @@ def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
 
     inventory = collected(shown, host, topology)
     saved = load_conflicts(shown.records)
-    return inventory if saved.published else exclude(inventory, saved.verdict)
+    return inventory if saved.published else exclude(inventory, saved.conflicts)

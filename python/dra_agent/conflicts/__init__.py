@@ -6,18 +6,9 @@ Two managers of one device can allocate it to two pods. This part detects that; 
 from __future__ import annotations
 
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
+from dra_agent.conflicts.find import DeviceConflicts, Observation, exclude, find_conflicts, observe
 from dra_agent.conflicts.other_drivers import ForeignDevice, ForeignSlices, foreign_devices
-from dra_agent.conflicts.verdict import (
-    DeviceConflicts,
-    Observation,
-    SavedConflicts,
-    delete,
-    exclude,
-    find_conflicts,
-    load_conflicts,
-    observe,
-    save_conflicts,
-)
+from dra_agent.conflicts.state_file import SavedConflicts, delete_conflicts, load_conflicts, save_conflicts
 
 __all__ = [
     "ForeignDevice",
@@ -28,7 +19,7 @@ __all__ = [
     "DeviceConflicts",
     "find_conflicts",
     "foreign_devices",
-    "delete",
+    "delete_conflicts",
     "observe",
     "plugins_of",
     "load_conflicts",

@@ -12,8 +12,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from dra_agent.conflicts.find import DeviceConflicts, find_conflicts, observe
 from dra_agent.conflicts.other_drivers import ForeignSlices
-from dra_agent.conflicts.verdict import DeviceConflicts, find_conflicts, observe
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client.node_watch import NodeState, NodeWatch
@@ -36,12 +36,12 @@ class ConflictHost(Protocol):
     def other_agents(self) -> Mapping[str, str]:
         """Return the state directories of other agents of the host, by driver."""
 
-    def conflicts_changed(self, verdict: DeviceConflicts) -> None:
-        """Act on a new verdict; called on the loop."""
+    def conflicts_changed(self, conflicts: DeviceConflicts) -> None:
+        """Act on these new conflicts; called on the loop."""
 
 
 class ConflictDetector:
-    """Keeps a verdict current from `start` to `stop`. All methods belong on the event loop."""
+    """Keeps `conflicts` current from `start` to `stop`. All methods belong on the event loop."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class ConflictDetector:
         *,
         node: str,
         driver: str,
-        verdict: DeviceConflicts | None = None,
+        conflicts: DeviceConflicts | None = None,
         return_delay_s: float = RETURN_DELAY_S,
     ) -> None:
-        """`verdict` is that of an earlier run: it is valid until the first check.
+        """`conflicts` are those of an earlier run: they are valid until the first check.
 
         `slices` receives the slices of other drivers.
         """
@@ -68,7 +68,7 @@ class ConflictDetector:
         self._checked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.slices = ForeignSlices(driver, node, self.devices_changed)
-        self.verdict = verdict or DeviceConflicts()
+        self.conflicts = conflicts or DeviceConflicts()
 
     async def start(self, timeout_s: float = FIRST_CHECK_TIMEOUT_S) -> None:
         """Wait for the first check, so that no device is published that another driver advertises.
@@ -99,14 +99,14 @@ class ConflictDetector:
         observation = observe(
             node=self._node.node or {}, foreign=self.slices.devices(), agents=self._host.other_agents()
         )
-        verdict = find_conflicts(devices, observation)
+        conflicts = find_conflicts(devices, observation)
         if self._checked.is_set():
-            verdict = self._without_early_returns(verdict, {device.name for device in devices})
+            conflicts = self._without_early_returns(conflicts, {device.name for device in devices})
         self._checked.set()
-        if verdict != self.verdict:
-            self.verdict = verdict
-            self._log_verdict()
-            self._host.conflicts_changed(verdict)
+        if conflicts != self.conflicts:
+            self.conflicts = conflicts
+            self._log_conflicts()
+            self._host.conflicts_changed(conflicts)
 
     async def _follow_node(self) -> None:
         async for state in self._node_watch.states():
@@ -126,7 +126,7 @@ class ConflictDetector:
         """Add the devices whose other manager is not gone for long enough, and check again when it is."""
         now = asyncio.get_running_loop().time()
         managers, return_at = dict(found.managers), {}
-        for name, manager in self.verdict.managers.items():
+        for name, manager in self.conflicts.managers.items():
             if name in found.managers or name not in names:
                 continue
             delay_s = self._return_delay_s * random.uniform(0.75, 1.25)  # noqa: S311 - breaks symmetry
@@ -147,10 +147,10 @@ class ConflictDetector:
             self._failure = reason
             log.warning("cannot determine the other drivers of this node", extra={"reason": reason})
 
-    def _log_verdict(self) -> None:
-        for manager, names in self.verdict.by_manager().items():
+    def _log_conflicts(self) -> None:
+        for manager, names in self.conflicts.by_manager().items():
             log.warning(
                 "other drivers advertise devices of this node too", extra={"manager": manager, "devices": names}
             )
-        if not self.verdict:
+        if not self.conflicts:
             log.info("no other driver advertises devices of this node")

@@ -44,10 +44,10 @@ def check_conflicts(context: CheckContext) -> Iterator[Finding]:
 
 
 def _found_by_the_agent(context: CheckContext) -> Iterator[Finding]:
-    remembered = load_conflicts(context.state_dir)
-    for manager, devices in remembered.verdict.by_manager().items():
+    saved = load_conflicts(context.state_dir)
+    for manager, devices in saved.conflicts.by_manager().items():
         count = f"{len(devices)} device{'' if len(devices) == 1 else 's'} of this node"
-        if remembered.published:
+        if saved.published:
             yield problem(
                 f"advertises {count} too, and they are still published: each can be allocated to two pods",
                 manager,
@@ -88,8 +88,8 @@ def _other_agents(context: CheckContext) -> Iterator[Finding]:
 
 def _withheld(state_dir: Path) -> set[str]:
     """Name the devices that the agent of a state directory does not publish, because another manager has them."""
-    remembered = load_conflicts(state_dir)
-    return set() if remembered.published else set(remembered.verdict.managers)
+    saved = load_conflicts(state_dir)
+    return set() if saved.published else set(saved.conflicts.managers)
 
 
 def _sockets(folder: Path, own: str) -> list[Path]:

@@ -93,15 +93,15 @@ def collect(
     """
     entries = [] if ledger is None else ledger.entries()
     held = _held(entries)
-    conflicts = load_conflicts(state_dir)
+    saved = load_conflicts(state_dir)
     taint = None if reclaim is None else taint_of(reclaim.state, driver)
     leaving = taint is not None and taint.effect != "None"
     excluded = (
         tuple(device.name for device in inventory.devices)
         if leaving
         else ()
-        if conflicts.published
-        else tuple(sorted(conflicts.verdict.managers))
+        if saved.published
+        else tuple(sorted(saved.conflicts.managers))
     )
     left = tracker.compute(inventory, held, excluded)
     return MetricsSnapshot(
@@ -116,7 +116,7 @@ def collect(
         checkpoint_written=_checkpoint_time(state_dir / "ledger"),
         problems=len(inventory.problems),
         health=health,
-        second_managers={manager: len(devices) for manager, devices in conflicts.verdict.by_manager().items()},
+        second_managers={manager: len(devices) for manager, devices in saved.conflicts.by_manager().items()},
         reclaim=None if reclaim is None else snapshot_of(reclaim),
     )
 

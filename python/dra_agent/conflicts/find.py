@@ -1,22 +1,18 @@
 """Devices that another driver on the node advertises too, and the inventory without them.
 
-A pure function of an observation; `detector` observes.
+Pure functions of an observation; `detector` observes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dra_agent import atomic_file
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.other_drivers import ForeignDevice, identities_of
 from dra_agent.inventory.model import Device, Exclusion, Inventory
-from dra_agent.json_decode import decode_json
 
 SETTING = "second_manager"
 
@@ -52,8 +48,8 @@ class DeviceConflicts(msgspec.Struct, frozen=True):
     def reason(self, name: str) -> str:
         """Return the reason why a device is not published."""
         return (
-            f"{self.managers[name]} gives it out on this node too, and each could give it to another pod ({SETTING});"
-            " keep the two apart by node labels, or exclude the device there or here"
+            f"{self.managers[name]} also advertises it on this node, so two pods could get it; label the node for one"
+            f' manager, add the device to inventory.exclude, or set {SETTING} = "publish"'
         )
 
 
@@ -92,15 +88,15 @@ def find_conflicts(devices: Iterable[Device], observation: Observation) -> Devic
     return DeviceConflicts(managers)
 
 
-def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
+def exclude(inventory: Inventory, conflicts: DeviceConflicts) -> Inventory:
     """Return the inventory to publish: devices that other drivers advertise too are excluded, with the reason.
 
     Claims that hold such a device are not affected: they are prepared and released by the whole inventory.
     """
-    refused = [device for device in inventory.devices if device.name in verdict.managers]
+    refused = [device for device in inventory.devices if device.name in conflicts.managers]
     if not refused:
         return inventory
-    kept = tuple(device for device in inventory.devices if device.name not in verdict.managers)
+    kept = tuple(device for device in inventory.devices if device.name not in conflicts.managers)
     dropped = _counters(refused) - _counters(kept)
     return msgspec.structs.replace(
         inventory,
@@ -110,43 +106,9 @@ def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
             family: tuple(counters for counters in sets if counters.name not in dropped)
             for family, sets in inventory.counter_sets.items()
         },
-        excluded=(*inventory.excluded, *(Exclusion(device.name, verdict.reason(device.name)) for device in refused)),
+        excluded=(*inventory.excluded, *(Exclusion(device.name, conflicts.reason(device.name)) for device in refused)),
     )
 
 
 def _counters(devices: Iterable[Device]) -> set[str]:
     return {consumed.counter_set for device in devices for consumed in device.consumes_counters}
-
-
-NAME = "neighbours.json"
-_MAX_BYTES = 16 << 20
-
-
-class SavedConflicts(msgspec.Struct, frozen=True):
-    """Devices that other drivers advertise too, and whether the agent still publishes them."""
-
-    verdict: DeviceConflicts = DeviceConflicts()
-    published: bool = False
-
-
-def save_conflicts(state_dir: Path, found: SavedConflicts) -> None:
-    """Write it where it differs, whole or not at all; one that is lost is found again."""
-    path = state_dir / NAME
-    if load_conflicts(state_dir) == found:
-        return
-    with suppress(OSError):
-        atomic_file.write(path, msgspec.json.encode(found))
-
-
-def delete(state_dir: Path) -> None:
-    """Remove it: without an API server there are no other drivers."""
-    with suppress(OSError):
-        (state_dir / NAME).unlink()
-
-
-def load_conflicts(state_dir: Path) -> SavedConflicts:
-    """Read it."""
-    try:
-        return decode_json(atomic_file.read(state_dir / NAME, _MAX_BYTES), type=SavedConflicts)
-    except (OSError, msgspec.DecodeError):
-        return SavedConflicts()

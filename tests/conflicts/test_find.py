@@ -61,8 +61,8 @@ def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
     ]
     agents = {"nvidia.example.com": "/var/lib/second", "nics.example.com": "/var/lib/third"}
     observation = observe(node=node(), foreign=devices_of(slices), agents=agents)
-    verdict = find_conflicts(ALL, observation)
-    assert verdict.managers == {
+    conflicts = find_conflicts(ALL, observation)
+    assert conflicts.managers == {
         "gpu-0": "driver nvidia.example.com (dra-agent of this host, state directory /var/lib/second)"
     }
 
@@ -180,14 +180,14 @@ def test_conflicting_devices_are_excluded_with_a_reason() -> None:
         for name in ("a", "b")
     }
     inventory = Inventory(devices=(partitions["a"], partitions["b"], RDMA), counter_sets={"gpu": counters})
-    verdict = find_conflicts(
+    conflicts = find_conflicts(
         inventory.devices,
         observe(node=node(), foreign=devices_of([api_slice("x.y", api_device("z", pciAddr="0000:0a:00.0"))])),
     )
-    published = exclude(inventory, verdict)
+    published = exclude(inventory, conflicts)
     assert published.devices == (partitions["b"], RDMA)
     assert published.counter_sets == {"gpu": (counters[1],)}
     (exclusion,) = published.excluded
-    assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y gives it out on this node too")
-    assert "second_manager" in exclusion.reason
+    assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y also advertises it on this node")
+    assert "inventory.exclude" in exclusion.reason and 'second_manager = "publish"' in exclusion.reason
     assert exclude(inventory, find_conflicts((), observe(node={}, foreign=()))) is inventory
