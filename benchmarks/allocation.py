@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from results import Measure, this_machine
+from results import Measure, Target, this_machine
 from results import measure as measured
 from results_table import publish
 
@@ -39,6 +39,11 @@ NODE = "node-xxxxx"
 PER_FAMILY = 8
 ALLOCATE_NODES = 200
 ROUNDS = 5
+TARGETS = {
+    1000: (Target("value", "at most", 0.2), None),
+    5000: (Target("value", "at most", 1.5), Target("value", "at most", 300)),
+}
+"""By number of nodes: CPU seconds of a sweep, and MiB at the peak."""
 
 Json = dict[str, Any]
 
@@ -156,23 +161,25 @@ def measures_of(found: Json) -> list[Measure]:
     """Return what a process measured."""
     host = f"{found['nodes']} nodes"
     measures = [measured(f"{host}: build", "s", [found["build_s"]])]
+    sweep_target, memory_target = TARGETS.get(found["nodes"], (None, None))
     for name, one in found["sweeps"].items():
         for kind in ("first", "sweep"):
-            for suffix, label in (("_s", kind), ("_cpu_s", f"{kind}, CPU")):
-                measures.append(measured(f"{host}: {name}: {label}", "s", one[kind + suffix]))
+            for suffix, label, target in (("_s", kind, None), ("_cpu_s", f"{kind}, CPU", sweep_target)):
+                measures.append(measured(f"{host}: {name}: {label}", "s", one[kind + suffix], target=target))
         counts = f"fits {one['fits']}, does not fit {one['does_not_fit']}"
         print(f"{host}: {name}: {counts}")
     for name, one in found["capacity"].items():
         measures.append(measured(f"{host}: {name}: capacity", "s", one["_s"]))
         measures.append(measured(f"{host}: {name}: capacity, CPU", "s", one["_cpu_s"]))
         print(f"{host}: {name}: capacity {one['total']}")
-    for field, unit in (
-        ("memory_mib", "MiB"),
-        ("peak_memory_mib", "MiB"),
-        ("expressions_compiled", "count"),
-        ("slices_decoded", "count"),
+    for field, unit, target in (
+        ("memory_mib", "MiB", None),
+        ("peak_memory_mib", "MiB", memory_target),
+        ("expressions_compiled", "count", None),
+        ("slices_decoded", "count", None),
     ):
-        measures.append(measured(f"{host}: {field.removesuffix('_mib').replace('_', ' ')}", unit, [found[field]]))
+        name = f"{host}: {field.removesuffix('_mib').replace('_', ' ')}"
+        measures.append(measured(name, unit, [found[field]], target=target))
     one_by_one = [found["nodes"] * found["allocate_s"]]
     sweep = found["sweeps"]["one GPU"]["sweep_s"]
     measures.append(

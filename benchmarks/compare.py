@@ -4,7 +4,8 @@
 
 For each measure it prints the cost ratio new / old (above 1 is slower) with a 99 % interval, which comes from a
 bootstrap of the samples of both runs. A measure that has a reference in both runs is first divided by it, so that a
-machine that was slower in one run changes nothing. Exit code 1: a measure is slower, or missing in NEW. 2: bad input.
+machine that was slower in one run changes nothing. A measure that can be 0 or less, such as growth, has a difference
+that is noise, and a larger one counts. Exit code 1: a measure is slower, or missing in NEW. 2: bad input.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def _change(benchmark: str, old: Measure, new: Measure, threshold: float, refusa
             refusal = f"another {field}: {getattr(old, field)}, {getattr(new, field)}"
     if refusal:
         return Change(benchmark, old.name, "not comparable", *shown, reason=refusal)
+    if noise := max(old.noise, new.noise):
+        return _difference(benchmark, old, new, noise, shown)
     references = (*old.reference, *new.reference)
     normalized = old.compared_with == new.compared_with and bool(references) and min(references) > 0
     sides = [(new.samples, 1), (old.samples, -1)]
@@ -98,6 +101,15 @@ def _change(benchmark: str, old: Measure, new: Measure, threshold: float, refusa
         verdict = "faster"
     reason = f"divided by {old.compared_with!r}" if normalized else ""
     return Change(benchmark, old.name, verdict, *shown, ratio, low, high, reason)
+
+
+def _difference(benchmark: str, old: Measure, new: Measure, noise: float, shown: tuple[str, str]) -> Change:
+    """Compare a measure for which a ratio has no meaning."""
+    worse = new.value - old.value if new.better == "lower" else old.value - new.value
+    verdict: Verdict = "slower" if worse > noise else "faster" if -worse > noise else "within noise"
+    return Change(
+        benchmark, old.name, verdict, *shown, reason=f"differences up to {number(noise)} {new.unit} are noise"
+    )
 
 
 def _interval(sides: Sequence[tuple[Sequence[float], int]], share: float) -> tuple[float, float, float]:

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from drivers_claims import Claim
+from process_memory import family, pages_once_mib, rollup
 
 REGISTRATION_TIMEOUT_S = 60.0
+PAGES_ONCE = "pages once"
+"""The memory that a cgroup is charged for the processes of a driver."""
 
 
 @dataclass
@@ -69,10 +72,12 @@ class Contender:
             self.process.wait()
 
     def memory(self) -> dict[str, float]:
-        """Return Rss, Pss and Anonymous in MiB, for the process and its children; see proc_pid_smaps_rollup(5)."""
+        """Return MiB of the process and its children: fields of proc_pid_smaps_rollup(5), and pages counted once."""
         assert self.process is not None
-        each = [rollup(pid) for pid in _family(self.process.pid)]
-        return {name: sum(one[name] for one in each) for name in ("Rss", "Pss", "Anonymous")}
+        pids = family(self.process.pid)
+        each = [rollup(pid) for pid in pids]
+        sums = {name: sum(one[name] for one in each) for name in ("Rss", "Pss", "Anonymous")}
+        return {**sums, PAGES_ONCE: pages_once_mib(pids)}
 
 
 class Probe:
@@ -113,15 +118,3 @@ class Probe:
         if answer.get("error"):
             raise RuntimeError(answer["error"])
         return answer
-
-
-def rollup(pid: int) -> dict[str, float]:
-    """Return MiB by field for one process; see proc_pid_smaps_rollup(5)."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
-
-
-def _family(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [child for file in lists for child in file.read_text().split()]
-    return [pid, *(member for child in children for member in _family(int(child)))]

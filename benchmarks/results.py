@@ -21,6 +21,8 @@ SCHEMA = 1
 MAX_BYTES = 16 << 20
 MAX_SAMPLES = 1000
 """Samples of one side that are stored; more are replaced by as many of their quantiles."""
+GROWTH_NOISE_MIB = 0.5
+"""The difference between runs of the same build, of the growth of resident memory (docs/explanation/numbers.md)."""
 DIRECTORY = Path(__file__).resolve().parent.parent / "target" / "bench"
 
 
@@ -69,6 +71,9 @@ class Measure(msgspec.Struct, frozen=True):
     reference: tuple[float, ...] = ()
     """The samples of `compared_with`, from the same run."""
     target: Target | None = None
+    noise: float = 0.0
+    """The difference of two runs that is noise, in the unit: for a measure that can be 0 or less, such as growth.
+    0: the relative difference counts."""
 
     def __post_init__(self) -> None:
         if not self.samples:
@@ -79,6 +84,8 @@ class Measure(msgspec.Struct, frozen=True):
             raise ValueError("reference: compared_with without samples, or samples without compared_with")
         if not all(map(math.isfinite, (*self.samples, *self.reference))):
             raise ValueError("samples: not finite")
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise: {self.noise}, not a difference")
 
     @property
     def value(self) -> float:
@@ -136,10 +143,11 @@ def measure(
     compared_with: str = "",
     reference: Iterable[float] = (),
     target: Target | None = None,
+    noise: float = 0.0,
 ) -> Measure:
     """Return a measure with at most MAX_SAMPLES samples of each side; `at` is its quantile."""
     kept, compared = _thinned(list(samples)), _thinned(list(reference))
-    return Measure(name, unit, kept, better, at, compared_with, compared, target)
+    return Measure(name, unit, kept, better, at, compared_with, compared, target, noise)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from drivers import AGENT, HERE, NAMES, PROFILE, STEPS, binaries
 from drivers_claims import GROUP, Claim, make_namespace, make_node, published
-from drivers_contenders import Contender, Probe, rollup
+from drivers_contenders import PAGES_ONCE, Contender, Probe
 from drivers_plane import ControlPlane
-from results import Measure, measure, this_machine
+from process_memory import rollup
+from results import Measure, Target, measure, this_machine
 from results_table import publish
 from run_directory import run_directory
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
@@ -37,6 +38,8 @@ NODE = "node-of-slices"
 GPUS, EACH = 8, 7
 HOUSEKEEPING_PERIOD_S = 65.0
 """Seconds within which the agent's periodic cleanup runs, which returns freed memory to the system."""
+HELD_PHASE = "all claims held, after housekeeping"
+MEMORY_TARGET = Target("value", "at most", 55)
 CONFIG = f"""\
 [[inventory.partition]]
 when = 'device.attributes["{DRIVER}"].vendor == "nvidia"'
@@ -82,8 +85,8 @@ class Slices:
         self.agent = agent
         self.root = agent.folder / "state/simulated" / PROFILE
         self.measures: list[Measure] = []
-        self.resident: list[tuple[str, float, float, float]] = []
-        """Steps, each with MiB: resident, anonymous, and resident in the library's process."""
+        self.resident: list[tuple[str, float, float, float, float]] = []
+        """Steps, each with MiB: resident, anonymous, resident in the library's process, and of both, pages once."""
 
     def publishing(self) -> None:
         self.agent.start(self.probe)  # builds the simulated host, and compiles byte code
@@ -173,7 +176,7 @@ class Slices:
         self.probe.calls(DRIVER, everything, ["prepare"])
         self.note(f"{len(everything)} claims held")
         time.sleep(HOUSEKEEPING_PERIOD_S)
-        self.note("the same after housekeeping")
+        self.note(HELD_PHASE)
         self.probe.calls(DRIVER, everything, ["unprepare"])
 
     def growing(self, claims: dict[str, list[Claim]], pairs: int) -> None:
@@ -186,9 +189,11 @@ class Slices:
             self.note(f"{made} pairs of prepare and unprepare")
         each = (time.monotonic() - began) / max(1, made) * 1000
         self.add("prepare and unprepare, mean of the pairs", "ms", [each])
-        for phase, *sizes in self.resident:
+        for phase, *sizes, once in self.resident:
             for kind, size in zip(("agent", "private", "library"), sizes, strict=True):
                 self.add(f"resident, {kind}, {phase}", "MiB", [size])
+            target = MEMORY_TARGET if phase == HELD_PHASE else None
+            self.measures.append(measure(f"pages counted once, {phase}", "MiB", [once], target=target))
 
     def add(self, name: str, unit: str, samples: list[float], *, at: float = 0.5) -> None:
         self.measures.append(measure(name, unit, samples, at=at))
@@ -206,7 +211,8 @@ class Slices:
         assert self.agent.process is not None
         pid = self.agent.process.pid
         own, together = rollup(pid), self.agent.memory()
-        self.resident.append((phase, own["Rss"], own["Anonymous"], together["Rss"] - own["Rss"]))
+        library = together["Rss"] - own["Rss"]
+        self.resident.append((phase, own["Rss"], own["Anonymous"], library, together[PAGES_ONCE]))
 
 
 @contextmanager

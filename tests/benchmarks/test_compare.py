@@ -81,6 +81,19 @@ def test_a_count_of_zero_is_compared_without_its_reference(new: float, expected:
     assert verdict(old, changed) == expected
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [(-0.1, 50.0, "slower"), (0.2, -3.0, "faster"), (-0.1, 0.3, "within noise"), (0.0, 0.6, "slower")],
+)
+def test_a_growth_that_may_be_negative_is_compared_by_its_difference(old: float, new: float, expected: str) -> None:
+    # The reference is as small as the noise, so a ratio to it has no meaning.
+    before, after = (
+        measure("growth", "MiB", [value], compared_with="Go", reference=[go], noise=0.5)
+        for value, go in ((old, 0.55), (new, 0.16))
+    )
+    assert verdict(before, after) == expected
+
+
 def test_more_may_be_better() -> None:
     old, new = (measure("rate", "1/s", noisy(seed, median=m), better="higher") for seed, m in ((1, 100), (2, 70)))
     assert verdict(old, new) == "slower"
