@@ -298,7 +298,7 @@ def test_a_failing_listener_or_source_does_not_affect_others(tmp_path: Path) -> 
 
 
 def test_a_sticky_notice_of_a_silent_source_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.state.GRACE_S", timedelta(seconds=0.1))
+    monkeypatch.setattr("dra_agent.reclaim.state.STICKY_GRACE", timedelta(seconds=0.1))
 
     changes: list[tuple[str, datetime]] = []
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_agent.reclaim.signal import Signal
-from dra_agent.reclaim.state import GRACE_S, ReclaimState, apply, dismiss, expire, keep_sources, next_expiry
+from dra_agent.reclaim.state import STICKY_GRACE, ReclaimState, apply, dismiss, expire, keep_sources, next_expiry
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -144,7 +144,7 @@ def test_a_notice_overrides_a_hint_of_the_same_event() -> None:
 def test_silence_does_not_end_a_sticky_notice() -> None:
     signal = notice(sticky=True)
     state = apply(apply(FRESH, signal, T0), clear(signal), after(10))
-    assert state.phase == "notice" and next_expiry(state) == after(120) + GRACE_S
+    assert state.phase == "notice" and next_expiry(state) == after(120) + STICKY_GRACE
     assert expire(state, after(179)).phase == "notice"
     assert expire(state, after(181)).phase == "cancelled"
     # The source reports it again before that: it is the same notice.

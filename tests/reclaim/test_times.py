@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.signal import SKEW, clamp_deadline, parse_time, printable, to_local_clock
+from dra_agent.reclaim.signal import SKEW, ascii_line, clamp_deadline, parse_time, to_local_clock
 from dra_agent.reclaim.state_file import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -74,9 +74,10 @@ def test_any_text_is_a_time_or_a_value_error(text: str) -> None:
 @given(st.integers(-100_000, 100_000_000).map(lambda seconds: NOON + timedelta(seconds=seconds)))
 def test_a_clamped_deadline_is_neither_past_nor_too_far(deadline: datetime) -> None:
     default, limit = timedelta(seconds=120), timedelta(hours=1)
-    clamped, note = clamp_deadline(deadline, now=NOON, default_lead=default, max_lead=limit)
+    clamped, note, is_plausible = clamp_deadline(deadline, now=NOON, default_lead=default, max_lead=limit)
     assert NOON <= clamped <= NOON + limit
     assert (clamped == deadline) == (note == "")
+    assert is_plausible == (deadline <= NOON + limit)
 
 
 def test_the_note_on_a_deadline_does_not_depend_on_the_local_clock() -> None:
@@ -84,20 +85,20 @@ def test_the_note_on_a_deadline_does_not_depend_on_the_local_clock() -> None:
     notes = set()
     for seconds in (9.2, 9.9, 10.4):
         ahead = timedelta(seconds=seconds)
-        deadline, note = clamp_deadline(
+        deadline, note, is_plausible = clamp_deadline(
             announced, ahead=ahead, now=NOON - timedelta(seconds=5), default_lead=default, max_lead=limit
         )
-        assert deadline == NOON - timedelta(seconds=5)
+        assert deadline == NOON - timedelta(seconds=5) and is_plausible
         notes.add(note)
     assert notes == {f"the deadline {announced.isoformat()} has passed"}
 
 
 def test_external_text_is_one_line_of_limited_length() -> None:
-    assert printable(" a\nb\x1b[0m\u202e ") == "a?b?[0m?"
-    longest = printable("x" * 5000)
-    assert len(longest) < 500 and longest.endswith("x...") and longest == printable(longest)
+    assert ascii_line(" a\nb\x1b[0m\u202e ") == "a?b?[0m?"
+    longest = ascii_line("x" * 5000)
+    assert len(longest) < 500 and longest.endswith("x...") and longest == ascii_line(longest)
     fits = "x" * len(longest)
-    assert printable(fits) == fits != printable(f"{fits}x") == longest
+    assert ascii_line(fits) == fits != ascii_line(f"{fits}x") == longest
 
 
 def test_an_implausible_clock_difference_is_ignored() -> None:

@@ -22,8 +22,8 @@ from dra_agent.prepare import ClaimPreparer
 
 FETCH_SHARE = 0.75
 """How much of a call's time the API server may take; the rest is for the devices."""
-MAX_ERROR_BYTES = 4096
-"""Characters of an error; the kubelet puts it into an event of the pod."""
+MAX_ERROR_CHARS = 4096
+"""Maximum length of an error; the kubelet puts it into an event of the pod."""
 
 Result = Sequence[ClaimDevice] | AgentError
 
@@ -188,4 +188,4 @@ def _device(messages: ModuleType, item: ClaimDevice) -> Any:
 
 def _text(error: AgentError) -> str:
     """Return a message that fits into the pod's event; never "", which means success."""
-    return (str(error) or type(error).__name__)[:MAX_ERROR_BYTES]
+    return (str(error) or type(error).__name__)[:MAX_ERROR_CHARS]

@@ -14,7 +14,7 @@ from dra_agent.control_socket import protocol
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
 from dra_agent.reclaim.service import ReclaimService
-from dra_agent.reclaim.signal import printable
+from dra_agent.reclaim.signal import ascii_line
 from dra_agent.reclaim.status import status_of
 
 SOCKET = "reclaim.sock"
@@ -91,7 +91,7 @@ class ReclaimControlServer(Server):
             case Start(kind, seconds, description):
                 deadline = None if seconds is None else self._now() + timedelta(seconds=seconds)
                 await self._reclaim.begin(
-                    kind, deadline=deadline, description=printable(description) or "started by an operator"
+                    kind, deadline=deadline, description=ascii_line(description) or "started by an operator"
                 )
             case Cancel(everything):
                 await self._reclaim.cancel(everything=everything)

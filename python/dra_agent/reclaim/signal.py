@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -103,7 +103,7 @@ class SourceError(RetryableError):
         self.retry_after = retry_after
 
 
-def printable(text: str) -> str:
+def ascii_line(text: str) -> str:
     """Return external text for a log, an Event or an id: printable ASCII on one line, with limited length."""
     kept = "".join(character if character in _PRINTABLE else "?" for character in text.strip())
     return kept if len(kept) <= _MAX_TEXT_CHARS else kept[: _MAX_TEXT_CHARS - 3] + "..."
@@ -140,18 +140,29 @@ def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
         return time
 
 
+class ClampedDeadline(NamedTuple):
+    """The deadline of a signal by the host's clock."""
+
+    deadline: datetime
+    note: str = ""
+    """Why it differs from the announced one; empty if it does not."""
+    is_plausible: bool = True
+    """False if the announced one is too far away: `deadline` is then that of a source without a time."""
+
+
 def clamp_deadline(
     announced: datetime, *, ahead: timedelta | None = None, now: datetime, default_lead: timedelta, max_lead: timedelta
-) -> tuple[datetime, str]:
-    """Return the effective deadline by the host's clock, and why it differs from the announced one (or "").
+) -> ClampedDeadline:
+    """Return the effective deadline by the host's clock.
 
     A deadline that has passed becomes `now`. One further away than `max_lead` is implausible: the notice still counts,
-    with the `default_lead` of the source. The reason contains the announced time: by the host's clock it would change
+    with the `default_lead` of the source. The note contains the announced time: by the host's clock it would change
     with every poll.
     """
     deadline = to_local_clock(announced, ahead)
     if deadline < now:
-        return now, f"the deadline {announced.isoformat()} has passed"
+        return ClampedDeadline(now, f"the deadline {announced.isoformat()} has passed")
     if deadline - now > max_lead:
-        return now + default_lead, f"the deadline {announced.isoformat()} is too far away to be true"
-    return deadline, ""
+        note = f"the deadline {announced.isoformat()} is too far away to be true"
+        return ClampedDeadline(now + default_lead, note, is_plausible=False)
+    return ClampedDeadline(deadline)

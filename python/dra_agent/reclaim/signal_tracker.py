@@ -55,7 +55,7 @@ class SignalTracker:
         self._clock = clock
         self._health = {name: SourceHealth(name) for name in names}
         self._current: dict[str, dict[str, Signal]] = {}
-        self._warned_at: dict[str, float] = {}
+        self._warned_at: dict[tuple[str, str], float] = {}
         self._logged_down: set[str] = set()
         for signal in known:
             self._current.setdefault(signal.source, {})[signal.event] = signal
@@ -64,7 +64,9 @@ class SignalTracker:
         """Record a successful poll: the source has exactly these signals."""
         self._record_success(source, len(signals))
         if len(signals) > MAX_SIGNALS:
-            self._warn(f"{source} ", "a source reports too many signals", {"readings": len(signals)})
+            self._warn(
+                source, "a source reports too many signals", {"readings": len(signals)}, interval_s=MIN_LOG_INTERVAL_S
+            )
         # The safest first: it must not be cut off, and it wins over other signals of the same event.
         kept = sorted(signals, key=_safest_first)[:MAX_SIGNALS]
         before = self._current.get(source, {})
@@ -88,7 +90,8 @@ class SignalTracker:
         source_health.failures += 1
         source_health.up = False
         source_health.why = why
-        if self._warn(source, "a source of reclaim notices is unreachable", {"reason": why}):
+        interval_s = LOG_INTERVAL_S if source in self._logged_down else MIN_LOG_INTERVAL_S
+        if self._warn(source, "a source of reclaim notices is unreachable", {"reason": why}, interval_s=interval_s):
             self._logged_down.add(source)
 
     def source_health(self) -> list[SourceHealth]:
@@ -103,13 +106,13 @@ class SignalTracker:
         source_health.up, source_health.why, source_health.signals = True, "", signals
         source_health.last_success = self._clock()
 
-    def _warn(self, key: str, message: str, extra: dict[str, object]) -> bool:
-        now = self._clock()
-        pause = LOG_INTERVAL_S if key in self._logged_down else MIN_LOG_INTERVAL_S
-        if now - self._warned_at.get(key, now - pause) < pause:
+    def _warn(self, source: str, message: str, extra: dict[str, object], *, interval_s: float) -> bool:
+        """Log unless this message of the source was logged within `interval_s`; return whether it was."""
+        key, now = (source, message), self._clock()
+        if now - self._warned_at.get(key, now - interval_s) < interval_s:
             return False
         self._warned_at[key] = now
-        log.warning(message, extra={"source": key.strip(), **extra})
+        log.warning(message, extra={"source": source, **extra})
         return True
 
     def _log(self, signal: Signal, changed: bool) -> None:

@@ -14,12 +14,12 @@ from dra_agent.reclaim.signal import Signal
 
 Phase = Literal["none", "hint", "notice", "cancelled"]
 
-GRACE_S = timedelta(seconds=60)
+STICKY_GRACE = timedelta(seconds=60)
 """How long after its deadline a sticky notice of an unreachable source remains active."""
 MAX_DISMISSED = 64
 MAX_PAST_EVENTS = 64
 MAX_PAST_AGE_S = 90 * 86400.0
-"""A service lists an event that is over for hours or days."""
+"""Seconds for which a past event is kept: a service may list one for days."""
 RESCHEDULED = timedelta(minutes=10)
 """An event that is postponed by more than this is a new one."""
 
@@ -211,7 +211,7 @@ def _key(active: ActiveSignal) -> tuple[str, str]:
 def _end(active: ActiveSignal) -> datetime:
     # A sticky notice without a deadline counts from the time at which its source stopped reporting it.
     start = active.signal.deadline or active.silent_since or active.since
-    return max(start, active.silent_since or start) + GRACE_S
+    return max(start, active.silent_since or start) + STICKY_GRACE
 
 
 def _over(active: ActiveSignal, now: datetime) -> bool:

@@ -22,9 +22,9 @@ from dra_agent.reclaim.signal import (
     Signal,
     SignalSink,
     SourceError,
+    ascii_line,
     clamp_deadline,
     parse_time,
-    printable,
     to_local_clock,
     treated,
 )
@@ -189,7 +189,7 @@ class AwsSource:
             return ()
         action = _decode(response, _Action)
         if action.action not in ("terminate", "stop", "hibernate"):
-            raise SourceError(f"instance-action {printable(action.action)!r} is not known")
+            raise SourceError(f"instance-action {ascii_line(action.action)!r} is not known")
         now = response.received
         # Hibernation starts at once, independent of the time.
         if action.action == "hibernate":
@@ -198,7 +198,7 @@ class AwsSource:
             announced = _time(action.time)
             if self._is_over(announced, response):
                 return ()
-            deadline, deadline_note = clamp_deadline(
+            deadline, deadline_note, _ = clamp_deadline(
                 announced, ahead=response.ahead, now=now, default_lead=SPOT_DEFAULT_LEAD, max_lead=SPOT_MAX_LEAD
             )
         description = f"spot interruption: {action.action}"
@@ -226,7 +226,7 @@ class AwsSource:
         if state in _STAYING:
             return ()
         if state not in _TERMINATING_STATES:
-            raise SourceError(f"target-lifecycle-state {printable(state)!r} is not known")
+            raise SourceError(f"target-lifecycle-state {ascii_line(state)!r} is not known")
         signal = Signal("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
         return _only(treated(signal, self._signals.autoscaling))
 
@@ -246,12 +246,12 @@ class AwsSource:
         announced = _time(event.not_before)
         if self._is_over(announced, response):
             return None
-        begins, deadline_note = clamp_deadline(
+        begins, deadline_note, is_plausible = clamp_deadline(
             announced, ahead=response.ahead, now=now, default_lead=self._lead, max_lead=EVENT_MAX_LEAD
         )
-        near = event.code in _STOPS and not deadline_note.endswith("to be true") and begins - now <= self._lead
-        name = printable(event.event_id or event.code)
-        description = f"scheduled {printable(event.code)}"
+        near = event.code in _STOPS and is_plausible and begins - now <= self._lead
+        name = ascii_line(event.event_id or event.code)
+        description = f"scheduled {ascii_line(event.code)}"
         return Signal(
             "aws.maintenance",
             "notice" if near else "hint",
@@ -277,11 +277,11 @@ def _decode(response: Response, kind: Any, *, many: bool = False) -> Any:
         # Some emulators of the service return one event instead of a list.
         return msgspec.convert([value] if many and isinstance(value, dict) else value, kind)
     except msgspec.DecodeError as error:
-        raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
+        raise SourceError(f"unexpected response of the service: {ascii_line(str(error))}") from error
 
 
 def _time(text: str) -> datetime:
     try:
         return parse_time(text)
     except (ValueError, OverflowError) as error:
-        raise SourceError(f"{printable(text)!r} is not a time") from error
+        raise SourceError(f"{ascii_line(text)!r} is not a time") from error

@@ -21,9 +21,9 @@ from dra_agent.reclaim.signal import (
     Signal,
     SignalSink,
     SourceError,
+    ascii_line,
     clamp_deadline,
     parse_time,
-    printable,
     to_local_clock,
     treated,
 )
@@ -115,7 +115,7 @@ class AzureSource:
                 event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"
             ]
         except msgspec.DecodeError as error:
-            raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
+            raise SourceError(f"unexpected response of the service: {ascii_line(str(error))}") from error
         present = {event.event_id for event in self._own_events}
         self._approved &= present
         self._began = {event: at for event, at in self._began.items() if event in present}
@@ -137,7 +137,7 @@ class AzureSource:
     async def _approve(self, event: _Event) -> None:
         self._approved.add(event.event_id)
         body = msgspec.json.encode({"StartRequests": [{"EventId": event.event_id}]})
-        event_fields = {"source": "azure", "event": printable(event.event_id)}
+        event_fields = {"source": "azure", "event": ascii_line(event.event_id)}
         try:
             response = await self._service.request(
                 EVENTS,
@@ -158,7 +158,7 @@ class AzureSource:
     async def _name(self) -> str:
         response = await self._request(VM_NAME, REQUEST_TIMEOUT_S)
         name = response.text().strip()
-        if not name or printable(name) != name or "<" in name:
+        if not name or ascii_line(name) != name or "<" in name:
             raise SourceError("the response is not the name of a VM")
         return name
 
@@ -176,7 +176,7 @@ class AzureSource:
     def _signal_of(self, response: Response, event: _Event) -> Signal | None:
         now, started = response.received, event.event_status == "Started"
         warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
-        begins, deadline_note = None, ""
+        begins, deadline_note, is_plausible = None, "", True
         if started:
             # It has started; the time of its first observation stays the deadline.
             begins = self._began.setdefault(event.event_id, now)
@@ -184,24 +184,22 @@ class AzureSource:
             announced, usual = _time(event.not_before), warning or self._lead
             if to_local_clock(announced, response.ahead) < self._booted:
                 return None
-            begins, deadline_note = clamp_deadline(
+            begins, deadline_note, is_plausible = clamp_deadline(
                 announced, ahead=response.ahead, now=now, default_lead=usual, max_lead=_MAX_LEAD
             )
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
-        near = started or (
-            begins is not None and not deadline_note.endswith("to be true") and begins - now <= self._lead
-        )
+        near = started or (begins is not None and is_plausible and begins - now <= self._lead)
         # Started has no NotBefore. A reboot without an earlier event, on a host that has just booted, is over.
         over = started and event.event_id not in self._scheduled and now - self._booted < FRESH_BOOT
         stops = event.event_type in _STOPS and not over
         treated_as_notice = event.event_type not in _STOPS and self._treatment(event) == "notice"
         notice = event.event_type in _ENDS or ((stops or treated_as_notice) and near)
-        description = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
+        description = f"{ascii_line(event.event_type)} ({ascii_line(event.event_status).lower()})"
         return Signal(
             "azure",
             "notice" if notice else "hint",
-            printable(event.event_id),
+            ascii_line(event.event_id),
             description,
             begins,
             deadline_note=deadline_note,
@@ -218,4 +216,4 @@ def _names(event: Any, vm: str) -> bool:
 def _time(text: str) -> datetime:
     with contextlib.suppress(ValueError, OverflowError):
         return parse_time(text)
-    raise SourceError(f"NotBefore is {printable(text)!r}, which is not a time")
+    raise SourceError(f"NotBefore is {ascii_line(text)!r}, which is not a time")

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.reclaim.signal import SourceError, printable
+from dra_agent.reclaim.signal import SourceError, ascii_line
 
 if TYPE_CHECKING:
     from jeepney import Message
@@ -93,7 +93,7 @@ class Bus:
             self._replies.pop(serial, None)
         if reply.header.message_type is MessageType.error:
             kind = reply.header.fields.get(HeaderFields.error_name, "error")
-            raise SourceError(f"{name}: {printable(str(kind))}: {printable(str(reply.body))}")
+            raise SourceError(f"{name}: {ascii_line(str(kind))}: {ascii_line(str(reply.body))}")
         return tuple(reply.body)
 
     async def watch(self, rule: str) -> None:
@@ -147,7 +147,7 @@ class Bus:
             while (message := self._parser.get_next_message()) is not None:
                 self._deliver(message)
         except Exception as error:  # noqa: BLE001  (no D-Bus: jeepney raises any error of its decoder)
-            self._break(f"not D-Bus: {printable(str(error))}")
+            self._break(f"not D-Bus: {ascii_line(str(error))}")
 
     def _deliver(self, message: Message) -> None:
         from jeepney import HeaderFields, MessageType
@@ -189,7 +189,7 @@ async def _authenticate(connection: socket.socket) -> None:
                 raise SourceError("the D-Bus daemon closed the connection")
             authenticator.feed(response)
     except (AuthenticationError, ValueError) as error:
-        raise SourceError(f"the D-Bus daemon refuses: {printable(str(error))}") from error
+        raise SourceError(f"the D-Bus daemon refuses: {ascii_line(str(error))}") from error
     await loop.sock_sendall(connection, BEGIN)
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from dra_agent.clock import STEADY, wall_now
 from dra_agent.json_decode import decode_json
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, clamp_deadline, parse_time, printable
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, ascii_line, clamp_deadline, parse_time
 from dra_agent.reclaim.signals.polling import PollSchedule, poll_forever
 
 POLL_INTERVAL_S = 1.0
@@ -117,14 +117,14 @@ class FileSource:
             values = decode_json(text, type=_FileSignal) if text.strip() else _FileSignal()
             announced = parse_time(values.deadline) if values.deadline else None
         except (msgspec.DecodeError, ValueError, OverflowError) as error:
-            raise SourceError(f"invalid content: {printable(str(error))}", where=str(self._path)) from error
-        description = printable(values.description) or f"{self._path} is there"
+            raise SourceError(f"invalid content: {ascii_line(str(error))}", where=str(self._path)) from error
+        description = ascii_line(values.description) or f"{self._path} is there"
         if announced is None:
-            return Signal("file", values.kind, printable(values.event), description)
-        deadline, deadline_note = clamp_deadline(
+            return Signal("file", values.kind, ascii_line(values.event), description)
+        deadline, deadline_note, _ = clamp_deadline(
             announced, ahead=STEADY.offset, now=self._now(), default_lead=_DEFAULT_LEAD, max_lead=_MAX_LEAD
         )
-        return Signal("file", values.kind, printable(values.event), description, deadline, deadline_note=deadline_note)
+        return Signal("file", values.kind, ascii_line(values.event), description, deadline, deadline_note=deadline_note)
 
     def _read(self) -> _Content | None:
         try:

@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.settings import GcpSignals, Treatment
-from dra_agent.reclaim.signal import Kind, Signal, SignalSink, SourceError, printable, treated
+from dra_agent.reclaim.signal import Kind, Signal, SignalSink, SourceError, ascii_line, treated
 from dra_agent.reclaim.signals.http import MetadataService, Response
 from dra_agent.reclaim.signals.polling import PollFunction, PollSchedule, poll_forever
 
@@ -73,7 +73,7 @@ class MetadataValue:
             response = await self._checked_request(_ROOT + self._path, headers, FIRST_REQUEST_TIMEOUT_S)
         value = response.text().strip().upper()
         if value not in self._known_values:
-            raise SourceError(f"{self._path} is {printable(value)!r}, which is not a known value")
+            raise SourceError(f"{self._path} is {ascii_line(value)!r}, which is not a known value")
         etag = response.headers.get("etag", "")
         # Without an etag a waiting request could miss a change, so the value is polled.
         self._etag = etag if _ETAG.fullmatch(etag) and not set(etag) & set("&#%+") else ""

@@ -22,7 +22,7 @@ from dra_agent.clock import STEADY
 from dra_agent.errors import UsageError
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.connection import ClosedError, Connection
-from dra_agent.reclaim.signal import SourceError, parse_time, printable
+from dra_agent.reclaim.signal import SourceError, ascii_line, parse_time
 from dra_agent.tcp_connect import connect_to
 
 MAX_BODY_BYTES = 64 * 1024
@@ -53,7 +53,7 @@ class Response:
             return decode_json(self.text(), type=kind)
         except msgspec.DecodeError as error:
             # A body may hold more levels than the decoder can go down.
-            raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
+            raise SourceError(f"unexpected response of the service: {ascii_line(str(error))}") from error
 
     @property
     def ahead(self) -> timedelta | None:
@@ -123,7 +123,7 @@ class MetadataService:
                 raise SourceError("no connection, or closed without a response", where=self._name) from error
             except h11.ProtocolError as error:
                 self.close()
-                raise SourceError(f"not HTTP: {printable(str(error))}", where=self._name) from error
+                raise SourceError(f"not HTTP: {ascii_line(str(error))}", where=self._name) from error
             except OSError as error:
                 self.close()
                 raise SourceError(f"no connection: {error.strerror or error}", where=self._name) from error

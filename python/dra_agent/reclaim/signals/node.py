@@ -9,7 +9,7 @@ from typing import Any
 from dra_agent.clock import STEADY
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reclaim.settings import NodeTaint
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, parse_time, printable
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, ascii_line, parse_time
 
 
 def signals_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
@@ -28,7 +28,7 @@ def signals_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dic
         rule = _rule(taint, rules)
         if rule is None:
             continue
-        name = printable(f"{taint['key']}:{taint.get('effect', '')}")
+        name = ascii_line(f"{taint['key']}:{taint.get('effect', '')}")
         deadline = None
         if rule.seconds is not None:
             deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
