@@ -94,6 +94,7 @@ EXTENDED = {
     "test_nic_configuration",
     "test_otlp_collector",
     "test_passthrough",
+    "test_pool_status",
     "test_prepare_fails_then_works",
     "test_prepare_too_slow_then_works",
     "test_reclaim_apiserver_down",
@@ -115,6 +116,12 @@ it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
+    # Objects and fields of the API in the version of 1.37.
+    "test_alpha_gates": "1.37",
+    "test_gangs": "1.37",
+    "test_pool_status": "1.37",
+    "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
+    "test_untolerated_taint_is_named": "1.37",
 }
 """Modules and tests that use what an earlier version of Kubernetes does not have; others run with each version."""
 CLASSES_SINCE = {"nvidia-share": "1.36"}

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import NODES
+from cluster.kube.api import NODES, TAINT_RULES
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, request, wait_until_no_pod_fits
 
@@ -71,3 +71,38 @@ def test_device_taint_repels_claims_without_toleration(
     namespace.wait_until_deleted("brave")
     # The taint is removed with its cause, without any action.
     namespace.running("careful")
+
+
+def test_claims_tolerate_the_taints_of_agent_and_rule(
+    start_agent: StartAgent, namespace: Namespace, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.toml").write_text("[health]\nevent_seconds = 600\n")
+    agent = start_agent("node-a", "vm-1gpu", "--config", str(tmp_path / "agent.toml"))
+    (gpu,) = [name for name in agent.devices() if name.startswith("gpu-")]
+    agent.simulate("xid", "0000:00:04.0", "48")
+    namespace.api.wait(lambda: agent.devices()[gpu].get("taints"), "the GPU is tainted")
+    rule = f"{namespace.name}-maintenance"
+    selector = {"driver": DRIVER, "pool": "node-a/gpu", "device": gpu}
+    maintenance = {"key": "example.com/maintenance", "effect": "NoSchedule"}
+    cluster.api.create(
+        TAINT_RULES, {"metadata": {"name": rule}, "spec": {"deviceSelector": selector, "taint": maintenance}}
+    )
+    try:
+        of_agent, of_rule = (
+            {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+            for key in (f"{DRIVER}/xid-48", maintenance["key"])
+        )
+        for name, tolerations in (("one", [of_agent]), ("other", [of_rule])):
+            namespace.claim(name, request("gpu", "gpu", tolerations=tolerations))
+            namespace.pod(name, claim=name)
+            namespace.wait_for_scheduling_failure(name, "cannot allocate all claims")
+        namespace.claim("both", request("gpu", "gpu", tolerations=[of_agent, of_rule]))
+        namespace.pod("both", claim="both")
+        namespace.running("both")
+        (taint,) = agent.devices()[gpu]["taints"]
+        assert taint["key"] == of_agent["key"], "the rule of others does not change the slices of the agent"
+        namespace.delete_pod("both")
+        namespace.wait_until_deleted("both")
+    finally:
+        cluster.api.delete(TAINT_RULES, rule)
+    namespace.running("one")

@@ -15,12 +15,12 @@ import pytest
 
 from cluster.conftest import apply_classes
 from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import CLAIMS, JOBS, PODS, Kind, Object
+from cluster.kube.api import CLAIMS, EVENTS, JOBS, PODS, Kind, Object
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.drain_probe import announce, cancel
 from cluster.kube.workload import Namespace, first_available, is_scheduled, pod_spec, request
 
-GATES = {"GenericWorkload": True}
+GATES = {"GenericWorkload": True, "DRAWorkloadResourceClaims": True}
 POD_GROUPS = Kind("scheduling.k8s.io/v1beta1", "podgroups")
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AGENT_CONFIG = """\
@@ -66,11 +66,25 @@ def explain(
 class Gang:
     """A native pod group, and its pods in the order in which they are scheduled."""
 
-    def __init__(self, namespace: Namespace, name: str, pods: int, template: str, *, minimum: int, **spec: Any) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        name: str,
+        pods: int,
+        template: str,
+        *,
+        minimum: int,
+        shared: bool = False,
+        **spec: Any,
+    ) -> None:
+        """Create the group and its pods; `shared`: they share one claim of the template, and have none of their own."""
         self.namespace, self.name, self._template, self._spec = namespace, name, template, spec
         self.pods: list[str] = []
-        policy = {"gang": {"minCount": minimum}}
-        body = {"metadata": {"name": name}, "spec": {"schedulingPolicy": policy}}
+        claims = [{"name": "devices", "resourceClaimTemplateName": template}] if shared else []
+        body = {
+            "metadata": {"name": name},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}, "resourceClaims": claims},
+        }
         namespace.api.create(POD_GROUPS, body, namespace.name)
         for _ in range(pods):
             self.add_pod()
@@ -149,6 +163,38 @@ def test_a_gang_of_eight(agents: Agents, namespace: Namespace, explain: Explain)
     assert Counter(gang.nodes().values()) == {"node-a": 4, "node-b": 4}
 
 
+def test_pods_of_a_gang_share_the_claim_of_their_group(
+    agents: Agents, namespace: Namespace, cluster: Cluster, explain: Explain
+) -> None:
+    """Each pod names the claim of the group, so one claim is created, and reserved for the group."""
+    namespace.template("one", request("gpu", "gpu"))
+    cluster.control_plane.scheduler.kill()
+    gang = Gang(namespace, "ring", 3, "one", minimum=3, shared=True)
+    answer = explain("ring")
+    assert answer["fits"] and len(answer["kinds"][0]["nodes"]) == 1, answer["summary"]
+    cluster.control_plane.scheduler.start()
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    assert len(set(gang.nodes().values())) == 1
+    (claim,) = namespace.api.list(CLAIMS, namespace.name)
+    (consumer,) = claim["status"]["reservedFor"]
+    assert (consumer["resource"], consumer["name"]) == ("podgroups", "ring")
+    device = namespace.results(claim)[0]["device"]
+    assert {namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in gang.pods} == {device}
+
+    def specs() -> list[str]:
+        uid = claim["metadata"]["uid"]
+        return [name for agent in agents.values() for name in agent.node.cdi_files() if uid in name]
+
+    for pod in gang.pods[:2]:
+        namespace.delete_pod(pod, grace=1)
+    namespace.wait_until_deleted(*gang.pods[:2])
+    assert len(specs()) == 1, "the last pod uses the claim"
+    namespace.delete_pod(gang.pods[2], grace=1)
+    namespace.wait_until_deleted(gang.pods[2])
+    namespace.api.wait(lambda: not specs(), "the claim is unprepared after the last pod of the group")
+
+
 def test_a_reclaim_of_a_node_leaves_no_half_gang(agents: Agents, namespace: Namespace) -> None:
     """The scheduler does not end the rest of a gang. The Job does, whose policy makes an evicted pod fail it."""
     namespace.template("one", request("gpu", "gpu"))
@@ -194,6 +240,17 @@ def test_a_reclaim_of_a_node_leaves_no_half_gang(agents: Agents, namespace: Name
         return [one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")]
 
     namespace.api.wait(lambda: not held(), "no claim of the gang holds a device")
+
+    def events() -> list[Object]:
+        """The Events of the node that count claims; an Event that is recorded again is counted in itself."""
+        recorded = namespace.api.list(EVENTS, "default")
+        return [
+            one for one in recorded if one["involvedObject"]["name"] == "node-a" and one["reason"] == "ClaimsReleased"
+        ]
+
+    namespace.api.wait(events, "an Event reports the released claims")
+    (event,) = events()
+    assert "2 of 2 claims released" in event["message"] and event.get("count", 1) == 1
     cancel(agents["node-a"])
 
 
