@@ -242,11 +242,9 @@ def test_a_reclaim_of_a_node_leaves_no_half_gang(agents: Agents, namespace: Name
     namespace.api.wait(lambda: not held(), "no claim of the gang holds a device")
 
     def events() -> list[Object]:
-        """The Events of the node that count claims; an Event that is recorded again is counted in itself."""
-        recorded = namespace.api.list(EVENTS, "default")
-        return [
-            one for one in recorded if one["involvedObject"]["name"] == "node-a" and one["reason"] == "ClaimsReleased"
-        ]
+        """The Events about released claims of the node; one that is recorded again has a count."""
+        recorded = [one for one in namespace.api.list(EVENTS, "default") if one["reason"] == "ClaimsReleased"]
+        return [one for one in recorded if one["involvedObject"]["name"] == "node-a"]
 
     namespace.api.wait(events, "an Event reports the released claims")
     (event,) = events()
