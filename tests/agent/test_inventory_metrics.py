@@ -20,6 +20,7 @@ from dra_agent.metrics.allocatable import AllocatableTracker, FreeMemory, Held
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import ClaimGroup, DeviceTaint, MetricsSnapshot, collect
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
+from dra_agent.prepare.record import ClaimRecord, SetupRecord
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.profiles import load_profile
 from dra_agent.topology import LiveTopology
@@ -102,6 +103,17 @@ def test_a_prepared_partition_leaves_the_others_of_its_gpu(
     of_gpu = [state for name, state in states.items() if name.startswith(NAME)]
     assert of_gpu.count("prepared") == 1 and states[NAME] == "blocked"
     assert states[f"{NAME}-mig-1g-10gb-1"] == states[f"{NAME}-mig-3g-40gb-4"] == "free"
+
+
+def test_a_created_partition_has_the_uuid_that_its_set_up_recorded(
+    tmp_path: Path, mig: Inventory, ledger: JournalLedger
+) -> None:
+    created, other = f"{NAME}-mig-1g-10gb-0", f"{NAME}-mig-1g-10gb-1"
+    step = SetupRecord("v1", "MigConfig", (created,), done=True, record={created: {"uuid": "MIG-1", "gi": 7, "ci": 0}})
+    prepare(ledger, mig, created, payload=msgspec.to_builtins(ClaimRecord(setups=(step,))))
+    uuids = {one.name: one.uuid for one in snapshot(tmp_path, mig, ledger).devices}
+    assert (uuids[created], uuids[other]) == ("MIG-1", "")
+    assert uuids[NAME].startswith("GPU-")
 
 
 def test_partitions_of_another_amd_mode_cannot_be_claimed(

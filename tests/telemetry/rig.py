@@ -10,6 +10,7 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
@@ -56,7 +57,7 @@ def recorded(name: str, device: str, *shares: str | None, admin: bool = False) -
 class Rig:
     """One host; `sampler` is replaced by `restart`."""
 
-    def __init__(self, host: Host, state_dir: Path) -> None:
+    def __init__(self, host: Host, state_dir: Path, settings: InventorySettings | None = None) -> None:
         self.host = host
         self.state_dir = state_dir
         self.entries: list[LedgerEntry] = []
@@ -67,7 +68,7 @@ class Rig:
         self.xids: dict[str, int] = {}
         self.pods: dict[str, frozenset[str]] = {}
         """UIDs of the pods by UID of their claim."""
-        self._collector = Collector(host)
+        self._collector = Collector(host, settings or InventorySettings())
         self._topology = LiveTopology(host)
         self.inventory = self.scan()
         self.claim_labels = True

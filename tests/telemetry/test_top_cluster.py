@@ -232,6 +232,19 @@ def test_activity_is_in_the_wide_tables(fake_api: FakeApi, top: Top) -> None:
     assert "TENSOR" not in top("--show", "devices")[1]
 
 
+def test_the_memory_of_partitions_is_that_of_their_gpu(fake_api: FakeApi, top: Top) -> None:
+    sizes = {"gpu-a": 80, "gpu-a-mig-1g-10gb-0": 10, "gpu-b-mig-1g-10gb-0": 10, "gpu-ab": 40}
+    series = "".join(
+        f'dra_agent_device_{name}{{device="{device}",family="gpu",pool="node-1/gpu",product="P"}} {value}\n'
+        for device, gib in sizes.items()
+        for name, value in (("memory_limit_bytes", gib << 30), ("memory_used_bytes", 1 << 30))
+    )
+    add_agent(fake_api, "node-1", "# TYPE dra_agent_telemetry_failing_devices gauge\n" + series)
+    (node,) = json.loads(top("-o", "json")[1])["nodes"]
+    assert node["memory_limit_bytes"] == (80 + 10 + 40) << 30, "the values of gpu-b are not known"
+    assert (node["memory_used_bytes"], node["devices"]) == (3 << 30, 4)
+
+
 def test_an_endpoint_that_hangs_costs_its_own_values(
     cluster: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch, end: threading.Event
 ) -> None:

@@ -206,13 +206,15 @@ def _claim(
 def _node(node: str, endpoint: str, devices: Sequence[DeviceValues], problem: str) -> NodeValues:
     from dra_agent.cli.top_tables import NodeValues
 
-    def known(field: str) -> list[Any]:
-        return [value for one in devices if (value := getattr(one.values, field)) is not None]
+    def known(field: str) -> dict[str, Any]:
+        return {one.device: value for one in devices if (value := getattr(one.values, field)) is not None}
 
-    busy, used, limits, power, heat = map(
-        known,
-        ("gpu_utilization_ratio", "memory_used_bytes", "memory_limit_bytes", "power_watts", "temperature_celsius"),
-    )
+    def summands(field: str) -> list[Any]:
+        values = known(field)
+        return [value for name, value in values.items() if not _is_part(name, values)]
+
+    used, limits, power = map(summands, ("memory_used_bytes", "memory_limit_bytes", "power_watts"))
+    busy, heat = (list(known(field).values()) for field in ("gpu_utilization_ratio", "temperature_celsius"))
     return NodeValues(
         node,
         endpoint,
@@ -225,6 +227,11 @@ def _node(node: str, endpoint: str, devices: Sequence[DeviceValues], problem: st
         power_watts=sum(power) if power else None,
         temperature_celsius=max(heat) if heat else None,
     )
+
+
+def _is_part(name: str, others: Collection[str]) -> bool:
+    """Return whether a device is a partition of another one: its name begins with that of its GPU."""
+    return any(name[:end] in others for end, character in enumerate(name) if character == "-")
 
 
 def _access(args: argparse.Namespace) -> DirectAccess:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from dra_agent.inventory.model import Device, Inventory, device_key, pool_name
 from dra_agent.metrics.allocatable import AllocatableTracker, FreeMemory, Held, Kind, product_of
 from dra_agent.metrics.reclaim import ReclaimSnapshot, snapshot_of
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
+from dra_agent.prepare.record import created_uuids
 from dra_agent.prepare.record import read as read_record
 from dra_agent.reclaim.announcements import taint_of
 from dra_agent.reclaim.service import ReclaimService
@@ -104,8 +105,11 @@ def collect(
         else tuple(sorted(saved.conflicts.managers))
     )
     left = tracker.compute(inventory, held, excluded)
+    created = created_uuids(entries)
     return MetricsSnapshot(
-        devices=tuple(_info(device, node, held, left.blocked, tainted=leaving) for device in inventory.devices),
+        devices=tuple(
+            _info(device, node, held, left.blocked, created, tainted=leaving) for device in inventory.devices
+        ),
         node=node,
         allocatable=left.devices,
         memory=left.memory,
@@ -163,7 +167,9 @@ def _taints(inventory: Inventory, reclaim: Taint | None) -> tuple[DeviceTaint, .
     return tuple(found)
 
 
-def _info(device: Device, node: str, held: Held, blocked: Collection[str], *, tainted: bool) -> DeviceInfo:
+def _info(
+    device: Device, node: str, held: Held, blocked: Collection[str], created: Mapping[str, str], *, tainted: bool
+) -> DeviceInfo:
     key = (device.family, device.name)
     prepared = key in held.devices or key in held.shares
     state = "prepared" if prepared else "blocked" if device.name in blocked else "free"
@@ -175,7 +181,7 @@ def _info(device: Device, node: str, held: Held, blocked: Collection[str], *, ta
         device.name,
         pool_name(node, device.family),
         state,
-        uuid=device.identity.get("uuid", ""),
+        uuid=device.identity.get("uuid") or created.get(device.name, ""),
         product=product_of(device),
         family=device.family,
     )

@@ -5,7 +5,7 @@ Newer agents may add fields; unknown ones are ignored, so that an older agent ca
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -115,6 +115,23 @@ def has_setups(entry: LedgerEntry) -> bool:
     """Return whether a claim has set-ups; True if its record cannot be read."""
     record = read(entry)
     return record is None or bool(record.setups)
+
+
+def created_uuids(entries: Iterable[LedgerEntry]) -> dict[str, str]:
+    """Return the UUIDs of partitions that set-ups have created for prepared claims, by name of the device.
+
+    The inventory has none of them: such a partition is described as before its creation, so that its published form
+    stays the same.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        has_setups = isinstance(entry.payload, dict) and entry.payload.get("setups")
+        record = read(entry) if has_setups and entry.state == "completed" else None
+        for step in () if record is None else record.setups:
+            for key, created in step.record.items() if isinstance(step.record, dict) else ():
+                if isinstance(created, dict) and isinstance(uuid := created.get("uuid"), str):
+                    found[str(key).partition("/")[0]] = uuid
+    return found
 
 
 def unknown_setups(entry: LedgerEntry, setups: Collection[Kind]) -> list[str] | None:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.prepare.record import created_uuids
 from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFailure
 from dra_agent.telemetry.claims import AverageOwners, Holders, exclusive_holders, same_before_and_after
 from dra_agent.telemetry.model import DeviceSample, IncompleteError, TelemetrySource
@@ -132,7 +133,8 @@ class Sampler:
         entries_before = self._entries()
         before = exclusive_holders(entries_before, inventory)
         failures: list[TelemetryFailure] = []
-        samples = self._read(inventory, failures)
+        created = created_uuids(entries_before)
+        samples = self._read(_with_uuids(inventory, created), failures)
         for device, count in self._xids().items():
             if (sample := samples.get(device)) is not None:
                 xid_errors = count + self._xids_before.get(device, 0.0)
@@ -142,6 +144,9 @@ class Sampler:
         if entries != entries_before:
             # A claim that began or ended meanwhile may have a part of what was counted.
             shares = {}
+            # The partition of a claim that ended was removed while it was read.
+            removed = created.items() - created_uuids(entries).items()
+            failures = [one for one in failures if (one.device, created.get(one.device)) not in removed]
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
         shares = self._averages.withhold(holders, samples, inventory, shares)
         now = self._now()
@@ -180,11 +185,11 @@ class Sampler:
                     log.exception("telemetry: a sample failed")
             self._stopping.wait(max(0.0, self._interval_s - (time.monotonic() - began)))
 
-    def _read(self, inventory: Inventory, failures: list[TelemetryFailure]) -> dict[str, DeviceSample]:
+    def _read(self, devices: Iterable[Device], failures: list[TelemetryFailure]) -> dict[str, DeviceSample]:
         waiting: deque[tuple[Device, TelemetrySource]] = deque()
         with self._lock:
             hung = dict(self._hung)
-        for device in inventory.devices:
+        for device in devices:
             if device.name in hung:
                 failures.append(TelemetryFailure(hung[device.name], device.name, "an earlier read has not returned"))
             elif (source := self._sources.source_of(device)) is not None:
@@ -220,6 +225,15 @@ class Sampler:
                     extra={"source": failure.source, "device": failure.device, "reason": failure.message},
                 )
         self._logged = new
+
+
+def _with_uuids(inventory: Inventory, created: Mapping[str, str]) -> Iterator[Device]:
+    """Yield the devices; partitions that exist for a claim only with the UUID that their set-up has recorded."""
+    for device in inventory.devices:
+        uuid = created.get(device.name)
+        if uuid is not None and "uuid" not in device.identity:
+            device = msgspec.structs.replace(device, identity={**device.identity, "uuid": uuid})
+        yield device
 
 
 class _Reader:

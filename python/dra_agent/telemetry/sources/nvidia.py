@@ -19,6 +19,7 @@ from dra_agent.inventory.nvidia.nvml_client import (
     GpuLostError,
     NotSupportedError,
     NvmlClient,
+    NvmlError,
     StaleHandleError,
     WorkerExitedError,
     acquire,
@@ -59,18 +60,19 @@ class NvidiaSource:
 
     def __init__(self, host: Host) -> None:
         self._nvml: NvmlClient = acquire(host.nvml, CALL_TIMEOUT_S)
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, tuple[str, Any]] = {}
+        """By device: its UUID, and NVML's handle. A partition has another UUID for each claim."""
         self._generation = 0
         self._without_gpm: set[str] = set()
-        """UUIDs of devices that GPM does not support."""
+        """Devices that GPM does not support."""
         self._has_average: set[str] = set()
-        """UUIDs of devices whose reading of GPM before is the last one that was begun."""
+        """Devices whose reading of GPM before is the last one that was begun."""
 
     def can_read(self, device: Device) -> bool:
         """Return whether NVML has a name for the device, and values that are its own.
 
-        A partition has a name once it is created. Compute instances of one GPU instance share its memory (CUPTI
-        documentation, "Special Configurations"): the memory in use is not that of one of them.
+        A partition that is created for a claim has one while the claim exists. Compute instances of one GPU instance
+        share its memory (CUPTI documentation, "Special Configurations"): that in use is not of one of them.
         """
         uuid = device.identity.get("uuid", "")
         if uuid.startswith(_MIG_PREFIX):
@@ -86,14 +88,18 @@ class NvidiaSource:
             if self._generation != self._nvml.generation:
                 self._handles, self._generation = {}, self._nvml.generation
                 self._without_gpm, self._has_average = set(), set()
-            handle = self._handles.get(uuid)
-            if handle is None:
+            known_uuid, handle = self._handles.get(device.name, ("", None))
+            if known_uuid != uuid:
                 handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, about=lane, timeout=CALL_TIMEOUT_S)
-                self._handles[uuid] = handle
+                self._handles[device.name] = uuid, handle
             values = dict(self._nvml.call("read_telemetry", handle, about=lane, timeout=CALL_TIMEOUT_S))
         except (StaleHandleError, WorkerExitedError):
-            self._handles.pop(uuid, None)
+            self._handles.pop(device.name, None)
             return None
+        except NvmlError:
+            # An instance can be created again with the UUID of one that was destroyed, whose handle is invalid.
+            self._handles.pop(device.name, None)
+            raise
         sample = _sample(values, is_instance=uuid.startswith(_MIG_PREFIX))
         try:
             return msgspec.structs.replace(sample, **self._averages(device, uuid, handle))
@@ -106,18 +112,18 @@ class NvidiaSource:
 
     def _averages(self, device: Device, uuid: str, handle: Any) -> dict[str, Any]:
         """Return the averages since the reading before, by names of DeviceSample."""
-        if uuid in self._without_gpm:
+        if device.name in self._without_gpm:
             return {}
         is_instance = uuid.startswith(_MIG_PREFIX)
         # A call that is not made, or returns too late, leaves an older reading, which may be of another claim's time.
-        follows = uuid in self._has_average
-        self._has_average.discard(uuid)
+        follows = device.name in self._has_average
+        self._has_average.discard(device.name)
         lane = f"activity of {device.identity.get('parent', device.name)}"
         found = self._nvml.call("read_gpm", handle, uuid, is_instance, about=lane, timeout=CALL_TIMEOUT_S)
         if found is None:
-            self._without_gpm.add(uuid)
+            self._without_gpm.add(device.name)
             return {}
-        self._has_average.add(uuid)
+        self._has_average.add(device.name)
         fields = {**_ACTIVITY, **(_INSTANCE_ACTIVITY if is_instance else {})}
         return {fields[name]: percent * 0.01 for name, percent in found if name in fields} if follows else {}
 
