@@ -148,7 +148,7 @@ def test_changed_toolkit_spec_is_detected_at_once(host: Host, cdi: Path, tmp_pat
 def test_toolkit_runs_once_without_a_published_spec(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     ctk = fake_toolkit(tmp_path, f"cat {tmp_path}/answer.json")
-    providers = EditProviders(host, directories=[cdi], find_program={"nvidia-ctk": ctk}.get)
+    providers = EditProviders(host, directories=[cdi], program_finder={"nvidia-ctk": ctk}.get)
     first = providers.edits(gpu(host))
     assert providers.edits(gpu(host)) == first
     assert calls(tmp_path) == [f"cdi generate --format=json --device-name-strategy=uuid --device-id={UUID}"]
@@ -165,7 +165,7 @@ def test_older_toolkit_generates_all_devices(host: Host, cdi: Path, tmp_path: Pa
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     refusal = "echo 'Incorrect Usage: flag provided but not defined: -device-id' >&2; exit 1"
     ctk = fake_toolkit(tmp_path, f'case "$*" in *--device-id*) {refusal};; esac\ncat {tmp_path}/answer.json')
-    edits = EditProviders(host, directories=[cdi], find_program={"nvidia-ctk": ctk}.get).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi], program_finder={"nvidia-ctk": ctk}.get).edits(gpu(host))
     assert len(calls(tmp_path)) == 2 and [node.path for node in edits.own.device_nodes] == ["/dev/nvidia0"]
 
 
@@ -179,7 +179,7 @@ def test_older_toolkit_generates_all_devices(host: Host, cdi: Path, tmp_path: Pa
     ],
 )
 def test_failing_toolkit_is_a_retryable_error(host: Host, cdi: Path, tmp_path: Path, body: str, message: str) -> None:
-    providers = EditProviders(host, directories=[cdi], find_program={"nvidia-ctk": fake_toolkit(tmp_path, body)}.get)
+    providers = EditProviders(host, directories=[cdi], program_finder={"nvidia-ctk": fake_toolkit(tmp_path, body)}.get)
     with pytest.raises(RetryableError, match=message) as error:
         providers.edits(gpu(host))
     assert error.value.where == str(tmp_path / "nvidia-ctk") and error.value.hint
@@ -188,7 +188,9 @@ def test_failing_toolkit_is_a_retryable_error(host: Host, cdi: Path, tmp_path: P
 def test_failure_for_one_gpu_does_not_affect_others(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     providers = EditProviders(
-        host, directories=[cdi], find_program={"nvidia-ctk": fake_toolkit(tmp_path, f"cat {tmp_path}/answer.json")}.get
+        host,
+        directories=[cdi],
+        program_finder={"nvidia-ctk": fake_toolkit(tmp_path, f"cat {tmp_path}/answer.json")}.get,
     )
     with pytest.raises(RetryableError, match=f"does not know {OTHER}"):
         providers.edits(gpu(host, uuid=OTHER))
@@ -206,7 +208,7 @@ def test_hung_toolkit_blocks_for_one_deadline(host: Host, cdi: Path, tmp_path: P
 
 
 def test_missing_toolkit_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:
-    providers = EditProviders(host, directories=[cdi], find_program={"nvidia-ctk": tmp_path / "missing"}.get)
+    providers = EditProviders(host, directories=[cdi], program_finder={"nvidia-ctk": tmp_path / "missing"}.get)
     with pytest.raises(RetryableError, match="missing: cannot be run: No such file"):
         providers.edits(gpu(host))
 
@@ -351,7 +353,7 @@ def test_the_toolkit_is_given_the_driver_root(host: Host, cdi: Path, tmp_path: P
     tool = tmp_path / "nvidia-ctk"
     tool.write_text(f"#!/bin/sh\necho \"$*\" > {tmp_path}/arguments\ncat <<'END'\n{json.dumps(spec)}\nEND\n")
     tool.chmod(0o755)
-    edits = EditProviders(host, directories=[cdi], find_program={"nvidia-ctk": tool}.get).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi], program_finder={"nvidia-ctk": tool}.get).edits(gpu(host))
     dev_root = mount if own_dev else "/"
     assert f"--driver-root={mount} --dev-root={dev_root}" in (tmp_path / "arguments").read_text()
     (found,) = edits.common.mounts

@@ -34,7 +34,7 @@ def test_a_write_reports_the_replaced_directory(removed: Path) -> None:
 def test_existing_and_missing_directories_are_not_replaced(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "later", tmp_path / "later"):
         specs = SpecDirectory(path, "d.example.com")
-        assert specs.replaced() == ""
+        assert specs.replaced_reason() is None
         specs.write("uid", b"{}")
 
 
@@ -46,7 +46,7 @@ def test_liveness_fails_after_a_grace_period(removed: Path, tmp_path: Path) -> N
         SpecDirectory(removed, "d.example.com"),
         SpecDirectory(tmp_path, "d.example.com"),
     )
-    monitor.watch(lambda: (removed_directory if broken[0] else existing_directory).replaced(), 30.0)
+    monitor.watch(lambda: (removed_directory if broken[0] else existing_directory).replaced_reason(), 30.0)
 
     def after(seconds: float) -> list[str]:
         now[0] += seconds

@@ -42,7 +42,7 @@ class FixedService:
 def aws(answer: Response) -> list[Poll]:
     source = AwsSource(NOWHERE, lead=LEAD)
     source._session = Session(lambda: FixedService(answer))  # type: ignore[arg-type, return-value]
-    source._session._token, source._session._until = "token", float("inf")
+    source._session._token, source._session._renew_at_s = "token", float("inf")
     return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
 
 

@@ -418,7 +418,7 @@ def test_refused_claims_are_known_after_a_restart(env: DrainEnvironment) -> None
 
 def test_a_claim_that_stays_allocated_is_polled_rarely(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     soon_s, interval_s = 0.2, 0.5
-    for name, value in (("SOON_S", soon_s), ("RECHECK_INTERVAL_S", interval_s), ("POLL_INTERVAL_S", 0.01)):
+    for name, value in (("FAST_POLL_S", soon_s), ("RECHECK_INTERVAL_S", interval_s), ("POLL_INTERVAL_S", 0.01)):
         monkeypatch.setattr(f"dra_agent.reclaim.release_tracker.{name}", value)
 
     async def scenario() -> None:

@@ -30,8 +30,7 @@ def describe(config: Config, reload: ReloadStatus | None = None) -> Any:
 
 def query(config: Config) -> RunningAgent | None:
     """Query the agent of a state directory; None if none responds."""
-    from dra_agent.reclaim.control import About
-    from dra_agent.reclaim.control import send_request as send_request
+    from dra_agent.reclaim.control import About, send_request
 
     try:
         response = send_request(config.state_dir, About())

@@ -338,9 +338,9 @@ class Agent:
         shared_as = self._shared_as
         edit_providers = vendor_edits(hardware.host)
         specs = self._parts.specs = SpecDirectory(config.cdi_dir, config.driver_name)
-        if why := specs.unwritable():
+        if why := specs.unwritable_reason():
             log.error("claims cannot be prepared", extra={"reason": why})
-        self._liveness.watch(specs.replaced, CDI_REPLACED_GRACE_S)
+        self._liveness.watch(specs.replaced_reason, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
         metrics = self._observability.metrics
         observe_phase = (lambda phase, seconds: None) if metrics is None else metrics.observe_phase

@@ -40,7 +40,7 @@ class LivenessMonitor:
         """Record that the event loop runs."""
         self._beat = self._clock()
 
-    def watch(self, check: Callable[[], str], grace_s: float) -> None:
+    def watch(self, check: Callable[[], str | None], grace_s: float) -> None:
         """Report the reason that `check` returns as a failure once it has lasted for `grace_s` seconds.
 
         For conditions that only a new process (or pod) repairs. Every `failures` calls `check`, which must not wait.
@@ -76,7 +76,7 @@ class LivenessMonitor:
 
 
 class _Check:
-    def __init__(self, check: Callable[[], str], grace_s: float) -> None:
+    def __init__(self, check: Callable[[], str | None], grace_s: float) -> None:
         self._check = check
         self._grace_s = grace_s
         self._since: float | None = None

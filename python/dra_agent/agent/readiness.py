@@ -21,7 +21,7 @@ class Readiness:
         failures = [self.not_ready] if self.not_ready else []
         if ledger is not None and not self.not_ready and (why := ledger.report.not_writable):
             failures.append(f"no claim can be recorded: {why}")
-        if specs is not None and not self.not_ready and (why := specs.unwritable()):
+        if specs is not None and not self.not_ready and (why := specs.unwritable_reason()):
             failures.append(why)
         if mode is not None:
             failures += mode.failures

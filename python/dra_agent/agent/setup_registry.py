@@ -151,7 +151,7 @@ def vendor_edits(host: Host) -> EditProviders:
     from dra_agent.cdi.edits import EditProviders
     from dra_agent.cdi.edits.registry import host_program
 
-    return EditProviders(host, find_program=partial(host_program, host))
+    return EditProviders(host, program_finder=partial(host_program, host))
 
 
 def daemon_checks(setups: Iterable[DeviceSetup]) -> list[Callable[[], dict[str, str]]]:

@@ -23,8 +23,8 @@ class SpecDirectory:
         self.path = path
         self.driver = check_driver(driver)
         self.kind = f"{driver}/{CLAIM_CLASS}"
-        self._start = f"{path}/{driver}-{CLAIM_CLASS}_"
-        self._prefix = f".{driver}-{CLAIM_CLASS}_"
+        self._spec_path_prefix = f"{path}/{driver}-{CLAIM_CLASS}_"
+        self._temporary_prefix = f".{driver}-{CLAIM_CLASS}_"
 
     def file(self, uid: str) -> Path:
         """Return the path of a claim's spec. Raises PermanentError for a uid that is unsafe in a path."""
@@ -45,7 +45,7 @@ class SpecDirectory:
                 self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
                 atomic_file.write(path, data, mode=_MODE)
         except OSError as error:
-            if reason := self.replaced():
+            if reason := self.replaced_reason():
                 raise RetryableError(
                     reason, where=str(self.path), hint="restart the agent, in a pod its pod"
                 ) from error
@@ -56,8 +56,8 @@ class SpecDirectory:
             ) from error
         return path
 
-    def replaced(self) -> str:
-        """Return a message if the directory was removed from the host while mounted; "" otherwise.
+    def replaced_reason(self) -> str | None:
+        """Return a message if the directory was removed from the host while mounted; None otherwise.
 
         A pod keeps the directory that it mounted, also after the host removed it and created another one. No file can
         be created in the removed one, and no container runtime reads it (st_nlink of stat(2), unlink(2)).
@@ -65,10 +65,10 @@ class SpecDirectory:
         try:
             links = self.path.stat().st_nlink
         except OSError:
-            return ""
-        return "" if links else "the CDI directory was removed or replaced on the host since it was mounted"
+            return None
+        return None if links else "the CDI directory was removed or replaced on the host since it was mounted"
 
-    def unwritable(self) -> str | None:
+    def unwritable_reason(self) -> str | None:
         """Return why no spec can be written; None if specs can be. Creates the directory if it is missing.
 
         It writes no test file, because container runtimes watch the directory.
@@ -85,7 +85,8 @@ class SpecDirectory:
         """Read a claim's spec; None if it does not exist or is not a regular file."""
         try:
             handle = os.open(
-                f"{self._start}{check_uid(uid)}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                f"{self._spec_path_prefix}{check_uid(uid)}.json",
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
             )
         except OSError:
             return None
@@ -108,7 +109,7 @@ class SpecDirectory:
 
     def delete(self, uid: str) -> bool:
         """Remove a claim's spec; False if there was none. Raises RetryableError if it cannot be removed."""
-        path = f"{self._start}{check_uid(uid)}.json"
+        path = f"{self._spec_path_prefix}{check_uid(uid)}.json"
         try:
             os.unlink(path)  # noqa: PTH108 - cheaper than a Path
         except (FileNotFoundError, NotADirectoryError):
@@ -124,7 +125,7 @@ class SpecDirectory:
 
     def remove_leftovers(self) -> list[Path]:
         """Remove temporary files of a killed agent; returns their paths."""
-        return atomic_file.remove_leftovers(self.path, self._prefix)
+        return atomic_file.remove_leftovers(self.path, self._temporary_prefix)
 
     def _names(self) -> list[str]:
         try:

@@ -65,8 +65,8 @@ def never_evaluated(rules: Iterable[Rule], devices: Container[str]) -> Iterator[
             )
 
 
-class Outcome(NamedTuple):
-    """What rules make of one device."""
+class RuleResult(NamedTuple):
+    """Result of the rules for one device."""
 
     device: Device | None
     """None: it is not published."""
@@ -74,36 +74,39 @@ class Outcome(NamedTuple):
     excluded: Sequence[Exclusion] = ()
 
 
-class Outcomes:
-    """What some rules make of the devices, kept for those that stay the same object."""
+class Evaluation(NamedTuple):
+    """Result of the rules for all devices."""
+
+    published: list[Device]
+    problems: list[Diagnostic]
+    excluded: list[Exclusion]
+
+
+class RuleResults:
+    """Results of some rules, kept for devices that stay the same object."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._known: dict[str, tuple[Device, Outcome]] = {}
+        self._known: dict[str, tuple[Device, RuleResult]] = {}
 
-    def of(
-        self,
-        devices: Iterable[Device],
-        judge: Callable[[Device], Outcome],
-        problems: list[Diagnostic],
-        excluded: list[Exclusion],
-    ) -> list[Device]:
-        """Return the published devices; `judge` applies the rules to one that is not known."""
+    def evaluate(self, devices: Iterable[Device], apply_rules: Callable[[Device], RuleResult]) -> Evaluation:
+        """Return the result for these devices; `apply_rules` is called for one that is not known."""
+        found = Evaluation([], [], [])
         if not self._rules:
-            return list(devices)
+            found.published.extend(devices)
+            return found
         before, self._known = self._known, {}
-        found = []
         for device in devices:
             known = before.get(device.name)
             if known is None or known[0] is not device:
                 for rule in self._rules:
                     rule.forget([device.name])
-                known = (device, judge(device))
+                known = (device, apply_rules(device))
             self._known[device.name] = known
-            outcome = known[1]
-            if outcome.device is not None:
-                found.append(outcome.device)
-            problems += outcome.problems
-            excluded += outcome.excluded
-        problems += never_evaluated(self._rules, self._known)
+            result = known[1]
+            if result.device is not None:
+                found.published.append(result.device)
+            found.problems.extend(result.problems)
+            found.excluded.extend(result.excluded)
+        found.problems.extend(never_evaluated(self._rules, self._known))
         return found

@@ -18,7 +18,7 @@ from dra_agent import atomic_file
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule
+from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
@@ -174,7 +174,7 @@ class Passthrough:
         self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
-        self._outcomes = Outcomes(self._rules)
+        self._results = RuleResults(self._rules)
         self._bindings = bindings
 
     def bound(self, problems: list[Diagnostic]) -> dict[str, Device]:
@@ -213,27 +213,29 @@ class Passthrough:
         """Return the devices; those that a rule matches are offered for vfio-pci, or left out if that is impossible."""
         if not self._rules:
             return list(devices)
-        given = self._outcomes.of(devices, lambda device: self._judge(device, topology), problems, excluded)
+        found = self._results.evaluate(devices, lambda device: self._apply_rules(device, topology))
+        problems += found.problems
+        excluded += found.excluded
         # A command without root does not bind, and sees less than the agent.
-        binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in given)
+        binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in found.published)
         if binds and (blind := hidden_processes_reason(self._host)):
             message = (
                 f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
             )
             problems.append(Diagnostic("inventory.passthrough", message, PERMISSION_HINT))
-        return given
+        return found.published
 
-    def _judge(self, device: Device, topology: Topology) -> Outcome:
+    def _apply_rules(self, device: Device, topology: Topology) -> RuleResult:
         # All rules are evaluated, so that one without a value for any device is detected.
         matching = [rule for rule in self._rules if rule.matches(self._driver, device)]
         if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
-            return Outcome(device)
+            return RuleResult(device)
         reason = _reason_not_to(device, topology.by_address[device.pci_address])
         if reason is None:
-            return Outcome(_passed_through(device))
+            return RuleResult(_passed_through(device))
         message, hint = reason
         where = f"inventory.{matching[0].where}"
-        return Outcome(
+        return RuleResult(
             None,
             [Diagnostic(device.name, f"cannot be passed through, as {where} requires: {message}", hint)],
             [Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}")],

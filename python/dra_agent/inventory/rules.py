@@ -13,7 +13,7 @@ import msgspec
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, AttributeList, CounterSet
 from dra_agent.inventory.builder import MAX_ENTRIES
-from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule, never_evaluated
+from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults, never_evaluated
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
 from dra_agent.inventory.overhead import compile_overhead
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
@@ -100,7 +100,7 @@ class Rules:
         self._overhead = [compile_overhead(number, rule) for number, rule in enumerate(settings.overhead)]
         attributes = (rule for rule, _ in self._attributes)
         overhead = (rule for rule, _ in self._overhead)
-        self._outcomes = Outcomes([*self._include, *self._exclude, *attributes, *self._ahead, *overhead])
+        self._results = RuleResults([*self._include, *self._exclude, *attributes, *self._ahead, *overhead])
 
     def apply(
         self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
@@ -109,9 +109,12 @@ class Rules:
 
         So an operator's own attribute can be used in `include` and `exclude`.
         """
-        return tuple(self._outcomes.of(devices, self._judge, problems, excluded))
+        found = self._results.evaluate(devices, self._apply_rules)
+        problems += found.problems
+        excluded += found.excluded
+        return tuple(found.published)
 
-    def _judge(self, device: Device) -> Outcome:
+    def _apply_rules(self, device: Device) -> RuleResult:
         problems: list[Diagnostic] = []
         extended = self._with_attributes(device, problems)
         reason = self._reason(extended)
@@ -121,8 +124,8 @@ class Rules:
                 extended = msgspec.structs.replace(extended, prepare_ahead=True)
             if costs := [cost for rule, cost in self._overhead if rule.matches(self._driver, extended)]:
                 extended = msgspec.structs.replace(extended, overhead=costs[0])
-            return Outcome(extended, problems)
-        return Outcome(None, problems, (Exclusion(device.name, reason),))
+            return RuleResult(extended, problems)
+        return RuleResult(None, problems, (Exclusion(device.name, reason),))
 
     def _with_attributes(self, device: Device, problems: list[Diagnostic]) -> Device:
         matching = [(rule, values) for rule, values in self._attributes if rule.matches(self._driver, device)]

@@ -15,7 +15,7 @@ from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
 from dra_agent.inventory.builder import MAX_ENTRIES
-from dra_agent.inventory.evaluation import Outcome, Outcomes, Rule
+from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults
 from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.settings import Enforcement, ShareRule
@@ -50,16 +50,18 @@ class Shares:
     def __init__(self, rules: Sequence[ShareRule], driver: str) -> None:
         self._driver = driver
         self._offers = [_offer(number, rule) for number, rule in enumerate(rules)]
-        self._outcomes = Outcomes([offer.rule for offer in self._offers])
+        self._results = RuleResults([offer.rule for offer in self._offers])
 
     def apply(self, devices: Iterable[Device], problems: list[Diagnostic]) -> tuple[Device, ...]:
         """Return the devices; a device that a rule matches is returned as its shares."""
-        return tuple(self._outcomes.of(devices, self._judge, problems, []))
+        found = self._results.evaluate(devices, self._apply_rules)
+        problems += found.problems
+        return tuple(found.published)
 
-    def _judge(self, device: Device) -> Outcome:
+    def _apply_rules(self, device: Device) -> RuleResult:
         problems: list[Diagnostic] = []
         shared = self._shared(device, problems)
-        return Outcome(shared, problems)
+        return RuleResult(shared, problems)
 
     def _shared(self, device: Device, problems: list[Diagnostic]) -> Device:
         offer = next((offer for offer in self._offers if offer.rule.matches(self._driver, device)), None)

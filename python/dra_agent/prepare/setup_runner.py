@@ -19,8 +19,11 @@ from dra_agent.prepare.plan import SetupStep
 from dra_agent.prepare.record import ClaimRecord, SetupRecord
 from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, SetupNotes, SetupOutcome
 
+log = logging.getLogger(__name__)
+
 Edits = Mapping[str, ContainerEdits]
 """By device key."""
+_UNKNOWN_KIND_HINT = "run the agent with the settings that it was prepared with"
 
 
 def run(uid: str, steps: Sequence[SetupStep], record: ClaimRecord, deadline: Deadline) -> tuple[ClaimRecord, Edits]:
@@ -55,7 +58,8 @@ def ensure(
     outcomes: list[SetupOutcome] = []
     for step in record.setups:
         deadline.check(entry.with_uid)
-        setup = _setup(entry, step, setups)
+        if (setup := _setup_of(step, setups)) is None:
+            raise PermanentError(_unknown_kind(step), where=entry.with_uid, hint=_UNKNOWN_KIND_HINT)
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
         own_devices = [SetupDevice(devices[key], find(devices[key].pool, devices[key].device)) for key in step.devices]
         outcomes.append(setup.set_up(entry.uid, own_devices, parameters, step.record, deadline))
@@ -83,18 +87,12 @@ def _merged(outcomes: Sequence[SetupOutcome]) -> dict[str, ContainerEdits]:
     return merged
 
 
-def _setup(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSetup]) -> DeviceSetup:
-    setup = setups.get((step.api_version, step.kind))
-    if setup is None:
-        raise PermanentError(
-            f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent",
-            where=entry.with_uid,
-            hint="run the agent with the settings that it was prepared with",
-        )
-    return setup
+def _setup_of(step: SetupRecord, setups: Mapping[Kind, DeviceSetup]) -> DeviceSetup | None:
+    return setups.get((step.api_version, step.kind))
 
 
-log = logging.getLogger(__name__)
+def _unknown_kind(step: SetupRecord) -> str:
+    return f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent"
 
 
 def undo(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
@@ -127,20 +125,15 @@ def _undo_by_notes(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadl
         raise RetryableError(
             f"its record cannot be read, and {reason}, so its devices stay held",
             where=entry.with_uid,
-            hint="run the newer agent that prepared it, or release it by hand once its devices are as they should be",
+            hint="run the newer agent that prepared it, or release it by hand after you have restored its devices",
         )
     log.error("released a claim whose record cannot be read", extra={"claim": entry.uid})
 
 
 def _undo_step(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
     where = entry.with_uid
-    setup = setups.get((step.api_version, step.kind))
-    if setup is None:
-        raise RetryableError(
-            f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent, so it cannot be undone",
-            where=where,
-            hint="run the agent with the settings that it was prepared with",
-        )
+    if (setup := _setup_of(step, setups)) is None:
+        raise RetryableError(f"{_unknown_kind(step)}, so it cannot be undone", where=where, hint=_UNKNOWN_KIND_HINT)
     if step.done:
         setup.tear_down(entry.uid, step.devices, step.record, deadline)
         return

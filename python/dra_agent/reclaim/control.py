@@ -21,6 +21,8 @@ SOCKET = "reclaim.sock"
 """Its name in the state directory."""
 MAX_LINE_BYTES = 64 * 1024
 """Bytes of one request."""
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds in which the agent must respond."""
 
 
 class Start(msgspec.Struct, tag_field="op", tag="start", forbid_unknown_fields=True):
@@ -28,7 +30,7 @@ class Start(msgspec.Struct, tag_field="op", tag="start", forbid_unknown_fields=T
 
     kind: Literal["hint", "notice"] = "notice"
     seconds: float | None = None
-    """From now to the end."""
+    """Seconds from now until the node is reclaimed."""
     description: str = msgspec.field(default="", name="what")
 
 
@@ -60,13 +62,9 @@ def decode_request(line: bytes) -> Request:
     return request
 
 
-TIMEOUT_S = 10.0
-"""Timeout of a request."""
-
-
 def send_request(state_dir: Path, request: Request) -> Any:
     """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
-    return protocol.call(state_dir / SOCKET, request, timeout=TIMEOUT_S)
+    return protocol.call(state_dir / SOCKET, request, timeout=REQUEST_TIMEOUT_S)
 
 
 class ReclaimControlServer(Server):
@@ -84,9 +82,9 @@ class ReclaimControlServer(Server):
         self._reclaim = reclaim
         self._now = now
         self._about = about
-        super().__init__(path, self._do, line_limit=MAX_LINE_BYTES)
+        super().__init__(path, self._handle, line_limit=MAX_LINE_BYTES)
 
-    async def _do(self, line: bytes) -> Any:
+    async def _handle(self, line: bytes) -> Any:
         match decode_request(line):
             case Start(kind, seconds, description):
                 deadline = None if seconds is None else self._now() + timedelta(seconds=seconds)

@@ -32,6 +32,14 @@ MAX_CONCURRENCY = 8
 """Maximum concurrent requests for pods."""
 
 
+class _ReservedClaim(msgspec.Struct, frozen=True):
+    """A pod, and a claim of this node that is reserved for it."""
+
+    pod: str
+    record: ClaimReleaseStatus
+    claim: Mapping[str, Any]
+
+
 class PodActions:
     """Evicts or deletes pods; counts and logs each action."""
 
@@ -136,9 +144,9 @@ class Evictor:
             return None
         return EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
 
-    def _due_pods(self) -> dict[str, list[_Use]]:
+    def _due_pods(self) -> dict[str, list[_ReservedClaim]]:
         """Return the pods that are due, by UID, each with the claims of this node that are reserved for it."""
-        now, found = asyncio.get_running_loop().time(), dict[str, list[_Use]]()
+        now, found = asyncio.get_running_loop().time(), dict[str, list[_ReservedClaim]]()
         for record in self._claims.records.values():
             claim = self._claims.claims.get(record.uid)
             if record.unprepared is not None or record.released is not None or claim is None:
@@ -146,10 +154,10 @@ class Evictor:
             for consumer in consumers_of(claim):
                 name, uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
                 if is_pod(consumer) and now >= self._due.get(uid, 0):
-                    found.setdefault(uid, []).append(_Use(name, record, claim))
+                    found.setdefault(uid, []).append(_ReservedClaim(name, record, claim))
         return found
 
-    async def _attempt(self, uid: str, uses: list[_Use], context: EvictionContext) -> None:
+    async def _attempt(self, uid: str, uses: list[_ReservedClaim], context: EvictionContext) -> None:
         # A pod that takes long, or fails, does not delay others.
         pause, first = POLL_INTERVAL_S, uses[0]
         pod = f"{first.record.namespace}/{first.pod}"
@@ -173,7 +181,7 @@ class Evictor:
         finally:
             self._due[uid] = asyncio.get_running_loop().time() + pause
 
-    async def _evict(self, uid: str, uses: list[_Use], context: EvictionContext) -> float:
+    async def _evict(self, uid: str, uses: list[_ReservedClaim], context: EvictionContext) -> float:
         """Apply the most urgent action of its claims; return the seconds to the next attempt."""
         name, namespace = uses[0].pod, uses[0].record.namespace
         try:
@@ -195,11 +203,3 @@ class Evictor:
                 extra = {"pod": f"{namespace}/{name}", "claim": use.record.name, "why": decision.why}
                 log.info("the pod is not evicted", extra=extra)
         return 0.0
-
-
-class _Use(msgspec.Struct, frozen=True):
-    """A pod, and a claim of this node that is reserved for it."""
-
-    pod: str
-    record: ClaimReleaseStatus
-    claim: Mapping[str, Any]

@@ -29,8 +29,8 @@ POLL_INTERVAL_S = 0.25
 """Seconds between two reads of a claim that was unprepared a moment ago."""
 RECHECK_INTERVAL_S = 2.0
 """Seconds between two reads of a claim that the kubelet has not released: its pods may have changed."""
-SOON_S = 10.0
-"""Seconds after which an unprepared claim is read at that interval too: its controller does not act."""
+FAST_POLL_S = 10.0
+"""Seconds since its unprepare in which a claim is read every POLL_INTERVAL_S; then its controller does not act soon."""
 READ_TIMEOUT_S = 5.0
 MAX_CONCURRENCY = 4
 """Claims that are read at once: as many connections as the API client keeps."""
@@ -149,7 +149,7 @@ class ReleaseTracker:
 
     def _due_at(self, record: ClaimReleaseStatus) -> float:
         since = record.unprepared
-        soon = since is not None and (self._now() - since).total_seconds() < SOON_S and not record.unknown
+        soon = since is not None and (self._now() - since).total_seconds() < FAST_POLL_S and not record.unknown
         return record.requested_at + (POLL_INTERVAL_S if soon else RECHECK_INTERVAL_S)
 
     async def _read(self, record: ClaimReleaseStatus) -> None:

@@ -183,4 +183,4 @@ def _major(devices: Path, driver: str) -> int | None:
 
 def make(context: EditContext) -> EditProvider:
     """Create the provider; see dra_agent.inventory.vendors."""
-    return NvidiaGpu(context.host, context.directories, context.find_program("nvidia-ctk"))
+    return NvidiaGpu(context.host, context.directories, context.program_finder("nvidia-ctk"))

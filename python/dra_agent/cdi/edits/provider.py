@@ -53,7 +53,7 @@ class EditContext:
     host: Host
     directories: Sequence[Path]
     """The CDI directories of the runtime, lowest priority first."""
-    find_program: Callable[[str], Path | None]
+    program_finder: Callable[[str], Path | None]
     """Returns the path of a program of the host, such as a vendor's generator of CDI specs; None if it has none."""
 
 

@@ -26,10 +26,10 @@ class EditProviders:
         host: Host,
         *,
         directories: Sequence[Path] = DEFAULT_DIRECTORIES,
-        find_program: Callable[[str], Path | None] = lambda name: None,
+        program_finder: Callable[[str], Path | None] = lambda name: None,
     ) -> None:
-        """`directories`: the CDI directories of the runtime, lowest priority first. `find_program`: see EditContext."""
-        self._context = EditContext(host, directories, find_program)
+        """`directories`: CDI directories of the runtime, lowest priority first. `program_finder`: see EditContext."""
+        self._context = EditContext(host, directories, program_finder)
         self._lock = threading.Lock()
         self._vendors: dict[str, EditProvider] = {}
 

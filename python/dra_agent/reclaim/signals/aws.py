@@ -36,6 +36,15 @@ TOKEN_TTL_S = 21600
 _RENEW_BEFORE_S = 60.0
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 REQUEST_TIMEOUT_S = 2.0
+SPOT_POLL_INTERVAL_S = 1.0
+"""The notice comes 120 s before the interruption, and AWS recommends a check every 5 s (EC2 user guide): a drain needs
+the time more than the local service needs rest."""
+AUTOSCALING_POLL_INTERVAL_S = 2.0
+"""The state has no deadline: the group waits for its lifecycle hooks only, by default at most an hour."""
+REBALANCE_POLL_INTERVAL_S = 5.0
+"""As AWS recommends for this path and spot notices (EC2 user guide)."""
+MAINTENANCE_POLL_INTERVAL_S = 30.0
+"""Events are scheduled days ahead."""
 SPOT_DEFAULT_LEAD = timedelta(seconds=120)
 SPOT_MAX_LEAD = timedelta(hours=1)
 EVENT_MAX_LEAD = timedelta(days=400)
@@ -74,15 +83,15 @@ class Session:
         self._clock = clock
         self._services: dict[str, MetadataService] = {}
         self._token = ""
-        self._until = 0.0
+        self._renew_at_s = 0.0
         self._renewing = asyncio.Lock()
 
     async def get(self, path: str) -> Response | None:
         """Read a path; None for 404. Raises SourceError for every other status, and without a response."""
-        token = await self._valid()
+        token = await self._token_other_than(None)
         response = await self._request(path, token)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            response = await self._request(path, await self._valid(but=token))
+            response = await self._request(path, await self._token_other_than(token))
         if response.status == HTTPStatus.NOT_FOUND:
             return None
         if response.status != HTTPStatus.OK:
@@ -103,15 +112,15 @@ class Session:
         headers = {"X-aws-ec2-metadata-token": token}
         return await self._service(path).request(path, headers=headers, timeout_s=REQUEST_TIMEOUT_S)
 
-    async def _valid(self, but: str | None = None) -> str:
-        """Return the token: a new one if it has expired or was rejected."""
+    async def _token_other_than(self, rejected: str | None) -> str:
+        """Return the token: a new one if it has expired or is `rejected`."""
         async with self._renewing:
-            if self._clock() >= self._until or self._token == but:
+            if self._clock() >= self._renew_at_s or self._token == rejected:
                 await self._renew()
             return self._token
 
     async def _renew(self) -> None:
-        self._until = 0.0
+        self._renew_at_s = 0.0
         try:
             response = await self._service(_GRANTS).request(
                 _GRANTS,
@@ -132,7 +141,7 @@ class Session:
         granted = response.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
         seconds = min(int(granted), TOKEN_TTL_S) if re.fullmatch(r"\d{1,6}", granted) else TOKEN_TTL_S
         self._token = token
-        self._until = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE_S, seconds / 10))
+        self._renew_at_s = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE_S, seconds / 10))
 
 
 class AwsSource:
@@ -166,10 +175,10 @@ class AwsSource:
     async def run(self, sink: SignalSink) -> None:
         """Poll each path at its own interval."""
         polls: list[tuple[str, PollFunction, float]] = [
-            ("aws.spot", self.spot, 1.0),
-            ("aws.autoscaling", self.autoscaling, 2.0),
-            ("aws.rebalance", self.rebalance, 5.0),
-            ("aws.maintenance", self.maintenance, 30.0),
+            ("aws.spot", self.spot, SPOT_POLL_INTERVAL_S),
+            ("aws.autoscaling", self.autoscaling, AUTOSCALING_POLL_INTERVAL_S),
+            ("aws.rebalance", self.rebalance, REBALANCE_POLL_INTERVAL_S),
+            ("aws.maintenance", self.maintenance, MAINTENANCE_POLL_INTERVAL_S),
         ]
         try:
             async with asyncio.TaskGroup() as group:
