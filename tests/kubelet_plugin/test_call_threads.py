@@ -188,7 +188,7 @@ def test_a_read_that_ends_after_the_response_is_not_repeated(
 
     run(scenario())
     assert node.claims.tries == ["c"], "only the second call reads it on the event loop"
-    assert len([record for record in caplog.records if record.message.startswith("call not done")]) == 1
+    assert len([record for record in caplog.records if record.message.startswith("call failed")]) == 1
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -15,7 +15,7 @@ from dra_agent.kube_client import ForbiddenError, ThrottledError, UnavailableErr
 from dra_agent.kube_client.kinds import Kind
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex
-from dra_agent.reclaim.eviction_policy import Mode
+from dra_agent.reclaim.eviction_policy import EvictionMode
 from dra_agent.reclaim.evictor import PodActions
 from dra_agent.reclaim.pod_eviction import EarlyEvictor
 from dra_agent.reclaim.signal import Signal
@@ -166,7 +166,7 @@ def notice(seconds: float | None) -> ReclaimState:
 
 
 def evict_early(
-    *claim_pods: ClaimPod, seconds: float | None = 30, mode: Mode = "auto", pods: FakePods | None = None
+    *claim_pods: ClaimPod, seconds: float | None = 30, mode: EvictionMode = "auto", pods: FakePods | None = None
 ) -> FakePods:
     pods = pods or FakePods()
 
@@ -187,7 +187,7 @@ def claim_pod(grace: int, uid: str = "u", claim_: dict[str, Any] | None = None, 
 
 
 @pytest.mark.parametrize(("mode", "method"), [("auto", "evict"), ("evict", "evict"), ("delete", "evict")])
-def test_only_pods_with_a_long_grace_period_are_evicted(mode: Mode, method: str) -> None:
+def test_only_pods_with_a_long_grace_period_are_evicted(mode: EvictionMode, method: str) -> None:
     pods = evict_early(claim_pod(600, "long"), claim_pod(28, "fits"), claim_pod(29, "nearly"), mode=mode)
     assert sorted(pods.done) == [(method, "pod-long", 28), (method, "pod-nearly", 28)]
 

@@ -25,7 +25,7 @@ from dra_agent.kube_client import (
     connect,
 )
 from dra_agent.kube_client.kinds import PODS
-from dra_agent.reclaim.eviction_policy import EvictionContext, Mode, decide
+from dra_agent.reclaim.eviction_policy import EvictionContext, EvictionMode, decide
 from dra_agent.reclaim.evictor import Evictor, PodActions
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.signal import Signal
@@ -40,7 +40,7 @@ DRIVER = "dra-agent.internal"
 BEFORE_TAINT = timedelta(seconds=10)
 
 
-def context(seconds: float = 3, *, mode: Mode = "auto", deadline: float | None = 120) -> EvictionContext:
+def context(seconds: float = 3, *, mode: EvictionMode = "auto", deadline: float | None = 120) -> EvictionContext:
     end = None if deadline is None else T0 + timedelta(seconds=deadline)
     return EvictionContext(T0 + timedelta(seconds=seconds), T0, end, "n", DRIVER, mode)
 
@@ -60,7 +60,7 @@ def claim(*tolerations: dict[str, Any], driver: str = DRIVER, pool: str = "n/gpu
 
 
 @pytest.mark.parametrize("mode", ["auto", "evict", "delete"])
-def test_the_longest_periods_of_the_api_are_decided_about(mode: Mode) -> None:
+def test_the_longest_periods_of_the_api_are_decided_about(mode: EvictionMode) -> None:
     """64 bits of seconds are beyond the calendar."""
     longest = (1 << 63) - 1
     toleration = {"key": f"{DRIVER}/reclaim", "operator": "Exists", "tolerationSeconds": longest}
@@ -87,7 +87,7 @@ def controlled_by(kind: str) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("mode", ["taint", "auto", "evict", "delete"])
-def test_exempt_pods_are_never_evicted(object_: dict[str, Any], reason: str, mode: Mode) -> None:
+def test_exempt_pods_are_never_evicted(object_: dict[str, Any], reason: str, mode: EvictionMode) -> None:
     for seconds in (0, 3, 117, 200):
         decision = decide(object_, claim(), context(seconds, mode=mode))
         assert decision.act == "leave" and reason in decision.why
@@ -114,7 +114,9 @@ def test_taint_mode_leaves_all_pods_to_the_taint() -> None:
         (500, "delete", "delete", 1),
     ],
 )
-def test_the_time_determines_eviction_or_deletion(seconds: float, mode: Mode, act: str, grace: int | None) -> None:
+def test_the_time_determines_eviction_or_deletion(
+    seconds: float, mode: EvictionMode, act: str, grace: int | None
+) -> None:
     decision = decide(pod(), claim(), context(seconds, mode=mode))
     assert (decision.act, decision.grace) == (act, grace)
 
@@ -170,10 +172,12 @@ def deleted(deleted_at: float, grace: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "act", "evict_first"), [("auto", "delete", True), ("delete", "delete", True), ("evict", "evict", False)]
 )
-def test_a_pod_with_a_long_grace_period_is_not_left_to_the_taint(mode: Mode, act: str, evict_first: bool) -> None:
+def test_a_pod_with_a_long_grace_period_is_not_left_to_the_taint(
+    mode: EvictionMode, act: str, evict_first: bool
+) -> None:
     decision = decide(pod(600), claim(), context(0.1, mode=mode, deadline=30))
     assert (decision.act, decision.grace, decision.evict_first) == (act, 27, evict_first)
-    assert "longer than the host has" in decision.why
+    assert "longer than the remaining time" in decision.why
     assert decide(pod(600), claim(), context(0.1, mode="taint", deadline=30)).act == "leave"
     assert decide(pod(600), claim(), context(0.1, mode=mode, deadline=None)).act == "wait", (
         "the remaining time is unknown"
@@ -201,7 +205,7 @@ def test_a_tolerating_pod_is_evicted_just_before_its_time_ends() -> None:
     ],
 )
 def test_a_grace_period_beyond_the_deadline_is_shortened(
-    object_: dict[str, Any], mode: Mode, act: str, grace: int | None
+    object_: dict[str, Any], mode: EvictionMode, act: str, grace: int | None
 ) -> None:
     decision = decide(object_, claim(), context(3, mode=mode))
     assert (decision.act, decision.grace) == (act, grace)
@@ -222,7 +226,7 @@ def test_a_grace_period_is_shortened_once() -> None:
     deleted_at=st.none() | st.integers(0, 900),
 )
 def test_no_grace_period_is_zero_or_beyond_the_deadline(
-    seconds: float, deadline: float | None, grace: int | None, mode: Mode, deleted_at: int | None
+    seconds: float, deadline: float | None, grace: int | None, mode: EvictionMode, deleted_at: int | None
 ) -> None:
     object_ = pod(grace) if deleted_at is None else deleted(deleted_at, grace or 30)
     context_ = context(seconds, mode=mode, deadline=deadline)
@@ -235,7 +239,10 @@ def test_no_grace_period_is_zero_or_beyond_the_deadline(
 
 
 def run_evictor(
-    pods: FakePods, scenario: Callable[[ReleaseTracker], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
+    pods: FakePods,
+    scenario: Callable[[ReleaseTracker], Awaitable[None]],
+    mode: EvictionMode = "auto",
+    deadline: float = 60,
 ) -> Counter[tuple[str, str]]:
     """Run an evictor on one claim with a notice 10 s ago; its clock stands still."""
     now = datetime.now(UTC)

@@ -27,7 +27,7 @@ _ONLYDIR = 0x01000000
 
 
 class FileWatch:
-    """From `start` to `stop`, on the running event loop."""
+    """Calls back after changes in the directory of a file, from `start` to `stop`, on the running event loop."""
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         """`changed` is called after a burst of events of the directory, which may be about other files of it."""

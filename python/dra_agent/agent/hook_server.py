@@ -27,7 +27,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class HookServer:
-    """From `start` to `stop`.
+    """Calls the handler of each task that a hook of a starting container sends, from `start` to `stop`.
 
     With several agents on one node, the last one that started serves hooks, from the state on disk.
     """

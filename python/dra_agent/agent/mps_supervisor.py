@@ -21,7 +21,10 @@ RECORD_TIMEOUT_S = 60.0
 
 
 class MpsSupervisor:
-    """From `start` to `stop`; does nothing on a host where nothing is or was shared."""
+    """Restarts MPS daemons that ended, and reports devices whose daemon fails, from `start` to `stop`.
+
+    It does nothing on a host where nothing is or was shared.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ decide whether a NIC is an uplink, but together with routes, which change withou
 
 
 class RefreshLoop:
-    """Refreshes the hardware from `start` to `stop`."""
+    """Refreshes the devices after uevents and at an interval, from `start` to `stop`."""
 
     def __init__(
         self, hardware: DeviceState, *, thread: MonitoredThread, changed: Callable[[], None], follows_kernel: bool

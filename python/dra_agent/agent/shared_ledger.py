@@ -25,7 +25,10 @@ TIMEOUT_S = 5.0
 
 
 class SharedLedger:
-    """From `start` to `stop`. Runs on the event loop, and waits on a separate thread."""
+    """Reads the changes of other agents at an interval while they run, from `start` to `stop`.
+
+    Runs on the event loop, and waits on a separate thread.
+    """
 
     def __init__(
         self,

@@ -53,7 +53,10 @@ class DeviceTaints(Protocol):
 
 
 class BindingService:
-    """Works from `start` to `stop`. Lives on the event loop."""
+    """Prepares claims that wait for binding conditions, and writes their conditions, from `start` to `stop`.
+
+    Lives on the event loop.
+    """
 
     def __init__(
         self,

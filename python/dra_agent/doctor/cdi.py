@@ -28,7 +28,7 @@ def check_cdi(context: CheckContext) -> Iterator[Finding]:
             yield warning(message, str(file.path), "fix the file: a later runtime may refuse it")
     for conflict in registry.conflicts:
         yield problem(
-            f"{conflict.name} is defined twice, so runtimes know it no more",
+            f"{conflict.name} is defined twice, so runtimes ignore both definitions",
             " and ".join(map(str, conflict.paths)),
             "remove one of the files",
         )

@@ -70,7 +70,7 @@ def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
         yield ok(text, runtime.name)
     elif version < runtime.cdi_since:
         since = ".".join(map(str, runtime.cdi_since[:2]))
-        yield warning(f"{text} knows no CDI", runtime.name, f"install {since} or newer")
+        yield warning(f"{text} does not support CDI", runtime.name, f"install {since} or newer")
     else:
         yield _configured(context, runtime, version, text)
 

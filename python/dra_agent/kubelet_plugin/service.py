@@ -61,7 +61,7 @@ class _Call:
         """Log the call, and return its response."""
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
-                "call answered",
+                "call completed",
                 extra={
                     "method": self._operation.method,
                     "request": self._number,
@@ -76,10 +76,10 @@ class _Call:
         """Log the error of a claim, and return the one for the kubelet."""
         extra = {"method": self._operation.method, "request": self._number, "claim": claim.uid}
         if isinstance(error, AgentError):
-            log.warning("call not done for a claim", extra={**extra, "reason": str(error)})
+            log.warning("call failed for a claim", extra={**extra, "reason": str(error)})
             return error
         # One claim's bug must not fail its neighbours, or the server.
-        log.error("call not done for a claim", extra=extra, exc_info=error)
+        log.error("call failed for a claim", extra=extra, exc_info=error)
         return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
 
 

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """From `start` to `stop`. All methods belong on the event loop; `reading` may be called from any thread.
+    """Writes the ResourceSlices of this node whenever its devices change, from `start` to `stop`.
 
+    All methods belong on the event loop; `reading` may be called from any thread.
     After `stop` the slices remain: the next agent adopts them, and the kubelet removes them when none comes.
     """
 

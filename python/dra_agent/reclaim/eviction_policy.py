@@ -19,7 +19,7 @@ from dra_agent.clock import STEADY
 from dra_agent.inventory.model import is_pool_of
 from dra_agent.reclaim.announcements import TAINT_NAME
 
-Mode = Literal["taint", "auto", "evict", "delete"]
+EvictionMode = Literal["taint", "auto", "evict", "delete"]
 """taint: leave everything to Kubernetes.
 
 evict: the Eviction API, which respects PodDisruptionBudgets. delete: delete pods that cannot be evicted at once.
@@ -61,7 +61,7 @@ class EvictionContext(msgspec.Struct, frozen=True):
     deadline: datetime | None
     node: str
     driver: str
-    mode: Mode
+    mode: EvictionMode
 
     @property
     def remaining(self) -> timedelta | None:
@@ -74,7 +74,7 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
     if why := _untouchable(pod, context):
         return Decision("leave", why)
     if context.mode == "taint":
-        return Decision("leave", "nothing but the taint is configured")
+        return Decision("leave", "eviction is not configured (reclaim.evict is taint)")
     if pod["metadata"].get("deletionTimestamp"):
         return _being_deleted(pod, context)
     tolerated_until = _tolerated_until(claim, context)
@@ -99,7 +99,7 @@ def _move(pod: Mapping[str, Any], context: EvictionContext) -> Decision:
     own, remaining = _grace(pod), context.remaining
     shortened = own if remaining is None else max(1, min(own, int(remaining.total_seconds())))
     late = _exceeds_deadline(pod, context)
-    why = "its grace period is longer than the host has" if late else "the taint did not move it"
+    why = "its grace period is longer than the remaining time" if late else "the taint did not move it"
     if context.mode == "delete":
         return Decision("delete", why, shortened, evict_first=True)
     near = remaining is not None and remaining <= timedelta(seconds=own) + DELETE_MARGIN
@@ -118,7 +118,7 @@ def _being_deleted(pod: Mapping[str, Any], context: EvictionContext) -> Decision
     shortened = max(1, int(remaining.total_seconds()))
     if int(pod["metadata"].get("deletionGracePeriodSeconds") or _DEFAULT_GRACE_S) <= shortened:
         return Decision("wait", "it is being deleted")
-    return Decision("delete", "its grace period is longer than the host has", shortened)
+    return Decision("delete", "its grace period is longer than the remaining time", shortened)
 
 
 def _untouchable(pod: Mapping[str, Any], context: EvictionContext) -> str:
@@ -134,12 +134,15 @@ def _untouchable(pod: Mapping[str, Any], context: EvictionContext) -> str:
     if any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners):
         return "it belongs to a DaemonSet"
     if annotations.get(f"{context.driver}/{TAINT_NAME}") == KEEP:
-        return "by its annotation"
+        return f"its annotation {context.driver}/{TAINT_NAME} is {KEEP}"
     return ""
 
 
 def _tolerated_until(claim: Mapping[str, Any], context: EvictionContext) -> datetime | None:
-    """Until when the claim tolerates the taint; None for as long as it is there. The least patient device counts."""
+    """Return until when the claim tolerates the taint; None for as long as it is there.
+
+    The shortest toleration of its devices counts.
+    """
     ends = [
         _end(result.get("tolerations") or [], context)
         for result in results_of(claim, context.driver)

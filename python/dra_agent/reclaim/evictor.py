@@ -16,7 +16,7 @@ from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError, ThrottledError
 from dra_agent.reclaim.claim_pods import PodClient
-from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, decide
+from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, EvictionMode, decide
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.status import ClaimReleaseStatus
@@ -94,7 +94,7 @@ class PodActions:
 
 
 class Evictor:
-    """Works for one notice, from `run` until it is cancelled."""
+    """Evicts the pods of claims in time during one notice, from `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Evictor:
         claims: ReleaseTracker,
         reclaim: ReclaimService,
         *,
-        mode: Mode,
+        mode: EvictionMode,
         node: str,
         driver: str,
         is_leader: Callable[[], bool] = lambda: True,

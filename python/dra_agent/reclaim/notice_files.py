@@ -51,7 +51,10 @@ def notice_of(state: ReclaimState, to_wall: Callable[[datetime], datetime] = STE
 
 
 class NoticeFiles:
-    """From `start` to `stop`. Lives on the event loop."""
+    """Writes each change of the reclaim into the notice files of claims, from `start` to `stop`.
+
+    Lives on the event loop.
+    """
 
     def __init__(self, directory: NoticeDirectory) -> None:
         """`directory` has the current content from the state of the reclaim."""

@@ -19,7 +19,7 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import NotFoundError
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex, PodClient
-from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, decide
+from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, EvictionMode, decide
 from dra_agent.reclaim.evictor import Evictor, PodActions
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
@@ -39,7 +39,7 @@ class EarlyEvictor:
         pods: Iterable[ClaimPod],
         actions: PodActions,
         *,
-        mode: Mode,
+        mode: EvictionMode,
         node: str,
         driver: str,
         is_leader: Callable[[], bool] = lambda: True,
@@ -95,14 +95,14 @@ class PodEviction:
         reclaim: ReclaimService,
         ledger: JournalLedger,
         *,
-        mode: Mode,
+        mode: EvictionMode,
         node: str,
         driver: str,
         is_leader: Callable[[], bool],
     ) -> None:
         """`is_leader`: whether this agent acts, of several in a rolling update."""
         self._reclaim = reclaim
-        self._mode: Mode = mode
+        self._mode: EvictionMode = mode
         self._node = node
         self._driver = driver
         self._is_leader = is_leader

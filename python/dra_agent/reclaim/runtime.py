@@ -25,7 +25,7 @@ FOLLOW_INTERVAL_S = 0.25
 
 
 class ReclaimRuntime:
-    """From `start` to `stop`."""
+    """Runs the reclaim service with its sources, notice files and control socket, from `start` to `stop`."""
 
     def __init__(
         self,

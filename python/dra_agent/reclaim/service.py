@@ -62,7 +62,10 @@ class Drain(Protocol):
 
 
 class ReclaimService:
-    """From `start` to `stop`."""
+    """Merges the signals of all sources, saves the state, and notifies the components that act on it.
+
+    Works from `start` to `stop`.
+    """
 
     def __init__(
         self,
