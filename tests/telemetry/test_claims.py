@@ -14,6 +14,7 @@ from telemetry.rig import Rig, claim, held
 
 GPU = "gpu-0000-00-04-0"
 NIC = "nic-0000-00-05-0"
+NOT_SUPPORTED = 3
 
 
 def load(root: Path, *, percent: int = 0, joules: int = 0, **values: int) -> None:
@@ -76,6 +77,28 @@ def test_idle_time_is_counted_between_samples_that_are_close(rig: Rig, root: Pat
     load(root, percent=0)
     rig.sample(after_s=500)
     assert rig.of_claim("idle_seconds_total", "train", GPU) == 20
+
+
+def test_time_between_a_sample_with_work_and_one_without_is_not_idle(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    for percent, idle_s in ((50, 0), (0, 0), (50, 0), (0, 0), (0, 10), (50, 10)):
+        load(root, percent=percent)
+        rig.sample()
+        assert rig.of_claim("idle_seconds_total", "train", GPU) == idle_s
+
+
+def test_a_sample_without_utilization_is_not_idle(rig: Rig, root: Path) -> None:
+    rig.entries = [claim("train", held(GPU))]
+    load(root)
+    rig.sample()
+    inject.fail(root, "nvmlDeviceGetUtilizationRates", NOT_SUPPORTED)
+    rig.sample()
+    inject.clear(root)
+    load(root)
+    rig.sample()
+    assert rig.of_claim("idle_seconds_total", "train", GPU) == 0
+    rig.sample()
+    assert rig.of_claim("idle_seconds_total", "train", GPU) == 10
 
 
 def test_counters_survive_a_restart_of_the_agent(rig: Rig, root: Path) -> None:

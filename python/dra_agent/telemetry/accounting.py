@@ -41,6 +41,8 @@ class ClaimUsage(msgspec.Struct, omit_defaults=True):
     """Since the first sample of the claim, by names of COUNTERS."""
     idle_seconds: float | None = None
     """None: its utilization was never known."""
+    utilization_ratio: float | None = None
+    """In the last sample; None: it was not known."""
 
 
 class TelemetryFailure(msgspec.Struct, frozen=True):
@@ -93,16 +95,19 @@ class Accounting:
         for usage in saved:
             self._usage[usage.claim.uid, usage.device] = usage
 
-    def add(self, claim: ClaimRef, device: str, sample: DeviceSample, now_s: float, period_s: float) -> list[str]:
+    def add(
+        self, claim: ClaimRef, device: str, sample: DeviceSample, now_s: float, period_s: float, *, has_average: bool
+    ) -> list[str]:
         """Count the time since the last sample of this claim. Returns problems.
 
-        `now_s` is seconds since boot, `period_s` the seconds from one sample to the next.
+        `now_s` is seconds since boot, `period_s` the seconds from one sample to the next. `has_average`: the
+        utilization is of all the time since the sample before; else of a moment, so that both samples must be 0.
         """
         usage = self._usage.get((claim.uid, device))
         if usage is None:
             usage = self._usage[claim.uid, device] = ClaimUsage(claim, device, sampled_at=now_s, boot_id=self._boot_id)
         if usage.boot_id != self._boot_id:
-            usage.raw, usage.boot_id, usage.sampled_at = {}, self._boot_id, now_s
+            usage.raw, usage.boot_id, usage.sampled_at, usage.utilization_ratio = {}, self._boot_id, now_s, None
         elapsed_s, problems = now_s - usage.sampled_at, []
         raw = dict(usage.raw)
         for name in COUNTERS:
@@ -119,9 +124,10 @@ class Accounting:
             raw[name] = value, now_s
         if sample.gpu_utilization_ratio is not None:
             # A longer step has time that no sample covers: the agent was stopped, or the source did not respond.
-            counts = sample.gpu_utilization_ratio == 0 and 0 < elapsed_s <= MAX_IDLE_STEP_PERIODS * period_s
-            usage.idle_seconds = (usage.idle_seconds or 0.0) + (elapsed_s if counts else 0.0)
-        usage.raw, usage.sampled_at = raw, now_s
+            is_covered = 0 < elapsed_s <= MAX_IDLE_STEP_PERIODS * period_s
+            is_idle = sample.gpu_utilization_ratio == 0 and (has_average or usage.utilization_ratio == 0)
+            usage.idle_seconds = (usage.idle_seconds or 0.0) + (elapsed_s if is_covered and is_idle else 0.0)
+        usage.raw, usage.sampled_at, usage.utilization_ratio = raw, now_s, sample.gpu_utilization_ratio
         return problems
 
     def keep_only(self, claims: Mapping[str, Collection[str]]) -> None:

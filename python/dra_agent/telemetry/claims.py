@@ -47,6 +47,19 @@ def same_before_and_after(before: Holders, after: Holders) -> Holders:
     return {name: claim for name, claim in after.items() if before.get(name) == claim}
 
 
+def average_utilization(inventory: Inventory, samples: Mapping[str, DeviceSample]) -> frozenset[str]:
+    """Return the devices whose claims have a utilization that is an average since the sample before.
+
+    Of a partition it is the device's own, and where the device has none, it is counted by process.
+    """
+    return frozenset(
+        device.name
+        for device in inventory.devices
+        if device.name in samples
+        and ("parent" in device.identity or samples[device.name].gpu_utilization_ratio is None)
+    )
+
+
 class AverageOwners:
     """Withholds averages since the reading before from claims that have held their device for a shorter time."""
 

@@ -22,7 +22,13 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.prepare.record import created_uuids
 from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFailure
-from dra_agent.telemetry.claims import AverageOwners, Holders, exclusive_holders, same_before_and_after
+from dra_agent.telemetry.claims import (
+    AverageOwners,
+    Holders,
+    average_utilization,
+    exclusive_holders,
+    same_before_and_after,
+)
 from dra_agent.telemetry.model import DeviceSample, IncompleteError, TelemetrySource
 from dra_agent.telemetry.plausibility import drop_impossible
 from dra_agent.telemetry.process_reader import ProcessReader
@@ -151,9 +157,11 @@ class Sampler:
         shares = self._averages.withhold(holders, samples, inventory, shares)
         now = self._now()
         period_s = max(self._interval_s, now - began_at)
+        averages = average_utilization(inventory, samples)
         for name, claim in holders.items():
             if (sample := samples.get(name)) is not None:
-                problems = accounting.add(claim, name, shares.get((claim, name), sample), now, period_s)
+                own = shares.get((claim, name), sample)
+                problems = accounting.add(claim, name, own, now, period_s, has_average=name in averages)
                 failures += [TelemetryFailure("counters", name, problem) for problem in problems]
         # In every state: a claim is prepared again after a reboot, and keeps its counters.
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
