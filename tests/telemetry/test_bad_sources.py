@@ -36,6 +36,23 @@ def test_more_than_all_of_a_gpu_is_not_a_value(rig: Rig, root: Path) -> None:
     assert rig.series()['dra_agent_telemetry_failing_devices{source="nvml"}'] == 1
 
 
+def test_sources_have_a_series_before_their_first_failure(rig: Rig, root: Path) -> None:
+    def counts() -> dict[str, float]:
+        name = "dra_agent_telemetry_failing_devices{"
+        return {series.split('"')[1]: value for series, value in rig.series().items() if series.startswith(name)}
+
+    assert counts() == {}, "nothing is sampled yet"
+    inject.load(root, "0", utilization=(1, 1), energy_millijoules=0)
+    rig.sample()
+    sources = ("counters", "nvml", "processes", "sysfs-network")
+    assert counts() == dict.fromkeys(sources, 0)
+    inject.load(root, "0", utilization=(200, 10), energy_millijoules=0)
+    rig.sample()
+    assert counts() == {**dict.fromkeys(sources, 0), "nvml": 1}
+    rig.now_s += 10 * rig.interval_s
+    assert counts() == {**dict.fromkeys(sources, 0), "nvml": 1}, "also while samples are too old"
+
+
 def test_a_counter_that_goes_back_loses_one_step(rig: Rig, root: Path) -> None:
     rig.entries = [claim("train", held(GPU))]
     for joules in (1000, 1500, 20, 120):

@@ -97,7 +97,8 @@ class TelemetryMetrics:
 def _failures(snapshot: TelemetrySnapshot) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    failing: dict[str, set[str]] = {}
+    # A series that starts at 1 hides its first increase, and an alert on a missing series cannot be resolved.
+    failing: dict[str, set[str]] = {source: set() for source in snapshot.sources}
     for failure in snapshot.failures:
         failing.setdefault(failure.source, set()).add(failure.device)
     family = GaugeMetricFamily(

@@ -43,6 +43,8 @@ MAX_THREADS = 32
 """Devices that can hang at the same time while others are still read."""
 STALE_AFTER_PERIODS = 3
 """Periods after which a sample is no longer a current value."""
+CHECKS = ("counters", "processes")
+"""Failures with these names as source are found in the values of several samples, and of several processes."""
 
 
 class TelemetrySnapshot(msgspec.Struct, frozen=True):
@@ -56,6 +58,8 @@ class TelemetrySnapshot(msgspec.Struct, frozen=True):
     """Values of claims that are not those of their device, where they are known: of shares, and counted by process."""
     usage: tuple[ClaimUsage, ...] = ()
     failures: tuple[TelemetryFailure, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Names of sources that failures of this host can have."""
     sampled_at: float = 0.0
     """Seconds since boot."""
     period_s: float = 0.0
@@ -128,7 +132,7 @@ class Sampler:
         snapshot = self._snapshot
         # The first hang of a device makes a sample longer by its timeout.
         if self._now() - snapshot.sampled_at > STALE_AFTER_PERIODS * snapshot.period_s + self._device_timeout_s:
-            return TelemetrySnapshot(failures=snapshot.failures)
+            return TelemetrySnapshot(failures=snapshot.failures, sources=snapshot.sources)
         return snapshot
 
     def sample(self) -> None:
@@ -167,8 +171,9 @@ class Sampler:
         accounting.keep_only({entry.uid: {held.device for held in entry.devices} for entry in entries})
         self._report(failures)
         accounting.save(failures, now, period_s)
+        sources = tuple(sorted({*CHECKS, *self._sources.loaded()}))
         usage = accounting.usage()
-        self._snapshot = TelemetrySnapshot(samples, holders, shares, usage, tuple(failures), now, period_s)
+        self._snapshot = TelemetrySnapshot(samples, holders, shares, usage, tuple(failures), sources, now, period_s)
 
     def _continued(self) -> Accounting:
         """Load the counters of claims. XIDs count on from there: the agent itself counts them from 0."""

@@ -45,6 +45,10 @@ class SourceRegistry:
         source = self._processes[name]
         return source if source.can_read(device) else None
 
+    def loaded(self) -> set[str]:
+        """Return the names of the sources that a device has needed so far."""
+        return {source.name for source in (*self._loaded.values(), *self._processes.values()) if source is not None}
+
     def close(self) -> None:
         """Close the libraries of the sources."""
         for source in (*self._loaded.values(), *self._processes.values()):
