@@ -17,16 +17,8 @@ from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from deploy.every_metric import exported_types
 from deploy.rendering import CHART, ROOT, RefusedError, Render, container, only_object
-from dra_agent.inventory.model import Inventory
-from dra_agent.metrics.api_server import PublishMetrics
-from dra_agent.metrics.config import ConfigMetrics
-from dra_agent.metrics.reclaim import ReclaimSnapshot
-from dra_agent.metrics.registry import Metrics
-from dra_agent.metrics.snapshot import MetricsSnapshot
-from dra_agent.metrics.telemetry import TelemetryMetrics
-from dra_agent.publish import PublisherStats
-from dra_agent.telemetry.sampler import TelemetrySnapshot
 
 FOLDER = CHART / "files/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -55,16 +47,8 @@ def expressions() -> list[str]:
 
 def exported() -> set[str]:
     """Return the names that an agent exports, with those of histograms."""
-    stats = PublisherStats(
-        writes={}, errors={}, slices=0, pending=(), last_write=1.0, lag_s=0.0, unpublishable=0, problems=()
-    )
-    reclaim = ReclaimSnapshot(deadline=1.0, tainted_after=1.0, claims={"prepared": 0})
-    metrics = Metrics(lambda: MetricsSnapshot(reclaim=reclaim))
-    metrics.add(PublishMetrics(lambda: stats, {}))
-    metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
-    metrics.add(TelemetryMetrics(TelemetrySnapshot, Inventory, "n", set, claim_labels=True))
-    types = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render()[0].decode(), re.MULTILINE)
-    return {name for name, _ in types} | {f"{name}_bucket" for name, kind in types if kind == "histogram"}
+    types = exported_types()
+    return {*types} | {f"{name}_bucket" for name, kind in types.items() if kind == "histogram"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
