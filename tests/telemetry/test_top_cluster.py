@@ -245,6 +245,20 @@ def test_the_memory_of_partitions_is_that_of_their_gpu(fake_api: FakeApi, top: T
     assert (node["memory_used_bytes"], node["devices"]) == (3 << 30, 4)
 
 
+def test_an_average_power_is_shown_where_a_gpu_reports_no_power(fake_api: FakeApi, top: Top) -> None:
+    series = "".join(
+        f'dra_agent_device_{name}{{device="{device}",family="gpu",pool="node-1/gpu",product="P"}} {watts}\n'
+        for device, name, watts in (("gpu-a", "average_power_watts", 40), ("gpu-b", "power_watts", 70))
+    )
+    add_agent(fake_api, "node-1", "# TYPE dra_agent_telemetry_failing_devices gauge\n" + series)
+    code, text, _ = top("--sort", "power")
+    assert code == 0
+    rows = [line.split() for line in text.splitlines()]
+    assert next(row for row in rows if row[0:1] == ["node-1"])[5] == "110W"
+    assert [row[1] for row in rows if row[1:2] in (["gpu-a"], ["gpu-b"])] == ["gpu-b", "gpu-a"]
+    assert "40W" in next(row for row in rows if row[1:2] == ["gpu-a"])
+
+
 def test_an_endpoint_that_hangs_costs_its_own_values(
     cluster: FakeApi, top: Top, monkeypatch: pytest.MonkeyPatch, end: threading.Event
 ) -> None:

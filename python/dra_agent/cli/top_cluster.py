@@ -204,16 +204,16 @@ def _claim(
 
 
 def _node(node: str, endpoint: str, devices: Sequence[DeviceValues], problem: str) -> NodeValues:
-    from dra_agent.cli.top_tables import NodeValues
+    from dra_agent.cli.top_tables import NodeValues, power_of
 
     def known(field: str) -> dict[str, Any]:
         return {one.device: value for one in devices if (value := getattr(one.values, field)) is not None}
 
-    def summands(field: str) -> list[Any]:
-        values = known(field)
+    def summands(values: dict[str, Any]) -> list[Any]:
         return [value for name, value in values.items() if not _is_part(name, values)]
 
-    used, limits, power = map(summands, ("memory_used_bytes", "memory_limit_bytes", "power_watts"))
+    used, limits = (summands(known(field)) for field in ("memory_used_bytes", "memory_limit_bytes"))
+    power = summands({one.device: watts for one in devices if (watts := power_of(one.values)) is not None})
     busy, heat = (list(known(field).values()) for field in ("gpu_utilization_ratio", "temperature_celsius"))
     return NodeValues(
         node,

@@ -171,7 +171,7 @@ def _device_cells(one: DeviceValues) -> list[object]:
         one.device,
         _percent(values.gpu_utilization_ratio),
         _memory(values.memory_used_bytes, values.memory_limit_bytes),
-        _rounded(values.power_watts, "W"),
+        _rounded(power_of(values), "W"),
         _rounded(values.temperature_celsius, "C"),
         ", ".join(one.claims),
         one.product,
@@ -191,12 +191,17 @@ def _claim_cells(one: ClaimValues) -> list[object]:
         one.device,
         _percent(values.gpu_utilization_ratio),
         _memory(values.memory_used_bytes, values.memory_limit_bytes),
-        _rounded(values.power_watts, "W"),
+        _rounded(power_of(values), "W"),
         _rounded(values.temperature_celsius, "C"),
         None if one.idle_seconds is None else duration(int(one.idle_seconds)),
         *_activity(values),
         None if values.energy_joules is None else f"{values.energy_joules / 1000:.1f}kJ",
     ]
+
+
+def power_of(values: DeviceSample) -> float | None:
+    """Return the power, or its average since the sample before where the driver only counts energy."""
+    return values.average_power_watts if values.power_watts is None else values.power_watts
 
 
 def _activity(values: DeviceSample) -> list[object]:
@@ -243,7 +248,7 @@ def _value_key(values: DeviceSample | NodeValues, field: str) -> tuple[object, .
     value = {
         "utilization": values.gpu_utilization_ratio,
         "memory": values.memory_used_bytes,
-        "power": values.power_watts,
+        "power": values.power_watts if isinstance(values, NodeValues) else power_of(values),
         "temperature": values.temperature_celsius,
     }.get(field)
     return (value is None, -(value or 0))

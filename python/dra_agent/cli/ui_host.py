@@ -97,6 +97,7 @@ def _note(shown: ShownHost) -> str:
 
 
 def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None) -> DeviceView:
+    from dra_agent.cli.top_tables import power_of
     from dra_agent.telemetry.model import DeviceSample
 
     sample = DeviceSample() if values is None else values.values
@@ -113,7 +114,7 @@ def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None)
         utilization_ratio=sample.gpu_utilization_ratio,
         memory_used_bytes=sample.memory_used_bytes,
         memory_limit_bytes=sample.memory_limit_bytes,
-        power_watts=sample.power_watts,
+        power_watts=power_of(sample),
         temperature_celsius=sample.temperature_celsius,
     )
 

@@ -25,6 +25,8 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = None
     power_watts: float | None = None
+    average_power_watts: float | None = None
+    """Of drivers that only count energy: an average since the reading before."""
     power_limit_watts: float | None = None
     temperature_celsius: float | None = None
     sm_clock_hertz: float | None = None
@@ -68,7 +70,7 @@ COUNTERS = (
 )
 """Fields that only grow while the driver stays loaded."""
 GAUGES = tuple(name for name in DeviceSample.__struct_fields__ if name not in COUNTERS and name != "throttle_reasons")
-AVERAGES = ("sm_activity_ratio", "tensor_activity_ratio", "memory_bandwidth_ratio")
+AVERAGES = ("sm_activity_ratio", "tensor_activity_ratio", "memory_bandwidth_ratio", "average_power_watts")
 """Gauges of the time since the reading before; others are of now, or of a short period that the driver chose."""
 PARTITION_AVERAGES = ("gpu_utilization_ratio", *AVERAGES)
 """The same of a partition of a GPU."""

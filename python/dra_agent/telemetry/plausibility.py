@@ -23,6 +23,7 @@ _RANGES = {
     "memory_used_bytes": (0, 1 << 50),
     "memory_limit_bytes": (1, 1 << 50),
     "power_watts": (0.0, MAX_POWER_WATTS),
+    "average_power_watts": (0.0, MAX_POWER_WATTS),
     "power_limit_watts": (0.0, MAX_POWER_WATTS),
     "temperature_celsius": (-50.0, 200.0),
     "sm_clock_hertz": (0.0, 1e11),

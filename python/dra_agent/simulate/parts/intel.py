@@ -63,6 +63,7 @@ def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
         link=LinkState(4, 16),
         bars=(Bar(16 * _MIB, prefetchable=True), Bar(_FLEX_MEMORY, prefetchable=True)),
         roles=(_nodes(card, share),),
+        attributes=_sensors(card, "i915", 150, temp1_input=40_000),
         sriov=Sriov(31, 0x56C0, functions=functions),
     )
     link = LinkState(4, 16)
@@ -103,7 +104,13 @@ def battlemage(
         link=LinkState(5, board.width),
         bars=(Bar(16 * _MIB, prefetchable=True), Bar(32 * _GIB, prefetchable=True)),
         roles=(*roles(0, board.usable_bytes), *provisioning),
-        attributes={"tile0/gt0/freq0/max_freq": 2400, "tile0/gt0/engines/ccs/name": "ccs"},
+        attributes={
+            "tile0/gt0/freq0/max_freq": 2400,
+            "tile0/gt0/freq0/act_freq": 0,
+            "tile0/gt0/freq0/throttle/status": 0,
+            "tile0/gt0/engines/ccs/name": "ccs",
+            **_sensors(card, "xe", 200, energy2_input=0, temp2_input=40_000, temp3_input=42_000),
+        },
         sriov=Sriov(_TOTAL_VFS, board.device, functions=functions),
     )
 
@@ -113,5 +120,17 @@ def _flex_vf(address: str, card: int, memory: int) -> Function:
 
 
 def _nodes(card: int, memory: int) -> DrmNodes:
-    attributes = {"lmem_total_bytes": memory, "lmem_avail_bytes": memory, "gt/gt0/rps_max_freq_mhz": 2050}
+    attributes = {
+        "lmem_total_bytes": memory,
+        "lmem_avail_bytes": memory,
+        "gt/gt0/rps_max_freq_mhz": 2050,
+        "gt/gt0/rps_act_freq_mhz": 0,
+        "gt/gt0/throttle_reason_status": 0,
+    }
     return DrmNodes(card, 128 + card, attributes)
+
+
+def _sensors(number: int, driver: str, limit_watts: int, **files: int) -> dict[str, str | int]:
+    """Return the files of an idle GPU's sensors, after the kernel's ABI documents sysfs-driver-intel-*-hwmon."""
+    own = {"name": driver, "energy1_input": 0, "power1_max": limit_watts * 1_000_000}
+    return {f"hwmon/hwmon{number}/{name}": value for name, value in {**own, **files}.items()}
