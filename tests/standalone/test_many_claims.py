@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.standalone import intake
+from dra_agent.standalone import evaluation, intake
 from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone import service as service_module
@@ -109,6 +111,74 @@ def test_a_new_device_retries_all_claims(counted: ClaimQueue, devices: Any, clai
     counted.devices_changed()
     counted.reconcile()
     assert phases(counted) == {"big": "Prepared", "huge": "Pending"}
+
+
+def test_what_waiting_claims_have_in_common_is_read_once_for_many_of_them(
+    tmp_path: Path, preparer: Any, devices: Any, clock: Any, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements, notes = list[str](), list[str]()
+    connect, open_file = sqlite3.connect, os.open
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    def counted(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name == evaluation.FILE:
+            notes.append(path)
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    monkeypatch.setattr(os, "open", counted)
+    store = Store(tmp_path)
+    queue = ClaimQueue(store, node="n", slices=list, allocator=devices, preparer=preparer, clock=clock)
+    devices.names = [f"gpu-{number}" for number in range(500)]
+    queue.apply([CLASS, claim("holder"), claim("most", 499), *(claim(f"c{count}", count) for count in range(2, 402))])
+    queue.apply([claim("small")])
+    queue.reconcile()
+    del statements[:], notes[:]
+    queue.delete("default", "holder")
+    queue.reconcile()
+    assert phases(queue)["small"] == "Prepared", "400 older claims with different specs were tried before it"
+    queries = [statement for statement in statements if statement.startswith("SELECT")]
+    assert len(queries) < 40, queries[:50]
+    assert len(notes) < 20
+    store.close()
+
+
+def test_a_claim_that_is_deleted_while_its_batch_is_tried_gets_no_devices(
+    counted: ClaimQueue, allocator: CountingAllocator, claim: Any
+) -> None:
+    counted.apply([claim(f"c{count}", count) for count in range(3, 30)])
+    counted.reconcile()
+
+    def delete_the_next() -> None:
+        allocator.before = lambda: None
+        counted.delete("default", "c29")
+
+    counted.devices_changed()
+    allocator.before = delete_the_next
+    del allocator.calls[:]
+    counted.reconcile()
+    assert "c28" in allocator.calls and "c29" not in allocator.calls
+
+
+def test_a_class_that_changes_while_a_batch_is_tried_has_its_claims_tried_with_it(
+    counted: ClaimQueue, allocator: CountingAllocator, claim: Any
+) -> None:
+    counted.apply([claim(f"c{count}", count) for count in range(3, 12)])
+    counted.apply([claim("uses-new", class_name="new"), claim("also", 2, class_name="new")])
+
+    def add_the_class() -> None:
+        allocator.before = lambda: None
+        counted.apply([{"kind": "DeviceClass", "metadata": {"name": "new"}, "spec": {}}])
+
+    counted.reconcile()
+    counted.devices_changed()
+    allocator.before = add_the_class
+    counted.reconcile()
+    assert phases(counted)["uses-new"] == "Prepared"
 
 
 def test_a_reconcile_ends_at_its_time_budget(

@@ -23,6 +23,7 @@ class ClusterAllocator:
         self._slices: list[Object] = []
         self._classes: list[Object] = []
         self._held: dict[str, Object] = {}
+        self._allocated: list[Object] = []
         self._cluster: Cluster | None = None
 
     def allocate(
@@ -48,17 +49,20 @@ class ClusterAllocator:
 
     def _current(self, classes: list[Object], slices: list[Object]) -> Cluster:
         same_slices = slices is self._slices or slices == self._slices
-        if self._cluster is None or not same_slices or classes != self._classes:
+        same_classes = classes is self._classes or classes == self._classes
+        if self._cluster is None or not same_slices or not same_classes:
             self._cluster = None  # if an object cannot be read, the next query tries again
             self._cluster = Cluster(slices, classes, gates=GATES)
-            self._slices, self._classes, self._held = slices, classes, {}
+            self._slices, self._classes, self._held, self._allocated = slices, classes, {}, []
         return self._cluster
 
     def _hold(self, cluster: Cluster, allocated: list[Object]) -> None:
         """Hold the claims that are allocated now, and only those."""
+        if allocated == self._allocated:  # fast for the same objects, which are compared by identity first
+            return
         now: dict[str, Any] = {claim["metadata"]["uid"]: claim for claim in allocated}
         if gone := [claim for uid, claim in self._held.items() if uid not in now]:
             cluster.release(gone)
         if new := [claim for uid, claim in now.items() if self._held.get(uid) is not claim]:
             cluster.hold(new)
-        self._held = now
+        self._held, self._allocated = now, [*allocated]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,24 +35,28 @@ class Evaluation:
         self._stopped = False
 
     @contextmanager
-    def of(self, uid: str) -> Iterator[None]:
-        """Note that a claim is evaluated, until this ends or the process stops."""
-        self._note(uid)
-        try:
-            yield
-        finally:
-            self._note("")
+    def several(self) -> Iterator[Callable[[str], None]]:
+        """Open the note for the evaluations of several claims; the result notes the uid of the next one.
+
+        The last one is noted until this ends or the process stops.
+        """
+        with self._opened() as note:
+
+            def begin(uid: str) -> None:
+                with self._lock:
+                    if not self._stopped:  # the file may be the next process's already
+                        self._write(note, uid)
+
+            try:
+                yield begin
+            finally:
+                begin("")
 
     def stop(self) -> None:
         """Clear the file permanently: a process that is stopped was not ended by a claim."""
         with self._lock:
             self._stopped = True
-            self._write("")
-
-    def _note(self, uid: str) -> None:
-        with self._lock:
-            if not self._stopped:  # the file may be the next process's already
-                self._write(uid)
+            self._clear()
 
     def park_interrupted(self, claims: ClaimIndex) -> None:
         """Let a claim that the last process did not finish with fail, and those with the same spec."""
@@ -70,19 +74,36 @@ class Evaluation:
                     "claim is not evaluated again", extra={"claim": claim["metadata"]["uid"], "error": INTERRUPTED}
                 )
             claims.put(parked)
-        self._write("")
+        self._clear()
 
-    def _write(self, uid: str) -> None:
+    def _clear(self) -> None:
+        with self._opened() as note:
+            self._write(note, "")
+
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the file; None if that is not possible."""
         try:
             note = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.pwrite(note, uid.encode().ljust(NOTE_BYTES), 0)
-            finally:
-                os.close(note)
+        except OSError as error:
+            self._failed(error)
+            yield None
+            return
+        try:
+            yield note
+        finally:
+            os.close(note)
+
+    def _write(self, note: int | None, uid: str) -> None:
+        if note is None:
+            return
+        try:
+            os.pwrite(note, uid.encode().ljust(NOTE_BYTES), 0)
             self._works = True
         except OSError as error:
-            if self._works:
-                log.warning(
-                    "cannot note which claim is evaluated", extra={"path": str(self._path), "error": str(error)}
-                )
-            self._works = False
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if self._works:
+            log.warning("cannot note which claim is evaluated", extra={"path": str(self._path), "error": str(error)})
+        self._works = False

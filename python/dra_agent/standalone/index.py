@@ -40,6 +40,7 @@ class ClaimIndex:
         self.allocated: dict[str, Object] = {}
         """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
         self.deleting: dict[str, KnownClaim] = {}
+        self._classes: list[Object] | None = None
         load(store, CLASS)
         load(store, CLAIM, self._index)
 
@@ -71,6 +72,18 @@ class ClaimIndex:
         assert value is not None, "the index and the store have the same claims"
         return value
 
+    def read_many(self, known: Iterable[KnownClaim]) -> list[Object]:
+        """Read whole claims, in one query."""
+        keys = [one.key for one in known]
+        values = self._store.get_many(CLAIM, keys)
+        return [values[key] for key in keys]
+
+    def classes(self) -> list[Object]:
+        """Return every DeviceClass: the same list until one changes."""
+        if self._classes is None:
+            self._classes = [stored.value for stored in self._store.list(CLASS)]
+        return self._classes
+
     def all(self) -> Iterator[Object]:
         """Read every claim, oldest first."""
         return (stored.value for stored in self._store.each(CLAIM))
@@ -87,7 +100,7 @@ class ClaimIndex:
             ]
         )
         for name in classes:
-            self.waiting.class_changed(name)
+            self._class_changed(name)
         for claim in claims:
             known = self.find(*identity_of(claim))
             if known is None:
@@ -99,6 +112,17 @@ class ClaimIndex:
         self._store.delete(CLAIM, *known.key)
         self._unindex(known.uid)
         del self._by_key[known.key], self._by_uid[known.uid]
+
+    def delete_class(self, name: str) -> bool:
+        """Remove a class; return False if it does not exist."""
+        found = self._store.delete(CLASS, "", name)
+        if found:
+            self._class_changed(name)
+        return found
+
+    def _class_changed(self, name: str) -> None:
+        self._classes = None
+        self.waiting.class_changed(name)
 
     def _index(self, claim: Object, position: int) -> None:
         namespace, name = identity_of(claim)

@@ -10,6 +10,8 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 from dra_agent.api_object import Object, full_name, results_of
 from dra_agent.errors import NoSuchObjectError
@@ -30,12 +32,24 @@ from dra_agent.standalone.intake import now, store_all
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
-from dra_agent.standalone.waiting import Refusal
+from dra_agent.standalone.waiting import Group, Refusal
 
 log = logging.getLogger(__name__)
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
+MAX_BATCH_GROUPS = 64
+"""Claims with different specs that are read at a time to be tried."""
+
+
+class Try(NamedTuple):
+    """The oldest claim of a group, as it was read to be tried."""
+
+    known: KnownClaim
+    claim: Object
+    group: Group
+    version: int
+    fits_empty_host: bool | None
 
 
 class ClaimQueue:
@@ -73,6 +87,8 @@ class ClaimQueue:
         """Why nothing is allocated or prepared; empty while it is."""
         self._releasing = False
         self._stopped = False
+        self._batch_groups = 1
+        """Grows while claims are refused: the first of a batch that is allocated ends it."""
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
         """Add the claims that only the ledger has to the store, and return their names."""
@@ -127,9 +143,8 @@ class ClaimQueue:
     def delete_class(self, name: str) -> None:
         """Delete a DeviceClass; allocated claims keep their devices. Raises NoSuchObjectError."""
         with self._lock:
-            if not self._store.delete(CLASS, "", name):
+            if not self._claims.delete_class(name):
                 raise NoSuchObjectError(f"there is no DeviceClass {name}")
-            self._claims.waiting.class_changed(name)
 
     def devices_changed(self) -> None:
         """Try every waiting claim again at the next `step`. Takes no lock: for the event loop."""
@@ -157,10 +172,10 @@ class ClaimQueue:
         while not self._suspended and not self._stopped:
             if deadline is not None and self._clock() >= deadline:
                 with self._lock:
-                    if self._claims.waiting.next() is not None:
+                    if self._claims.waiting.oldest(1):
                         return 0.0
                 break
-            if not self._try_next():
+            if not self._try_batch(deadline):
                 break
         with self._lock:
             return self._attempts.due_in()
@@ -258,27 +273,60 @@ class ClaimQueue:
         with self._lock:
             return [*self._claims.allocated.values()]
 
-    def _try_next(self) -> bool:
-        """Try the oldest claim that needs it; False where none does."""
+    def _try_batch(self, deadline: float | None) -> bool:
+        """Try the oldest claims that need it, until one is allocated; False where none needs it.
+
+        What they have in common is read once for all of them. The batch ends at the deadline, and at a change that its
+        claims depend on.
+        """
         with self._lock:
-            found = self._claims.waiting.next()
-            if found is None or self._suspended:
+            if self._suspended:
                 return False
-            uid, group = found
-            version, fits_empty_host = group.version, group.fits_empty_host
+            tries = self._next_tries()
+            allocated, classes = self.allocated(), self._claims.classes() if tries else []
+        if not tries:
+            return False
+        evaluate = partial(self._allocator.allocate, node=self._node, classes=classes, slices=self._slices())
+        with self._evaluation.several() as note:
+            for done, one in enumerate(tries):
+                if self._stopped or (done and deadline is not None and self._clock() >= deadline):
+                    break
+                with self._lock:
+                    if self._suspended or one.group.version != one.version or one.known.uid not in self._claims.waiting:
+                        break
+                note(one.known.uid)
+                if not self._try(one, lambda claim, held: evaluate(claims=[claim], allocated=held), allocated):
+                    self._batch_groups = 1
+                    break
+            else:
+                self._batch_groups = min(2 * self._batch_groups, MAX_BATCH_GROUPS)
+        return True
+
+    def _next_tries(self) -> list[Try]:
+        found = []
+        for uid, group in self._claims.waiting.oldest(self._batch_groups):
             known = self._claims.of_uid(uid)
             assert known is not None, "a waiting claim is in the store"
-            claim, allocated = self._claims.read(known), self.allocated()
-        result = self._evaluate_claim(claim, allocated)
+            found.append((known, group))
+        claims = self._claims.read_many(known for known, _ in found)
+        return [
+            Try(known, claim, group, group.version, group.fits_empty_host)
+            for (known, group), claim in zip(found, claims, strict=True)
+        ]
+
+    def _try(self, one: Try, evaluate: Callable[[Object, list[Object]], Object], allocated: list[Object]) -> bool:
+        """Try one claim, and record the result; False where it was allocated."""
+        result = evaluate(one.claim, allocated)
         if result["allocated"]:
-            self._store_allocation(known, result["results"][0])
-            return True
+            self._store_allocation(one.known, result["results"][0])
+            return False
+        fits_empty_host = one.fits_empty_host
         if fits_empty_host is None:
-            fits_empty_host = self._evaluate_claim(claim, [])["allocated"]
+            fits_empty_host = evaluate(one.claim, [])["allocated"]
         message = str(result["error"]) if result.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
         with self._lock:
-            refusal = Refusal(message, "/".join(known.key), fits_empty_host)
-            self._claims.waiting.refuse(group, version, refusal)
+            refusal = Refusal(message, "/".join(one.known.key), fits_empty_host)
+            self._claims.waiting.refuse(one.group, one.version, refusal)
         return True
 
     def _store_allocation(self, known: KnownClaim, allocation: Object) -> None:
@@ -291,13 +339,6 @@ class ClaimQueue:
             self._claims.put([claim])
             log.info("claim allocated", extra={"claim": known.uid, "devices": _devices(claim)})
             self._attempts.prepare(known.uid)
-
-    def _evaluate_claim(self, claim: Object, allocated: list[Object]) -> Object:
-        classes, slices = self.classes(), self._slices()
-        with self._evaluation.of(claim["metadata"]["uid"]):
-            return self._allocator.allocate(
-                node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated
-            )
 
     def _view(self, claim: Object, untried: list[int]) -> ClaimView:
         uid = claim["metadata"]["uid"]

@@ -89,15 +89,20 @@ class WaitingClaims:
         elif group.refusal is None:
             heapq.heappush(self._due, (group.first()[0], group.digest))
 
-    def next(self) -> tuple[str, Group] | None:
-        """Return the oldest claim that needs a try, and its group."""
-        while self._due:
-            position, digest = self._due[0]
+    def oldest(self, limit: int) -> list[tuple[str, Group]]:
+        """Return up to `limit` groups that need a try, each with its oldest claim, in the order of these claims."""
+        found: dict[bytes, tuple[str, Group]] = {}
+        entries = []
+        while self._due and len(found) < limit:
+            position, digest = entry = heapq.heappop(self._due)
             group = self._groups.get(digest)
-            if group is not None and group.refusal is None and group.first()[0] == position:
-                return group.first()[1], group
-            heapq.heappop(self._due)
-        return None
+            if group is None or group.refusal is not None or digest in found or group.first()[0] != position:
+                continue
+            found[digest] = group.first()[1], group
+            entries.append(entry)
+        for entry in entries:
+            heapq.heappush(self._due, entry)
+        return [*found.values()]
 
     def refuse(self, group: Group, version: int, refusal: Refusal) -> None:
         """Record the result of an attempt that started at `version`; an outdated one is dropped."""
