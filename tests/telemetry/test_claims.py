@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent import simulate
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.simulate import inject
+from dra_agent.telemetry import sampler
 from dra_agent.telemetry.claims import exclusive_holders
+from dra_agent.telemetry.control import current_values
 from telemetry.rig import Rig, claim, held
 
 GPU = "gpu-0000-00-04-0"
@@ -99,6 +103,44 @@ def test_a_sample_without_utilization_is_not_idle(rig: Rig, root: Path) -> None:
     assert rig.of_claim("idle_seconds_total", "train", GPU) == 0
     rig.sample()
     assert rig.of_claim("idle_seconds_total", "train", GPU) == 10
+
+
+def test_reasons_of_throttling_are_not_those_of_the_claim_before(rig: Rig, root: Path) -> None:
+    """Some drivers report the reasons of all the time since the sample before."""
+
+    def reasons() -> tuple[str, ...] | None:
+        shown = current_values("node-1", 10.0, 0.0, rig.sampler.snapshot(), rig.inventory, rig.entries)
+        (of_claim,) = shown.claims
+        return of_claim.values.throttle_reasons
+
+    load(root, power_milliwatts=69_000, clock_event_reasons=0x4)
+    rig.entries = [claim("first", held(GPU))]
+    rig.sample()
+    rig.sample()
+    assert reasons() == ("power_cap",)
+    rig.entries = [claim("second", held(GPU))]
+    rig.sample()
+    assert reasons() is None
+    rig.sample()
+    assert reasons() == ("power_cap",)
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(0.2, None), (-3600.0, None), (1.5, pytest.approx(0.8))])
+def test_utilization_of_a_time_before_the_claim_is_not_its_own(
+    rig: Rig, root: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, expected: float | None
+) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    monkeypatch.setattr(sampler, "wall_now", lambda: now)
+    load(root, percent=80)
+    rig.sample()
+    entry = claim("next", held(GPU))
+    rig.entries = [msgspec.structs.replace(entry, started_at=now.timestamp() - age_s)]
+    rig.sample()
+    for metric in ("gpu_utilization_ratio", "memory_utilization_ratio"):
+        assert rig.of_claim(metric, "next", GPU) == expected
+    assert rig.of_claim("power_watts", "next", GPU) is not None
+    rig.sample()
+    assert rig.of_claim("gpu_utilization_ratio", "next", GPU) == pytest.approx(0.8)
 
 
 def test_counters_survive_a_restart_of_the_agent(rig: Rig, root: Path) -> None:

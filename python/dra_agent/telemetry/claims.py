@@ -6,7 +6,7 @@ A value belongs to a claim only if no other claim can cause a part of it: never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +14,10 @@ import msgspec
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.prepare.ledger import LedgerEntry
-from dra_agent.telemetry.model import AVERAGES, PARTITION_AVERAGES, DeviceSample
+from dra_agent.telemetry.model import AVERAGES, PARTITION_AVERAGES, UTILIZATION, DeviceSample
+
+UTILIZATION_PERIOD_S = 1.0
+"""The longest period of which a driver reports utilization (nvml.h, nvmlUtilization_t: 1/6 s to 1 s)."""
 
 Holders = dict[str, ClaimRef]
 """The exclusive claim by name of a device."""
@@ -47,6 +50,16 @@ def same_before_and_after(before: Holders, after: Holders) -> Holders:
     return {name: claim for name, claim in after.items() if before.get(name) == claim}
 
 
+def recent_claims(entries: Iterable[LedgerEntry], now_unix_s: float) -> frozenset[str]:
+    """Return the UIDs of claims that may have begun in the period of which drivers report utilization now."""
+    return frozenset(
+        entry.uid
+        for entry in entries
+        # Of a claim that an earlier agent recorded, the time is not known: it is a longer time ago.
+        if entry.started_at is not None and entry.started_at > now_unix_s - UTILIZATION_PERIOD_S
+    )
+
+
 def average_utilization(inventory: Inventory, samples: Mapping[str, DeviceSample]) -> frozenset[str]:
     """Return the devices whose claims have a utilization that is an average since the sample before.
 
@@ -61,7 +74,10 @@ def average_utilization(inventory: Inventory, samples: Mapping[str, DeviceSample
 
 
 class AverageOwners:
-    """Withholds averages since the reading before from claims that have held their device for a shorter time."""
+    """Withholds values of a time before now from claims that have held their device for a shorter time.
+
+    They are averages and reasons of throttling since the reading before, and utilization of the driver's last period.
+    """
 
     def __init__(self) -> None:
         self._holders: Holders = {}
@@ -73,11 +89,12 @@ class AverageOwners:
         samples: Mapping[str, DeviceSample],
         inventory: Inventory,
         shares: Mapping[tuple[ClaimRef, str], DeviceSample],
+        recent: Collection[str] = (),
     ) -> dict[tuple[ClaimRef, str], DeviceSample]:
-        """Return `shares` with the values of such claims, which are those of their device without averages.
+        """Return `shares` with the values of such claims, which are those of their device without these values.
 
-        To be called once for each sample: an average of a device that the sample before has not read may have begun
-        with another claim.
+        `recent` are the UIDs of claims that may have begun in the driver's last period. To be called once for each
+        sample: an average of a device that the sample before has not read may have begun with another claim.
         """
         partitions = {device.name for device in inventory.devices if "parent" in device.identity}
         found = dict(shares)
@@ -85,7 +102,11 @@ class AverageOwners:
             sample = found.get((claim, name), samples.get(name))
             if sample is None or self._holders.get(name) == claim:
                 continue
-            absent: dict[str, Any] = dict.fromkeys(PARTITION_AVERAGES if name in partitions else AVERAGES)
+            names = PARTITION_AVERAGES if name in partitions else (*AVERAGES, "throttle_reasons")
+            if claim.uid in recent and (of_device := samples.get(name)) is not None:
+                # What is counted by process is of the claim alone.
+                names += tuple(one for one in UTILIZATION if getattr(of_device, one) is not None)
+            absent: dict[str, Any] = dict.fromkeys(names)
             if (own := msgspec.structs.replace(sample, **absent)) != sample:
                 found[claim, name] = own
         self._holders = {name: claim for name, claim in holders.items() if name in samples}

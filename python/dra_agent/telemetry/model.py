@@ -32,7 +32,7 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     sm_clock_hertz: float | None = None
     memory_clock_hertz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """Reasons that lower the clocks now."""
+    """Reasons that lower the clocks now, or of some drivers, that did since the reading before."""
 
     energy_joules: float | None = None
     """A counter, like those below: since the driver was loaded, or since any other event that the driver chose."""
@@ -74,6 +74,8 @@ AVERAGES = ("sm_activity_ratio", "tensor_activity_ratio", "memory_bandwidth_rati
 """Gauges of the time since the reading before; others are of now, or of a short period that the driver chose."""
 PARTITION_AVERAGES = ("gpu_utilization_ratio", *AVERAGES)
 """The same of a partition of a GPU."""
+UTILIZATION = ("gpu_utilization_ratio", "memory_utilization_ratio")
+"""Gauges of the driver's last sampling period, where they are not averages."""
 THROTTLE_REASONS = ("power_cap", "thermal", "power_brake", "hardware_slowdown", "sync_boost")
 
 

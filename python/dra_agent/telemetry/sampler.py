@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from dra_agent.clock import wall_now
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
@@ -27,6 +28,7 @@ from dra_agent.telemetry.claims import (
     Holders,
     average_utilization,
     exclusive_holders,
+    recent_claims,
     same_before_and_after,
 )
 from dra_agent.telemetry.model import DeviceSample, IncompleteError, TelemetrySource
@@ -141,6 +143,7 @@ class Sampler:
         accounting = self._accounting = self._accounting or self._continued()
         inventory = self._inventory()
         entries_before = self._entries()
+        recent = recent_claims(entries_before, wall_now().timestamp())
         before = exclusive_holders(entries_before, inventory)
         failures: list[TelemetryFailure] = []
         created = created_uuids(entries_before)
@@ -158,7 +161,7 @@ class Sampler:
             removed = created.items() - created_uuids(entries).items()
             failures = [one for one in failures if (one.device, created.get(one.device)) not in removed]
         holders = same_before_and_after(before, exclusive_holders(entries, inventory))
-        shares = self._averages.withhold(holders, samples, inventory, shares)
+        shares = self._averages.withhold(holders, samples, inventory, shares, recent)
         now = self._now()
         period_s = max(self._interval_s, now - began_at)
         averages = average_utilization(inventory, samples)
