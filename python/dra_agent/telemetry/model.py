@@ -42,8 +42,15 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     network_transmit_bytes: float | None = None
     network_receive_errors: float | None = None
     network_transmit_errors: float | None = None
+    network_receive_drops: float | None = None
+    network_transmit_drops: float | None = None
     rdma_receive_bytes: float | None = None
     rdma_transmit_bytes: float | None = None
+    rdma_receive_errors: float | None = None
+    """Packets with an error; this one and the next two may stay at the highest value of the port's counter."""
+    rdma_transmit_discards: float | None = None
+    rdma_link_downed: float | None = None
+    """How often a link failed."""
     nvlink_receive_bytes: float | None = None
     nvlink_transmit_bytes: float | None = None
     pcie_receive_bytes: float | None = None
@@ -60,8 +67,13 @@ COUNTERS = (
     "network_transmit_bytes",
     "network_receive_errors",
     "network_transmit_errors",
+    "network_receive_drops",
+    "network_transmit_drops",
     "rdma_receive_bytes",
     "rdma_transmit_bytes",
+    "rdma_receive_errors",
+    "rdma_transmit_discards",
+    "rdma_link_downed",
     "nvlink_receive_bytes",
     "nvlink_transmit_bytes",
     "pcie_receive_bytes",

@@ -16,6 +16,7 @@ _ARP_INFINIBAND = 32
 _UVERBS_BASE = 192
 _ISSM_BASE = 64
 _RDMA_CM_MINOR = 58
+_COUNTERS = ("port_rcv_data", "port_xmit_data", "port_rcv_errors", "port_xmit_discards", "link_downed")
 _MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
 
 
@@ -53,8 +54,7 @@ class Interface:
                 "type": _ARP_INFINIBAND if self.infiniband else _ARP_ETHERNET,
                 "uevent": f"INTERFACE={self.name}\nIFINDEX={self.index}",
                 "phys_port_name": "p0",
-                "statistics/rx_bytes": 0,
-                "statistics/tx_bytes": 0,
+                **{f"statistics/{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")},
             },
         )
         tree.files(path, {"flags": "0x1003" if self.up else "0x1002", "mtu": self.mtu, "tx_queue_len": 1000}, WRITABLE)
@@ -108,7 +108,7 @@ class RdmaDevice:
         tree.link(f"sys/class/infiniband/{self.name}", path)
         for port in range(1, self.ports + 1):
             tree.files(f"{path}/ports/{port}", self._port(port))
-            tree.files(f"{path}/ports/{port}/counters", {"port_rcv_data": 0, "port_xmit_data": 0, "link_downed": 0})
+            tree.files(f"{path}/ports/{port}/counters", dict.fromkeys(_COUNTERS, 0))
         major = MAJORS["infiniband_verbs"]
         self._character(site, tree, "infiniband_verbs", f"uverbs{self.number}", major, _UVERBS_BASE + self.number)
         if not self.own_protocol:

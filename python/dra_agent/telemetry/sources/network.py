@@ -6,13 +6,14 @@ does not show it: its values are unknown.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import errno
 from pathlib import Path
 
 import msgspec
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
+from dra_agent.telemetry.hwmon import UNKNOWN_ERRORS
 from dra_agent.telemetry.model import DeviceSample
 
 _RDMA_WORD_BYTES = 4
@@ -22,9 +23,20 @@ _INTERFACE = {
     "network_transmit_bytes": "tx_bytes",
     "network_receive_errors": "rx_errors",
     "network_transmit_errors": "tx_errors",
+    "network_receive_drops": "rx_dropped",
+    "network_transmit_drops": "tx_dropped",
 }
 """Files of /sys/class/net/NAME/statistics (Linux, Documentation/ABI/testing/sysfs-class-net-statistics)."""
-_PORT = {"rdma_receive_bytes": "port_rcv_data", "rdma_transmit_bytes": "port_xmit_data"}
+_PORT_WORDS = {"rdma_receive_bytes": "port_rcv_data", "rdma_transmit_bytes": "port_xmit_data"}
+_PORT_EVENTS = {
+    "rdma_receive_errors": "port_rcv_errors",
+    "rdma_transmit_discards": "port_xmit_discards",
+    "rdma_link_downed": "link_downed",
+}
+"""Fields of 16, 16 and 8 bits (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR) that do not wrap: they stay at their
+highest value (InfiniBand Architecture Specification, PortCounters)."""
+_UNKNOWN_ERRORS = UNKNOWN_ERRORS | {errno.ENOSYS}
+"""ENOSYS: a driver without management datagrams (drivers/infiniband/core/sysfs.c, get_perf_mad)."""
 
 
 def make(host: Host) -> NetworkSource:
@@ -57,8 +69,11 @@ class NetworkSource:
             folder = self._sysfs / "class/infiniband" / name
             if own in f"{_resolved(folder)}/":
                 for port in sorted((folder / "ports").iterdir()):
-                    for field, words in _read(port / "counters", _PORT).items():
+                    counters = port / "counters"
+                    for field, words in _read(counters, _PORT_WORDS).items():
                         values[field] = values.get(field, 0) + words * _RDMA_WORD_BYTES
+                    for field, events in _read(counters, _PORT_EVENTS).items():
+                        values[field] = values.get(field, 0) + events
         return msgspec.convert(values, DeviceSample) if values else None
 
     def close(self) -> None:
@@ -76,6 +91,9 @@ def _read(folder: Path, names: dict[str, str]) -> dict[str, float]:
     """Return the counters that exist; OSError if one cannot be read, ValueError if it is not a number."""
     values: dict[str, float] = {}
     for field, name in names.items():
-        with suppress(FileNotFoundError):
+        try:
             values[field] = int((folder / name).read_text())
+        except OSError as error:
+            if error.errno not in _UNKNOWN_ERRORS:
+                raise
     return values
