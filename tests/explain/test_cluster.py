@@ -690,3 +690,16 @@ def test_nodes_are_evaluated_in_parallel_and_listed_in_order(cluster: FakeApi, e
     assert code == 0 and nodes == sorted(nodes) and len(nodes) == 32
     assert [entry["node"] for entry in answer["nodes"] if entry["fits"]] == ["m07"]
     assert all(entry["explanation"]["node"] == entry["node"] for entry in answer["nodes"])
+
+
+@pytest.mark.parametrize("words", [("claim", "claim"), ("pod", "job")])
+def test_the_timeout_is_for_one_claim_too(
+    cluster: FakeApi, explain: Explain, command: Run, words: tuple[str, str]
+) -> None:
+    cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
+    cluster.put("pods", pod())
+    code, answer = explain(*words, "--timeout", "0")
+    assert (code, answer["summary"]) == (1, "is not evaluated on any of 2 nodes: no result in time")
+    assert answer["unexamined"] == ["n1", "n2"]
+    assert "not evaluated: no result in time" in command(*words, "--timeout", "0")[1]
+    assert explain(*words, "--timeout", "1h")[0] == 0

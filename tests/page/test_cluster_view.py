@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 
 from allocator.cases import claim, device, make_request, model, slice_of
+from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cli import ui_cluster
 from dra_agent.cli.parser import build_parser
 from dra_agent.cli.ui_cluster import MAX_EXPLAINED, cluster_view, read_cluster_view
+from dra_agent.cluster import Cluster, Sweep
 from dra_agent.errors import RetryableError
+from dra_agent.explain import pending
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.page import cluster as cluster_page
 from dra_agent.page.frame import document
 from dra_agent.page.last_known import LastRead
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
+
+__all__ = ["deadline_clock"]
 
 DRIVER = "dra-agent.internal"
 NOTICE = {
@@ -152,6 +157,55 @@ def test_a_thousand_nodes_and_many_pending_claims_have_limits(monkeypatch: pytes
     assert view.pending[0].reason.startswith("not evaluated")
     page = document("c", *cluster_page.content(LastRead(view, 0.0, None, None), 1), active="cluster", has_cluster=True)
     assert len(page) < 60_000
+
+
+def small_snapshot(claims: int) -> Snapshot:
+    names = [f"node-{number}" for number in range(3)]
+    return Snapshot(
+        "default",
+        slices=[slice_of(device("gpu-0", {"model": "A"}), name=name, pool=name, nodeName=name) for name in names],
+        classes=[{"metadata": {"name": "any"}, "spec": {}}],
+        claims=pending_claims(claims),
+        nodes=[{"metadata": {"name": name}, "spec": {}} for name in names],
+    )
+
+
+def test_the_cluster_is_read_once_for_all_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class CountedCluster(Cluster):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(pending, "Cluster", CountedCluster)
+    snapshot = small_snapshot(5)
+    view = cluster_view(snapshot, {"default": snapshot})
+    assert all("fits on none of 3 nodes" in waiting.reason for waiting in view.pending) and len(view.pending) == 5
+    assert len(made) == 1
+
+
+def test_claims_that_need_long_share_one_deadline(
+    deadline_clock: DeadlineClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_fits(_: Cluster, claims: Any, *, nodes: list[str], deadline: float) -> Sweep:
+        deadline_clock.pass_(deadline)
+        return Sweep([], {}, {}, nodes)
+
+    def slow_explain(_: Cluster, node: str, claims: Any, *, deadline: float) -> dict[str, Any]:
+        deadline_clock.pass_(2 * deadline)
+        pools = [{"driver": "d", "pool": "p", "devices": 1, "problem": None}]
+        return {"node": node, "fits": False, "error": "no result within 5 ms", "pools": pools, "claims": []}
+
+    monkeypatch.setattr(Cluster, "fits", slow_fits)
+    monkeypatch.setattr(Cluster, "explain", slow_explain)
+    monkeypatch.setattr(pending, "MAX_CONCURRENCY", 1)
+    snapshot = small_snapshot(MAX_EXPLAINED)
+    start = deadline_clock.monotonic()
+    view = cluster_view(snapshot, {"default": snapshot})
+    assert deadline_clock.monotonic() - start <= ui_cluster.EXPLAIN_BUDGET_S
+    assert len(view.pending) == MAX_EXPLAINED
+    assert all("is not evaluated on any of 3 nodes" in waiting.reason for waiting in view.pending), "each had its share"
 
 
 def test_a_thousand_nodes_are_read_with_few_requests(

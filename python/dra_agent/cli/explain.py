@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--node", metavar="NAME", help="the node to allocate on")
     parser.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
-    add_timeout_flag(parser, DEADLINE_S, purpose="for the result of several pods")
+    add_timeout_flag(parser, DEADLINE_S, purpose="for the result")
     add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
 
@@ -112,6 +112,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
     from dra_agent.explain.gates import gates_in_use, notes_of
+    from dra_agent.explain.pending import search_s
     from dra_agent.manifests import load_manifests
 
     users = [one for path in filenames(args) for one in load_manifests(path, strict=False)]
@@ -128,7 +129,8 @@ def _explain_files(args: argparse.Namespace) -> int:
     gates = gates_in_use(state["slices"])
     for note in notes_of(gates) if args.slices else ():
         print(f"note: {note}", file=sys.stderr)
-    explanation = explain(claims=inputs.claims, gates=gates, **state)
+    seconds = search_s(args.timeout, inputs.claims)
+    explanation = explain(claims=inputs.claims, gates=gates, deadline=seconds, **state)
     if args.slices and not inputs.slices:
         explanation["summary"] = NO_SLICES
     if args.output == "table":

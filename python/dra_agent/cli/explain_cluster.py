@@ -44,11 +44,11 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     """Print why a claim or pod waits; 0 where it is allocated or fits, 1 where it does not."""
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
-    from dra_agent.explain.pending import explain_claim, explain_pod
+    from dra_agent.explain.claim_explanation import explain_claim, explain_pod
 
     explain_object = explain_pod if is_pod else explain_claim
     with progress("evaluating the nodes"), _uncollected():
-        result = explain_object(snapshot, subject, node=args.node)
+        result = explain_object(snapshot, subject, node=args.node, deadline=args.timeout)
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
@@ -69,7 +69,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
-    from dra_agent.explain.pending import best_candidate
+    from dra_agent.explain.pending import shown_node
 
     kind = "pod" if "pod" in result else "claim"
     print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
@@ -85,7 +85,7 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
         print(printable(f"event {event}", line=True))
     if result["nodes"]:
         _print_nodes(result["nodes"])
-    chosen = best_candidate(result["nodes"])
+    chosen = shown_node(result)
     if chosen is not None and (node is not None or not chosen["fits"]):
         from dra_agent.cli.explain import print_details
 

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
+    from dra_agent.explain.pending import search_s
     from dra_agent.standalone.allocator import GATES
     from dra_agent.standalone.protocol import Get, State
 
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         allocated=state["allocated"],
         claims=own,
         gates=GATES,
+        deadline=search_s(args.timeout, own),
     )
     if args.output == "table":
         print(f"claim {name}: {summary}\n{explanation['summary']}")

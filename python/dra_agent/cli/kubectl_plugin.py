@@ -87,7 +87,7 @@ def build_parser() -> Parser:
     add_namespace_flags(explain, default="that of the kubeconfig's context")
     explain.add_argument("--node", metavar="NODE", help="show the devices of this node")
     explain.add_argument("--all-devices", action="store_true", help="a row for each device, also of other classes")
-    add_timeout_flag(explain, DEADLINE_S, purpose="for the result of several pods")
+    add_timeout_flag(explain, DEADLINE_S, purpose="for the result")
     add_object_argument(parsers["capacity"], nargs="+")
     add_namespace_flags(parsers["capacity"], default="that of the kubeconfig's context")
     add_query_flags(parsers["capacity"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.api_object import Object, allocation_of, full_name, identity_of
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.page.views import ClusterView, NodeView, PendingView
 
@@ -22,7 +22,9 @@ READ_TIMEOUT_S = 30.0
 MAX_EXPLAINED = 20
 """Pending claims that are explained, the oldest ones."""
 EXPLAIN_BUDGET_S = 10.0
-"""Seconds after which no further claim is evaluated."""
+"""Seconds for all pending claims together."""
+CLAIM_SHARE = 0.25
+"""The part of the remaining time that one claim can use: one that needs long leaves time for the others."""
 
 
 def read_cluster_view(args: argparse.Namespace) -> ClusterView:
@@ -62,7 +64,7 @@ def cluster_view(snapshot: Snapshot, namespaces: Mapping[str, Snapshot]) -> Clus
         nodes=tuple(
             _node(nodes[name], slices.get(name, ()), claims.get(name, ()), held_devices) for name in sorted(nodes)
         ),
-        pending=_explained(pending[:MAX_EXPLAINED], namespaces),
+        pending=_explained(pending[:MAX_EXPLAINED], snapshot, namespaces),
         pending_total=len(pending),
         notes=tuple(snapshot.notes),
     )
@@ -94,19 +96,26 @@ def _node(
     )
 
 
-def _explained(claims: Sequence[Object], namespaces: Mapping[str, Snapshot]) -> tuple[PendingView, ...]:
-    from dra_agent.explain.pending import explain_claim
+def _explained(
+    claims: Sequence[Object], snapshot: Snapshot, namespaces: Mapping[str, Snapshot]
+) -> tuple[PendingView, ...]:
+    from dra_agent.explain.claim_explanation import explain_claim
+    from dra_agent.explain.pending import SnapshotCluster
 
-    end = time.monotonic() + EXPLAIN_BUDGET_S
+    deadline = Deadline.of(EXPLAIN_BUDGET_S)
+    cluster = SnapshotCluster(snapshot)
+    if claims and snapshot.slices and deadline.remaining():
+        cluster.read()  # All claims wait for it, so it is not in the share of one.
     views = []
     for claim in claims:
         namespace, name = identity_of(claim)
-        if time.monotonic() < end:
-            reason = explain_claim(namespaces[namespace], claim)["summary"]
+        if seconds := deadline.remaining() * CLAIM_SHARE:
+            found = explain_claim(namespaces[namespace], claim, deadline=seconds, cluster=cluster)
+            reason = str(found["summary"])
         else:
             reason = f"not evaluated, too many claims wait: `kubectl dra explain {name} -n {namespace}`"
         views.append(
-            PendingView(claim=full_name(claim), created=claim["metadata"].get("creationTimestamp"), reason=str(reason))
+            PendingView(claim=full_name(claim), created=claim["metadata"].get("creationTimestamp"), reason=reason)
         )
     return tuple(views)
 

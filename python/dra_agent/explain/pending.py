@@ -1,134 +1,240 @@
-"""Why a claim or a pod of a cluster has no devices: by node, with causes other than devices listed separately.
+"""On which nodes of a cluster pending claims fit, and why not on others, with causes other than devices separately.
 
-Everything is evaluated from one snapshot; the allocator (`Cluster.explain`) determines whether devices fit.
+Everything is evaluated from one snapshot and within one deadline. The allocator determines whether devices fit:
+`Cluster.fits` on all nodes, and `Cluster.explain` device by device on as many nodes as a user can read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dra_agent.api_object import Object, allocation_of, full_name
-from dra_agent.cluster import Cluster
+from dra_agent.cluster import Cluster, Sweep
+from dra_agent.deadline import Deadline
 from dra_agent.explain.gates import gates_in_use, notes_of
-from dra_agent.explain.object_state import allocated_node_selector, binding_of, claim_state, pod_state
+from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.placement import matches, scheduling_blockers
-from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
+from dra_agent.explain.pod_claims import classes_of, requests_of
 from dra_agent.explain.snapshot import Snapshot
 
+DEADLINE_S = 10.0
+MAX_EXPLAINED_NODES = 64
+"""Nodes whose devices are explained; a node can have hundreds of devices, and a cluster thousands of nodes."""
 MAX_CONCURRENCY = 8
-"""Nodes that are evaluated concurrently."""
+"""Nodes that are explained concurrently."""
+SWEEP_SHARE = 0.4
+"""The part of the time in which all nodes are examined, before the devices of some are explained."""
+ATTEMPT_S = 0.5
+MAX_ATTEMPTS_S = 5.0
+"""What `Cluster.explain` needs at most after its deadlines: an attempt for each claim and request, and all attempts
+(rust/allocator/src/explain/joint_conflicts.rs)."""
+TIMEOUT = "no result within"
+"""The begin of the error of a search that reached its deadline (rust/allocator/src/error.rs)."""
+FITS = "fits"
+NOT_EVALUATED = "not evaluated"
+LATE = f"{NOT_EVALUATED}: no result in time"
 
 
-def explain_pod(snapshot: Snapshot, pod: Object, *, node: str | None = None) -> dict[str, Any]:
-    """Explain every claim of a pod: they are allocated together, on the node where the pod can be."""
-    needs = pod_claims(snapshot, pod)
-    claims = [_claim_entry(need) for need in needs]
-    result: dict[str, Any] = {
-        "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
-        "summary": "",
-        "pods": [pod_state(pod)],
-        "claims": claims,
-        "nodes": [],
-        "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
-        "events": snapshot.events,
-    }
-    if not needs:
-        return _with(result, True, "uses no claim, so devices are not the reason why it does not run")
-    if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
-        return _with(result, False, problems[0])
-    there = [need.claim for need in needs if need.claim is not None]
-    waiting = [claim for claim in there if not allocation_of(claim)]
-    if not waiting:
-        on = (pod.get("spec") or {}).get("nodeName")
-        return _with(result, True, _all_allocated(claims, on))
-    return _on_nodes(result, snapshot, waiting, [claim for claim in there if allocation_of(claim)], pod, node)
+class SnapshotCluster:
+    """The nodes of a snapshot and their devices, which the allocator reads once for any number of claims."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.nodes = nodes_of(snapshot)
+        self._held = [claim for claim in snapshot.claims if allocation_of(claim)]
+        self._allocator: Cluster | None = None
+
+    @cached_property
+    def gates(self) -> tuple[str, ...]:
+        """The feature gates that the slices use."""
+        return gates_in_use(self._snapshot.slices or ())
+
+    def read(self) -> Cluster:
+        """Return the allocator with all objects; raises PermanentError if one cannot be read."""
+        if self._allocator is None:
+            self._allocator = self._with_held(self._held)
+        return self._allocator
+
+    def read_for(self, waiting: Iterable[Object]) -> Cluster:
+        """Return the allocator for claims that have no devices; raises PermanentError if an object cannot be read."""
+        own = {full_name(claim) for claim in waiting}
+        others = [claim for claim in self._held if full_name(claim) not in own]
+        # A claim that is still to be made may get the name of one that exists.
+        return self.read() if len(others) == len(self._held) else self._with_held(others)
+
+    def _with_held(self, held: Iterable[Object]) -> Cluster:
+        snapshot = self._snapshot
+        return Cluster(
+            snapshot.slices or (), snapshot.classes or (), nodes=self.nodes.values(), claims=held, gates=self.gates
+        )
 
 
-def explain_claim(snapshot: Snapshot, claim: Object, *, node: str | None = None) -> dict[str, Any]:
-    """Explain one claim, with the other claims of the pod that waits for it: they are allocated together."""
-    name = claim["metadata"]["name"]
-    users = [
-        pod
-        for pod in snapshot.pods or ()
-        if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
-        and any(need.claim is claim for need in pod_claims(snapshot, pod))
-    ]
-    entry = _claim_entry(PodClaim(name, claim))
-    result: dict[str, Any] = {
-        "claim": f"{snapshot.namespace}/{name}",
-        "summary": "",
-        "pods": [pod_state(pod) for pod in users],
-        "claims": [entry],
-        "nodes": [],
-        "notes": snapshot.notes,
-        "events": snapshot.events,
-    }
-    if entry["state"] == "deleting":
-        return _with(result, False, entry["summary"])
-    if allocation_of(claim):
-        return _with(result, True, entry["summary"])
-    pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
-    if users and not pending:
-        on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
-        return _with(result, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
-    pod = pending[0] if pending else None
-    result["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
-    others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
-    waiting = [claim, *(other for other in others if not allocation_of(other))]
-    allocated = [other for other in others if allocation_of(other)]
-    result = _on_nodes(result, snapshot, waiting, allocated, pod, node)
-    if pod is None and snapshot.pods is not None:
-        # Claims are allocated when a pod that uses them is scheduled, and not before.
-        unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
-        return _with(result, False, f"{unused}; {result['summary']}")
-    return result
+@dataclass(frozen=True)
+class NodeQuery:
+    """The nodes on which claims are evaluated, and until when."""
+
+    cluster: SnapshotCluster
+    deadline: Deadline
+    node: str | None = None
+    """Only this node."""
 
 
-def _on_nodes(
+def evaluate_nodes(
     result: dict[str, Any],
     snapshot: Snapshot,
-    waiting: list[Object],
-    allocated: list[Object],
+    query: NodeQuery,
+    waiting: Sequence[Object],
+    allocated: Sequence[Object],
     pod: Object | None,
-    only: str | None,
 ) -> dict[str, Any]:
+    """Add nodes, holders, notes and summary to the result of pending claims.
+
+    Arguments:
+        result: The result so far.
+        snapshot: The cluster.
+        query: The nodes and the deadline.
+        waiting: The claims without an allocation.
+        allocated: The other claims of the pod: it can only be on their nodes.
+        pod: The pod that waits for the claims, if there is one.
+
+    Raises:
+        PermanentError: An object cannot be read.
+    """
     if reason := missing_basis(snapshot, waiting):
-        return _with(result, False, reason)
-    names = nodes_of(snapshot)
-    if only is not None:
-        names = {only: names.get(only, {"metadata": {"name": only}})}
-    own = {full_name(claim) for claim in waiting}
-    gates = gates_in_use(snapshot.slices or ())
-    result["notes"] = [*result["notes"], *notes_of(gates)]
-    cluster = Cluster(
-        snapshot.slices or (),
-        snapshot.classes or (),
-        nodes=names.values(),
-        claims=[claim for claim in snapshot.claims if full_name(claim) not in own],
-        gates=gates,
-    )
+        return with_summary(result, False, reason)
+    names = query.cluster.nodes
+    allocator = query.cluster.read_for(waiting)
+    if query.node is not None:
+        if query.node not in names:
+            allocator.update_node({"metadata": {"name": query.node}})
+        names = {query.node: names.get(query.node, {"metadata": {"name": query.node}})}
+    entries = [_entry(name) for name in sorted(names)]
+    unexamined = {entry["node"] for entry in entries}
+    compared = []
+    for entry in entries:
+        if not query.deadline.remaining():
+            break
+        entry["obstacles"] = _obstacles(snapshot, entry["node"], names[entry["node"]], allocated, pod)
+        compared.append(entry)
+    seconds = query.deadline.remaining() * SWEEP_SHARE
+    sweep = allocator.fits(waiting, nodes=[entry["node"] for entry in compared], deadline=seconds)
+    _add_verdicts(compared, sweep, unexamined)
+    explained = _most_different(compared, unexamined)
+    without_list = _add_explanations(explained, allocator, waiting, query.deadline, unexamined)
+    if len(entries) <= MAX_EXPLAINED_NODES:
+        for entry in entries:
+            if entry["explanation"] is not None and entry["node"] not in unexamined:
+                entry["devices"] = why(entry["explanation"])
+    result["notes"] = [
+        *result["notes"],
+        *notes_of(query.cluster.gates),
+        *_notes(entries, len(explained), without_list),
+    ]
+    result["nodes"] = entries
+    result["unexamined"] = sorted(unexamined)
+    result["holders"] = _holders(entries, snapshot)
+    return with_summary(result, *_conclusion(entries, unexamined))
 
-    def evaluate_node(name: str) -> dict[str, Any]:
-        node = names[name]
-        reasons = scheduling_blockers(pod, node) if pod is not None and snapshot.nodes is not None else []
-        reasons += [
-            f"claim {claim['metadata']['name']} is allocated elsewhere"
-            for claim in allocated
-            if (selector := allocated_node_selector(claim)) and not matches(selector, name, _labels(node))
-        ]
-        explanation = cluster.explain(name, waiting)
-        if not explanation["pools"] and not explanation["error"]:
-            return _verdict(name, False, "no driver has published devices for it", reasons, None)
-        return _verdict(name, explanation["fits"], why(explanation), reasons, explanation)
 
+def _entry(name: str) -> dict[str, Any]:
+    return {"node": name, "fits": False, "devices": LATE, "obstacles": [], "explanation": None}
+
+
+def _obstacles(
+    snapshot: Snapshot, name: str, node: Object, allocated: Iterable[Object], pod: Object | None
+) -> list[str]:
+    reasons = scheduling_blockers(pod, node) if pod is not None and snapshot.nodes is not None else []
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    return reasons + [
+        f"claim {claim['metadata']['name']} is allocated elsewhere"
+        for claim in allocated
+        if (selector := allocated_node_selector(claim)) and not matches(selector, name, labels)
+    ]
+
+
+def _add_verdicts(entries: Iterable[dict[str, Any]], sweep: Sweep, unexamined: set[str]) -> None:
+    reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, FITS)}
+    unexamined.difference_update(reasons)
+    for entry in entries:
+        if (reason := reasons.get(entry["node"])) is not None:
+            entry |= {"fits": reason == FITS, "devices": reason}
+
+
+def _most_different(entries: Sequence[dict[str, Any]], unexamined: set[str]) -> list[dict[str, Any]]:
+    """Return the nodes to explain: one of each reason, those on which the pod may be first, and then the others."""
+    groups: dict[tuple[bool, bool, str], list[dict[str, Any]]] = {}
+    for entry in entries:
+        key = entry["node"] in unexamined, bool(entry["obstacles"]), entry["devices"]
+        groups.setdefault(key, []).append(entry)
+    # Of the reasons, the one of the most nodes is first. Nodes that were not evaluated in time can need long again.
+    ordered = [group for _, group in sorted(groups.items(), key=lambda item: (*item[0][:2], -len(item[1])))]
+    known = [group for group in ordered if group[0]["node"] not in unexamined]
+    late = [entry for group in ordered if group[0]["node"] in unexamined for entry in group]
+    firsts = [group[0] for group in known]
+    return [*firsts, *(entry for group in known for entry in group[1:]), *late][:MAX_EXPLAINED_NODES]
+
+
+def _add_explanations(
+    entries: Sequence[dict[str, Any]],
+    allocator: Cluster,
+    waiting: Sequence[Object],
+    deadline: Deadline,
+    unexamined: set[str],
+) -> int:
+    """Explain the devices of nodes until the deadline; return of how many there was no time for it."""
+    reserved_s = _reserved_s(deadline.remaining(), waiting)
+
+    def explain(entry: dict[str, Any]) -> dict[str, Any] | None:
+        seconds = (deadline.remaining() - reserved_s) / 2
+        return allocator.explain(entry["node"], waiting, deadline=seconds) if seconds > 0 else None
+
+    late = 0
     # Nodes are independent, and the allocator releases the GIL.
     with ThreadPoolExecutor(min(MAX_CONCURRENCY, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
-        result["nodes"] = list(threads.map(evaluate_node, sorted(names)))
-    result["holders"] = _holders(result["nodes"], snapshot)
-    return _with(result, *_conclusion(result))
+        for entry, explanation in zip(entries, threads.map(explain, entries), strict=True):
+            is_known = entry["node"] not in unexamined
+            is_timeout = explanation is not None and str(explanation["error"] or "").startswith(TIMEOUT)
+            if explanation is None or (is_timeout and is_known):
+                late += 1
+            elif is_timeout:
+                entry |= {"devices": f"{NOT_EVALUATED}: {explanation['error']}", "explanation": explanation}
+            elif not explanation["pools"] and not explanation["error"]:
+                entry |= {"fits": False, "devices": "no driver has published devices for it"}
+                unexamined.discard(entry["node"])
+            else:
+                entry |= {"fits": explanation["fits"], "explanation": explanation}
+                unexamined.discard(entry["node"])
+    return late
+
+
+def search_s(seconds: float, claims: Sequence[Object]) -> float:
+    """Return the deadline for an explanation of claims on one node that ends after so many seconds."""
+    # The search and the explanation have a deadline of this length each.
+    return (seconds - _reserved_s(seconds, claims)) / 2
+
+
+def _reserved_s(seconds: float, claims: Sequence[Object]) -> float:
+    """Return what the attempts after the deadlines of an explanation need, but at most half of the time."""
+    longest = max((len(requests_of(claim)) for claim in claims), default=0)
+    return min(MAX_ATTEMPTS_S, ATTEMPT_S * (len(claims) + longest), seconds / 2)
+
+
+def _notes(entries: Sequence[dict[str, Any]], explained: int, without_list: int) -> list[str]:
+    notes = []
+    if len(entries) > MAX_EXPLAINED_NODES:
+        listed = f"{explained - without_list} of {len(entries)} nodes"
+        notes.append(
+            f"devices and their holders are listed for {listed}: one for each reason, then by name; --node NAME lists "
+            "those of another one"
+        )
+    elif without_list:
+        notes.append(f"devices and their holders are not listed for {without_list} nodes: there was no time")
+    return notes
 
 
 def missing_basis(snapshot: Snapshot, claims: Sequence[Object]) -> str | None:
@@ -160,22 +266,35 @@ def _available(explanation: dict[str, Any]) -> int:
     return sum(counts)
 
 
-def _conclusion(result: dict[str, Any]) -> tuple[bool, str]:
-    nodes = result["nodes"]
+def shown_node(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Choose the node of a result whose devices are shown: the best candidate, of those with a result if possible."""
+    unexamined = set(result.get("unexamined", ()))
+    known = [entry for entry in result["nodes"] if entry["node"] not in unexamined]
+    return best_candidate(known) or best_candidate(result["nodes"])
+
+
+def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[bool, str]:
     if not nodes:
         return False, "there is no node"
     usable = [entry["node"] for entry in nodes if entry["fits"] and not entry["obstacles"]]
     if usable:
         return True, f"its devices are free on {_some(usable)}; if it stays pending, that is not about devices"
-    blocked = [entry for entry in nodes if entry["fits"]]
+    known = [entry for entry in nodes if entry["node"] not in unexamined]
+    if not known:
+        where = f"node {nodes[0]['node']}" if len(nodes) == 1 else f"any of {len(nodes)} nodes"
+        return False, f"is not evaluated on {where}: {nodes[0]['devices'].removeprefix(NOT_EVALUATED + ': ')}"
+    late = f"; {len(unexamined)} node{'s are' if len(unexamined) > 1 else ' is'} {NOT_EVALUATED} in time"
+    rest = late if unexamined else ""
+    blocked = [entry for entry in known if entry["fits"]]
     if blocked:
         first = blocked[0]
-        return False, (
-            f"its devices are free only where the pod may not be: {first['node']}: {'; '.join(first['obstacles'])}"
-        )
-    why = best_candidate(nodes) or nodes[0]
-    where = f"fits on none of {len(nodes)} nodes" if len(nodes) > 1 else f"does not fit on node {nodes[0]['node']}"
-    return False, f"{where}; {why['node']}: {why['devices']}" if len(nodes) > 1 else f"{where}: {why['devices']}"
+        reasons = "; ".join(first["obstacles"])
+        return False, f"its devices are free only where the pod may not be: {first['node']}: {reasons}{rest}"
+    best = best_candidate(known) or known[0]
+    text = why(best["explanation"]) if best["explanation"] is not None else best["devices"]
+    if len(nodes) == 1:
+        return False, f"does not fit on node {best['node']}: {text}"
+    return False, f"fits on none of {len(known)} nodes; {best['node']}: {text}{rest}"
 
 
 def why(explanation: dict[str, Any]) -> str:
@@ -186,12 +305,6 @@ def why(explanation: dict[str, Any]) -> str:
     summaries = [claim["summary"] for claim in explanation["claims"] if claim["summary"] != "fits"]
     text = explanation["error"] or (summaries[0] if summaries else explanation["summary"])
     return f"{text}; {notes[0]}" if notes else str(text)
-
-
-def _verdict(
-    node: str, fits: bool, devices: str, reasons: list[str], explanation: dict[str, Any] | None
-) -> dict[str, Any]:
-    return {"node": node, "fits": fits, "devices": devices, "obstacles": reasons, "explanation": explanation}
 
 
 def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -214,25 +327,6 @@ def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[s
     ]
 
 
-def _claim_entry(need: PodClaim) -> dict[str, Any]:
-    if need.claim is None or not need.exists:
-        summary = need.problems[0] if need.problems else "is still to be made"
-        return {"name": need.name, "claim": None, "state": "missing", "summary": summary, "problems": need.problems}
-    return {"name": need.name, **claim_state(need.claim), "problems": need.problems}
-
-
-def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:
-    deleting: list[str] = [claim["summary"] for claim in claims if claim["state"] == "deleting"]
-    if deleting:
-        return deleting[0]
-    if node:
-        return f"its claims are allocated, and it is on node {node}"
-    for claim in claims:
-        if binding := binding_of(claim.get("devices") or ()):
-            return f"its claims are allocated; {claim['name']} {binding}"
-    return "its claims are allocated; if it stays pending, that is not about free devices"
-
-
 def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
     """Return the Node objects by name; where they may not be read, those that slices name, without labels."""
     if snapshot.nodes is not None:
@@ -241,14 +335,11 @@ def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
     return {name: {"metadata": {"name": name}} for name in named}
 
 
-def _labels(node: Object) -> dict[str, str]:
-    return (node.get("metadata") or {}).get("labels") or {}
-
-
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
     return f"node{'s' if len(names) > 1 else ''} {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
-def _with(result: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
+def with_summary(result: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
+    """Return the result with its verdict."""
     return {**result, "fits": fits, "summary": summary}

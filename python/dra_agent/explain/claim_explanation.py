@@ -1,0 +1,130 @@
+"""Why a claim, or the claims of a pod, have no devices: their state, and the nodes of the cluster.
+
+Everything is evaluated from one snapshot; `pending.py` evaluates the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dra_agent.api_object import Object, allocation_of
+from dra_agent.deadline import Deadline
+from dra_agent.explain.object_state import binding_of, claim_state, pod_state
+from dra_agent.explain.pending import DEADLINE_S, NodeQuery, SnapshotCluster, evaluate_nodes, with_summary
+from dra_agent.explain.pod_claims import PodClaim, group_notes, pod_claims
+from dra_agent.explain.snapshot import Snapshot
+
+
+def explain_pod(
+    snapshot: Snapshot,
+    pod: Object,
+    *,
+    node: str | None = None,
+    deadline: float = DEADLINE_S,
+    cluster: SnapshotCluster | None = None,
+) -> dict[str, Any]:
+    """Explain every claim of a pod: they are allocated together, on the node where the pod can be.
+
+    The arguments are those of `explain_claim`.
+    """
+    query = NodeQuery(cluster or SnapshotCluster(snapshot), Deadline.of(deadline), node)
+    needs = pod_claims(snapshot, pod)
+    claims = [_claim_entry(need) for need in needs]
+    result: dict[str, Any] = {
+        "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
+        "summary": "",
+        "pods": [pod_state(pod)],
+        "claims": claims,
+        "nodes": [],
+        "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
+        "events": snapshot.events,
+    }
+    if not needs:
+        return with_summary(result, True, "uses no claim, so devices are not the reason why it does not run")
+    if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
+        return with_summary(result, False, problems[0])
+    there = [need.claim for need in needs if need.claim is not None]
+    waiting = [claim for claim in there if not allocation_of(claim)]
+    if not waiting:
+        on = (pod.get("spec") or {}).get("nodeName")
+        return with_summary(result, True, _all_allocated(claims, on))
+    return evaluate_nodes(result, snapshot, query, waiting, [claim for claim in there if allocation_of(claim)], pod)
+
+
+def explain_claim(
+    snapshot: Snapshot,
+    claim: Object,
+    *,
+    node: str | None = None,
+    deadline: float = DEADLINE_S,
+    cluster: SnapshotCluster | None = None,
+) -> dict[str, Any]:
+    """Explain one claim, with the other claims of the pod that waits for it: they are allocated together.
+
+    Arguments:
+        snapshot: The cluster, and the objects of the claim's namespace.
+        claim: A claim of the snapshot.
+        node: Only this node.
+        deadline: Seconds for all nodes together. Nodes without a result by then are named as not evaluated.
+        cluster: The nodes and devices of the snapshot, if several claims of it are explained.
+
+    Raises:
+        PermanentError: An object cannot be read.
+    """
+    query = NodeQuery(cluster or SnapshotCluster(snapshot), Deadline.of(deadline), node)
+    name = claim["metadata"]["name"]
+    users = [
+        pod
+        for pod in snapshot.pods or ()
+        if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+        and any(need.claim is claim for need in pod_claims(snapshot, pod))
+    ]
+    entry = _claim_entry(PodClaim(name, claim))
+    result: dict[str, Any] = {
+        "claim": f"{snapshot.namespace}/{name}",
+        "summary": "",
+        "pods": [pod_state(pod) for pod in users],
+        "claims": [entry],
+        "nodes": [],
+        "notes": snapshot.notes,
+        "events": snapshot.events,
+    }
+    if entry["state"] == "deleting":
+        return with_summary(result, False, entry["summary"])
+    if allocation_of(claim):
+        return with_summary(result, True, entry["summary"])
+    pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
+    if users and not pending:
+        on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
+        return with_summary(result, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
+    pod = pending[0] if pending else None
+    result["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
+    others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
+    waiting = [claim, *(other for other in others if not allocation_of(other))]
+    allocated = [other for other in others if allocation_of(other)]
+    result = evaluate_nodes(result, snapshot, query, waiting, allocated, pod)
+    if pod is None and snapshot.pods is not None:
+        # Claims are allocated when a pod that uses them is scheduled, and not before.
+        unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
+        return with_summary(result, False, f"{unused}; {result['summary']}")
+    return result
+
+
+def _claim_entry(need: PodClaim) -> dict[str, Any]:
+    if need.claim is None or not need.exists:
+        summary = need.problems[0] if need.problems else "is still to be made"
+        return {"name": need.name, "claim": None, "state": "missing", "summary": summary, "problems": need.problems}
+    return {"name": need.name, **claim_state(need.claim), "problems": need.problems}
+
+
+def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:
+    deleting: list[str] = [claim["summary"] for claim in claims if claim["state"] == "deleting"]
+    if deleting:
+        return deleting[0]
+    if node:
+        return f"its claims are allocated, and it is on node {node}"
+    for claim in claims:
+        if binding := binding_of(claim.get("devices") or ()):
+            return f"its claims are allocated; {claim['name']} {binding}"
+    return "its claims are allocated; if it stays pending, that is not about free devices"
