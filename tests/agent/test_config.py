@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.agent import config as config_module
-from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load, load_config
+from dra_agent.agent.config import HELP, Config, add_flags, is_loopback, listen_address, load, load_config
 from dra_agent.agent.config_keys import config_keys
 from dra_agent.agent.config_problems import ConfigError
 from dra_agent.agent.user_state_dir import user_state_dir
@@ -390,3 +390,21 @@ def test_a_driver_root_that_can_never_be_one(tmp_path: Path, name: str, value: s
     with pytest.raises(UsageError, match=f"{flag}: .*{reason}"):
         configure(flag, value)
     assert configure("--nvidia-driver-root", "/run/nvidia/driver").nvidia_driver_root == "/run/nvidia/driver"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:9464", True),
+        ("127.5.0.1:1", True),
+        ("[::1]:9464", True),
+        ("localhost:9464", True),
+        (":9464", False),
+        ("0.0.0.0:9464", False),
+        ("[::]:9464", False),
+        ("10.0.0.1:9464", False),
+        ("localhost.example.com:9464", False),
+    ],
+)
+def test_only_loopback_addresses_are_closed(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected

@@ -17,9 +17,9 @@ import pytest
 
 import preloaded
 from agent.conftest import AgentProcess, Start
-from dra_agent.agent import conflict_filter as guard_module
+from dra_agent.agent import conflict_filter
 from dra_agent.agent.config import Config
-from dra_agent.agent.conflict_filter import ConflictFilter, _note
+from dra_agent.agent.conflict_filter import ConflictFilter, event_note
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.inventory.model import Device
@@ -206,9 +206,9 @@ def test_standalone_mode_removes_saved_conflicts(start: Start, state: Path) -> N
 
 def test_a_note_about_many_devices_fits_an_event() -> None:
     names = [f"nic-0000-{bus:02x}-00-0" for bus in range(200)]
-    note = _note("device plugin rdma/hca_shared_devices_a", names, published=False)
+    note = event_note("device plugin rdma/hca_shared_devices_a", names, published=False)
     assert len(note) < 1024 and "200 devices of this node too, which are not published" in note and note.endswith("...")
-    assert "is still published by dra-agent: x" in _note("driver y", ["x"], published=True)
+    assert "is still published by dra-agent: x" in event_note("driver y", ["x"], published=True)
 
 
 def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
         await filter_.stop()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    monkeypatch.setattr(guard_module, "save_conflicts", save_slowly)
+    monkeypatch.setattr(conflict_filter, "save_conflicts", save_slowly)
     asyncio.run(scenario())
     assert saved[-1] == SavedConflicts()
 

@@ -11,6 +11,14 @@ import pytest
 from eventually import DEADLINE_S, POLL_INTERVAL_S
 
 
+def wait_for_access(device: str) -> None:
+    """Wait until the thread of an access that was given up has ended, after the kernel has returned."""
+    for thread in threading.enumerate():
+        if thread.name == f"access {device}":
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+
+
 @pytest.fixture
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which nothing hangs: no process is abandoned because it starts slowly, nor its later runs."""

@@ -89,6 +89,9 @@ def test_a_rule_that_does_not_compile_is_wrong_use(tmp_path: Path, capsys: pytes
 def test_an_empty_or_missing_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert devices("--sysfs-root", str(tmp_path / "none")) == 1
     assert str(tmp_path / "none") in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert devices("--sysfs-root", str(tmp_path / "empty")) == 1
+    assert str(tmp_path / "empty") in capsys.readouterr().err
 
 
 def test_a_device_of_another_driver_is_reported_as_not_published(

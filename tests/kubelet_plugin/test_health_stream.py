@@ -66,8 +66,7 @@ def test_every_device_is_sent_at_once_and_after_a_change(
     node: Node, run: Run, health: FakeHealth, messages: ModuleType
 ) -> None:
     async def scenario() -> None:
-        async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._resend_after_s = 3600.0
+        async with node.registered(health=health, resend_after_s=3600.0) as (_, driver):
             assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
@@ -94,12 +93,11 @@ def test_an_early_watcher_waits_for_the_devices(node: Node, run: Run, health: Fa
     run(scenario())
 
 
-def test_health_is_sent_again_within_the_lease(node: Node, run: Run, health: FakeHealth) -> None:
-    assert 2 * health_stream.RESEND_AFTER_S < health_stream.LEASE_S
+def test_health_is_sent_again_before_it_expires(node: Node, run: Run, health: FakeHealth) -> None:
+    assert 2 * health_stream.RESEND_AFTER_S < health_stream.HEALTH_CHECK_TIMEOUT_S
 
     async def scenario() -> None:
-        async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._resend_after_s = 0.05
+        async with node.registered(health=health, resend_after_s=0.05) as (_, driver):
             stream = watch(driver)
             for _ in range(4):
                 assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 1
@@ -110,8 +108,7 @@ def test_health_is_sent_again_within_the_lease(node: Node, run: Run, health: Fak
 
 def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
-        async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._resend_after_s = 3600.0
+        async with node.registered(health=health, resend_after_s=3600.0) as (_, driver):
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
@@ -168,8 +165,7 @@ def test_text_that_is_not_unicode_has_replacement_characters(node: Node, run: Ru
 
 def test_a_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: FakeHealth) -> None:
     async def scenario() -> None:
-        async with node.registered(health=health) as (plugin, driver):
-            health_service(plugin)._resend_after_s = 3600.0
+        async with node.registered(health=health, resend_after_s=3600.0) as (_, driver):
             streams = [watch(driver) for _ in range(257)]
             reads = [asyncio.ensure_future(stream.read()) for stream in streams]
             await eventually_async(lambda: sum(read.done() for read in reads) >= 256)

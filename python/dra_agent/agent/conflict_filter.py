@@ -94,7 +94,7 @@ class ConflictFilter:
         self._save()
         node = ObjectReference.node(self._config.node)
         for manager, names in conflicts.by_manager().items():
-            self._events.record(SECOND_MANAGER, node, _note(manager, names, published=self._publishes))
+            self._events.record(SECOND_MANAGER, node, event_note(manager, names, published=self._publishes))
         self._changed()
 
     def _save(self) -> None:
@@ -108,7 +108,8 @@ class ConflictFilter:
             save_conflicts(self._config.state_dir, SavedConflicts(self._detector.conflicts, published=self._publishes))
 
 
-def _note(manager: str, names: list[str], *, published: bool) -> str:
+def event_note(manager: str, names: list[str], *, published: bool) -> str:
+    """Return the note of the Event for devices that a manager advertises too."""
     count = f"{len(names)} device{'' if len(names) == 1 else 's'} of this node"
     follows = "is still published by dra-agent" if published else "is not published by dra-agent"
     message = follows if len(names) == 1 else follows.replace("is ", "are ", 1)

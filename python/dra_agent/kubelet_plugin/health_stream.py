@@ -1,4 +1,4 @@
-"""The DRAResourceHealth service: reports device health to the kubelet, on a change and again within its lease.
+"""The DRAResourceHealth service: reports device health to the kubelet, on a change and again before it expires.
 
 Without a source the service is not registered: gRPC returns UNIMPLEMENTED, and the kubelet stops calling.
 """
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 RESEND_AFTER_S = 10.0
 """Seconds after which all devices are sent again, changed or not."""
-LEASE_S = 30
-"""Seconds for which the kubelet considers a report valid."""
+HEALTH_CHECK_TIMEOUT_S = 30
+"""Seconds for which the kubelet considers a report valid (health_check_timeout_seconds)."""
 MAX_MESSAGE_BYTES = 1024
 """Maximum bytes of a message that the kubelet accepts."""
 _HEALTH = {"unknown": 0, "healthy": 1, "unhealthy": 2}
@@ -107,7 +107,7 @@ def _response(messages: ModuleType, rows: Sequence[DeviceHealth]) -> Any:
         entry = response.devices.add(
             health=_HEALTH[row.health],
             last_updated_time=int(row.seen),
-            health_check_timeout_seconds=LEASE_S,
+            health_check_timeout_seconds=HEALTH_CHECK_TIMEOUT_S,
             message=_bounded(row.message),
         )
         entry.device.pool_name = row.pool

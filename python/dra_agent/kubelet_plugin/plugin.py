@@ -16,7 +16,7 @@ from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.health.published_health import DeviceHealthStore
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
-from dra_agent.kubelet_plugin.health_stream import HealthService
+from dra_agent.kubelet_plugin.health_stream import RESEND_AFTER_S, HealthService
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.registration import Registration, RegistrationStatus
 from dra_agent.kubelet_plugin.service import DraService
@@ -55,12 +55,14 @@ class KubeletPlugin:
         claims: ClaimSource,
         *,
         health: bool = False,
+        resend_after_s: float = RESEND_AFTER_S,
         metrics: PluginMetrics | None = None,
         tracer: Tracer | None = None,
         registered: Callable[[RegistrationStatus], None] = lambda state: None,
     ) -> None:
         """`health`: whether `serve` will get a health source; it is advertised to the kubelet before.
 
+        `resend_after_s`: the health of all devices is sent again after this time, changed or not.
         `registered` is called on the event loop for every registration status of the kubelet.
         """
         self._paths = paths
@@ -70,7 +72,7 @@ class KubeletPlugin:
         self._executor = ClaimExecutor(MAX_THREADS)
         self._service = DraService(claims, self._executor, metrics, tracer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
-        self._health = HealthService() if health else None
+        self._health = HealthService(resend_after_s=resend_after_s) if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
         # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
         self._calls = DaemonExecutor(MAX_CALLS, "calls", keep_one=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deadlines import a_minute
+from device_setup.hung import wait_for_access
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.amd import AmdPartitionConfig, AmdPartitionSetup
 from dra_agent.errors import PermanentError, RetryableError
@@ -155,7 +156,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> 
     assert len(given(setup, "uid-2", other)) == 1
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     inject.clear(bench.root)
-    setup._writes._pending[FIRST][0].join(DEADLINE_S)
+    wait_for_access(FIRST)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
 
@@ -200,7 +201,7 @@ def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     assert collector.collect(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     inject.clear(bench.root)
-    setup._writes._pending[FIRST][0].join(DEADLINE_S)
+    wait_for_access(FIRST)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
     assert collector.collect(scan(bench.host)) == before

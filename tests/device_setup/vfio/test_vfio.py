@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
+from device_setup.hung import wait_for_access
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
@@ -328,7 +329,7 @@ def test_a_driver_that_never_releases_delays_one_device_until_its_timeout(bench:
     patient.set_up("uid-2", [nic], AUTO, None, a_minute())
     assert bench.driver(NIC) == "vfio-pci"
     inject.clear(bench.folder / "host")
-    vfio._accesses._pending[FPGA][0].join(DEADLINE_S)
+    wait_for_access(FPGA)
     assert bench.driver(FPGA) is None, "what hung has happened"
     vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
@@ -361,7 +362,7 @@ def test_attributes_of_a_hung_driver_are_not_read(
     with pytest.raises(RetryableError, match="has not returned from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     inject.clear(bench.folder / "host")
-    vfio._accesses._pending[FPGA][0].join(DEADLINE_S)
+    wait_for_access(FPGA)
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
