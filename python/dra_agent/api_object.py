@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API as JSON values: the identity of each, allocation and consumers of a ResourceClaim.
+"""Objects of the Kubernetes API as JSON values: the identity of each; requests, allocation and consumers of a claim.
 
 For parts that show a claim or decide about it. `prepare.allocation` decodes what the agent prepares, strictly.
 """
@@ -22,6 +22,20 @@ def identity_of(value: Mapping[str, Any]) -> tuple[str, str]:
 def full_name(value: Mapping[str, Any]) -> str:
     """Return NAMESPACE/NAME of an object that has a namespace."""
     return "/".join(identity_of(value))
+
+
+def requests_of(claim: Mapping[str, Any]) -> list[Object]:
+    """Return the requests of a claim."""
+    return list(((claim.get("spec") or {}).get("devices") or {}).get("requests") or ())
+
+
+def subrequests_of(claim: Mapping[str, Any]) -> list[Object]:
+    """Return what the requests of a claim request: `exactly`, or each alternative."""
+    return [
+        one
+        for request in requests_of(claim)
+        for one in ([request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ())
+    ]
 
 
 def allocation_of(claim: Mapping[str, Any]) -> Object | None:

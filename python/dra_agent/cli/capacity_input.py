@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dra_agent.api_object import Object
 from dra_agent.cli.cluster_input import CLAIM_KINDS, missing, read_snapshot, read_users
 from dra_agent.errors import UsageError
-from dra_agent.explain.capacity import Copy, copy_of_claim, copy_of_pod
+from dra_agent.explain.capacity import Copy, copy_of_claims, copy_of_pod
 from dra_agent.explain.files import claim_of_template
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import POD_GROUP, pod_sets
@@ -60,11 +60,10 @@ def _of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where: st
     ]
     if not claims:
         raise UsageError("there is no claim, template or pod", where=where)
-    first, *others = [copy_of_claim(claim) for claim in claims]
-    first.claims += [claim for other in others for claim in other.claims]
-    if others:
-        first.subject = f"{len(claims)} claims of {where}"
-    return first
+    copy = copy_of_claims(snapshot, claims)
+    if len(claims) > 1:
+        copy.subject = f"{len(claims)} claims of {where}"
+    return copy
 
 
 def _of_workload(snapshot: Snapshot, kind: str, value: Object) -> Copy:
@@ -96,4 +95,4 @@ def _named(args: argparse.Namespace, snapshot: Snapshot, name: str) -> Copy:
         raise missing(args, snapshot, args.kind, name)
     if args.kind == POD:
         return copy_of_pod(snapshot, found)
-    return copy_of_claim(found if args.kind == CLAIM else claim_of_template(found), args.kind)
+    return copy_of_claims(snapshot, [found if args.kind == CLAIM else claim_of_template(found)], args.kind)

@@ -5,13 +5,14 @@ Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
 from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
 from dra_agent.errors import PermanentError
+from dra_agent.explain.claim_admission import NewClaim, admission_blockers
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
@@ -25,6 +26,7 @@ BLOCKED = "node"
 NOT_CONSIDERED = (
     "not considered: CPU, memory and number of pods of a node, spread and pod affinity, quota of further copies"
 )
+_COPY_NEEDS = "a further copy needs"
 
 
 @dataclass
@@ -46,22 +48,38 @@ class Copy:
     notes: list[str] = field(default_factory=list)
 
 
-def copy_of_claim(claim: Object, kind: str = "claim") -> Copy:
-    """Return the copy that a claim, or the claim of a template, describes: a further one with the same spec."""
-    note = "a pod without tolerations, node selector and affinity is assumed"
-    return Copy(f"{kind} {full_name(claim)}", [_fresh(claim)], notes=[note])
+def copy_of_claims(snapshot: Snapshot, claims: Sequence[Object], kind: str = "claim") -> Copy:
+    """Return the copy that claims, or the claim of a template, describe: further ones with the same spec.
+
+    The subject is the first one.
+    """
+    new = [NewClaim(claim, {}) for claim in claims]
+    return Copy(
+        f"{kind} {full_name(claims[0])}",
+        [_fresh(claim) for claim in claims],
+        problems=admission_blockers(snapshot, new, _COPY_NEEDS),
+        notes=["a pod without tolerations, node selector and affinity is assumed"],
+    )
 
 
 def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     """Return what another pod like this one needs: claims of templates are made again, named claims are shared."""
     spec = pod.get("spec") or {}
     named = {entry.get("name") for entry in spec.get("resourceClaims") or () if entry.get("resourceClaimName")}
-    needs: list[PodClaim] = pod_claims(snapshot, pod)
+    # Quotas count the pod of a copy, too: it does not exist.
+    metadata = {key: value for key, value in pod["metadata"].items() if key != "uid"}
+    needs: list[PodClaim] = pod_claims(snapshot, {**pod, "metadata": metadata})
     claims: list[Object] = []
     shared: list[Object] = []
+    new: list[NewClaim] = []
     for need in needs:
-        if need.claim is not None:
-            (shared if need.name in named else claims).append(need.claim)
+        if need.claim is None:
+            continue
+        if need.name in named:
+            shared.append(need.claim)
+        else:
+            claims.append(need.claim)
+            new.append(NewClaim(need.claim, need.resources, pod_exists=False))
     copy = Copy(
         f"pod {snapshot.namespace}/{pod['metadata']['name']}",
         [_fresh(claim) for claim in claims],
@@ -69,6 +87,8 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
         {**pod, "spec": {key: value for key, value in spec.items() if key != "nodeName"}},
         [f"claim {need.name}: {problem}" for need in needs for problem in need.problems],
     )
+    if not copy.problems:
+        copy.problems = admission_blockers(snapshot, new, _COPY_NEEDS)
     if not needs:
         copy.problems.append("uses no claim, so devices do not limit it")
     if shared:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
+from dra_agent.explain.claim_admission import NewClaim, quota_blockers
 from dra_agent.explain.kueue_admission import Admission
 from dra_agent.explain.kueue_flavors import FlavorChoice
-from dra_agent.explain.pod_claims import PodClaim, pod_claims, quota_blockers
+from dra_agent.explain.pod_claims import PodClaim, is_stored, pod_claims
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
 
@@ -204,7 +205,12 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         kind.running[str(_node_of(pod))] += 1
     _name_apart(found)
     gang = Gang(subject, found, order, len(pods) + len(running))
-    new = {full_name(need.claim): need.claim for one in pods for need in one.needs if need.claim and not need.exists}
+    new = {
+        full_name(need.claim): NewClaim(need.claim, need.resources, is_stored(one.pod))
+        for one in pods
+        for need in one.needs
+        if need.claim and not need.exists
+    }
     gang.lacks_quota = quota_blockers(snapshot, list(new.values()), "the pods need")
     shared = {
         full_name(need.claim): need for one in pods for need in one.needs if need.claim and _is_shared(need, users)

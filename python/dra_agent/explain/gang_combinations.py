@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from dra_agent.api_object import Object, allocation_of, identity_of, results_of
+from dra_agent.api_object import Object, allocation_of, identity_of, requests_of, results_of
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_placement import Holding, Placed, Placer
-from dra_agent.explain.pod_claims import requests_of
 
 MAX_STEPS = 4000
 """Placements of one member that are tried."""

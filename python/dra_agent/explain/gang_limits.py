@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dra_agent.api_object import Object, allocation_of, identity_of
+from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
-from dra_agent.explain.pod_claims import requests_of
 from dra_agent.explain.snapshot import Snapshot
 
 _SELECTING = ("deviceClassName", "selectors", "tolerations", "capacity")

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from dra_agent.api_object import Object, allocation_of, identity_of, results_of
+from dra_agent.api_object import Object, allocation_of, identity_of, requests_of, results_of
 from dra_agent.cluster import Cluster
 from dra_agent.explain.gang import Gang, Member
-from dra_agent.explain.pod_claims import requests_of
 
 MAX_ALTERNATIVES = 8
 """Of a request (FirstAvailableDeviceRequestMaxSize, api/resource/v1/types.go)."""

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, permutations
 
-from dra_agent.api_object import Object
+from dra_agent.api_object import Object, requests_of
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_combinations import Combinations, longest_list
 from dra_agent.explain.gang_placement import MAX_ALTERNATIVES, Choice, Outcome, Placer
-from dra_agent.explain.pod_claims import requests_of
 
 MAX_PERMUTED_KINDS = 4
 """Kinds of members of which every order is tried."""

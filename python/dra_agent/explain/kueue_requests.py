@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from dra_agent.api_object import Object
+from dra_agent.api_object import Object, requests_of
 from dra_agent.explain.files import claim_of_template
 from dra_agent.explain.kueue_amount import amount
 from dra_agent.explain.kueue_objects import Counting
-from dra_agent.explain.pod_claims import requests_of
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import DEFAULT_POD_SET
 

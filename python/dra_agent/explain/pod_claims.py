@@ -5,20 +5,18 @@ A claim that does not exist yet is generated as Kubernetes would, and obstacles 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from dra_agent.api_object import Object
+from dra_agent.api_object import Object, subrequests_of
+from dra_agent.explain.claim_admission import NewClaim, admission_blockers, quota_blockers
+from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
 from dra_agent.explain.files import claim_of_template
 from dra_agent.explain.snapshot import Snapshot, group_name
 
-IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the extended resources that every DeviceClass has (KEP-5004)."""
-ALL_COUNTS = 32
-"""Devices that a request for all counts against a quota (pkg/quota/v1/evaluator/core/resource_claims.go)."""
-ADMIN_LABEL = "resource.kubernetes.io/admin-access"
+EXTENDED_RESOURCES = "extended resources"
+"""The name of a pod's claim for its extended resources."""
+_IT_NEEDS = "it needs"
 
 
 @dataclass
@@ -32,6 +30,8 @@ class PodClaim:
     """If not, the claim is the one that would be created."""
     of_group: bool = False
     """The pods of the group share it (KEP-5729)."""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """The extended resources of the pod for which it is created; empty for other claims."""
     problems: list[str] = field(default_factory=list)
     """Why the claim does not exist or cannot be created."""
 
@@ -58,11 +58,32 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
             continue  # A status without a claim name means that no claim is needed.
         found[-1].of_group = is_shared
     extended = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    classes = snapshot.classes or ()
     if extended:
-        found.append(_existing(snapshot, "extended resources", extended))
-    elif claim := _of_extended_resources(snapshot, pod):
-        found.append(PodClaim("extended resources", claim, exists=False, problems=admission_blockers(snapshot, claim)))
+        found.append(_existing(snapshot, EXTENDED_RESOURCES, extended))
+        found[-1].resources = resources_of(pod, classes)
+    elif claim := claim_of_extended_resources(pod, snapshot.namespace, classes):
+        new = NewClaim(claim, resources_of(pod, classes), is_stored(pod))
+        problems = admission_blockers(snapshot, [new], _IT_NEEDS)
+        found.append(PodClaim(EXTENDED_RESOURCES, claim, exists=False, resources=new.resources, problems=problems))
+    _add_quota_of_all(snapshot, pod, found)
     return found
+
+
+def _add_quota_of_all(snapshot: Snapshot, pod: Object, needs: Iterable[PodClaim]) -> None:
+    """Add the problem of a claim that a quota permits alone, but not after those before it."""
+    new: list[NewClaim] = []
+    for need in needs:
+        if need.claim is None or need.exists:
+            continue
+        new.append(NewClaim(need.claim, need.resources, is_stored(pod)))
+        if len(new) > 1 and not need.problems:
+            need.problems += quota_blockers(snapshot, new, "the claims of the pod need")
+
+
+def is_stored(pod: Object) -> bool:
+    """Return whether a pod exists in the cluster, and is not one that would be created."""
+    return bool(pod["metadata"].get("uid"))
 
 
 def group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
@@ -87,52 +108,9 @@ def _same_claim(one: Object, other: Object) -> bool:
     return all((one.get(key) or "") == (other.get(key) or "") for key in fields)
 
 
-def admission_blockers(snapshot: Snapshot, claim: Object) -> list[str]:
-    """Return why the API server would reject a claim: a quota, or a namespace without admin access."""
-    found = []
-    labels = ((snapshot.namespace_object or {}).get("metadata") or {}).get("labels") or {}
-    requests = _requests(claim)
-    labelled = labels.get(ADMIN_LABEL) == "true" or snapshot.namespace_object is None
-    if any(one.get("adminAccess") for one in requests) and not labelled:
-        found.append(f"it requests admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
-    return found + quota_blockers(snapshot, [claim], "it needs")
-
-
-def quota_blockers(snapshot: Snapshot, claims: Sequence[Object], subject: str) -> list[str]:
-    """Return which quotas do not permit further claims, all together; `subject` begins the end of each message."""
-    found = []
-    requested = Counter({"count/resourceclaims.resource.k8s.io": len(claims)})
-    for claim in claims if snapshot.quotas else ():
-        for name, count in devices_by_class(claim).items():
-            requested[f"{name}.deviceclass.resource.k8s.io/devices"] += count
-    for quota in snapshot.quotas:
-        status = quota.get("status") or {}
-        for key, count in requested.items():
-            hard, used = _number((status.get("hard") or {}).get(key)), _number((status.get("used") or {}).get(key)) or 0
-            if count and hard is not None and used + count > hard:
-                name = quota["metadata"]["name"]
-                found.append(f"quota {name} allows {hard} of {key}, {used} are used, and {subject} {count}")
-    return found
-
-
-def devices_by_class(claim: Object) -> dict[str, int]:
-    """Count the devices of a claim as quotas do: of alternatives the largest of each class."""
-    counts: dict[str, int] = {}
-    for request in requests_of(claim):
-        largest: dict[str, int] = {}
-        for one in [request.get("exactly") or {}] if "exactly" in request else request.get("firstAvailable") or ():
-            if not (name := one.get("deviceClassName")):
-                continue
-            count = ALL_COUNTS if one.get("allocationMode") == "All" else int(one.get("count") or 1)
-            largest[name] = max(largest.get(name, 0), count)
-        for name, count in largest.items():
-            counts[name] = counts.get(name, 0) + count
-    return counts
-
-
 def classes_of(claims: Iterable[Object]) -> set[str]:
     """Return the names of the classes that claims request."""
-    return {one["deviceClassName"] for claim in claims for one in _requests(claim) if one.get("deviceClassName")}
+    return {one["deviceClassName"] for claim in claims for one in subrequests_of(claim) if one.get("deviceClassName")}
 
 
 def _existing(snapshot: Snapshot, name: str, claim_name: str) -> PodClaim:
@@ -149,69 +127,7 @@ def _from_template(snapshot: Snapshot, name: str, template_name: str, owner: Obj
         if (template.get("metadata") or {}).get("name") == template_name:
             claim = claim_of_template(template)
             claim["metadata"] = {"name": f"{owner['metadata']['name']}-{name}", "namespace": snapshot.namespace}
-            return PodClaim(name, claim, exists=False, problems=admission_blockers(snapshot, claim))
+            problems = admission_blockers(snapshot, [NewClaim(claim, {})], _IT_NEEDS)
+            return PodClaim(name, claim, exists=False, problems=problems)
     missing = f"there is no ResourceClaimTemplate {snapshot.namespace}/{template_name} to make the claim from"
     return PodClaim(name, exists=False, problems=[missing])
-
-
-def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
-    """Generate the claim that the scheduler creates for extended resources of DeviceClasses (KEP-5004)."""
-    by_resource = _classes_by_resource(snapshot.classes or ())
-    requests = []
-    spec = pod.get("spec") or {}
-    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    for index, container in enumerate(containers):
-        resources = container.get("resources") or {}
-        amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for number, resource in enumerate(sorted(set(amounts) & set(by_resource))):
-            count = _number(amounts[resource])
-            if count:
-                exactly = {"deviceClassName": by_resource[resource], "allocationMode": "ExactCount", "count": count}
-                requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})
-    if not requests:
-        return None
-    metadata = {"name": f"{pod['metadata']['name']}-extended-resources", "namespace": snapshot.namespace}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": metadata,
-        "spec": {"devices": {"requests": requests}},
-    }
-
-
-def _classes_by_resource(classes: Iterable[Object]) -> dict[str, str]:
-    """Return the class that serves each extended resource: of several the newest one, then the first by name.
-
-    Source: k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache.
-    """
-    by_name = sorted(classes, key=lambda one: str(one["metadata"]["name"]))
-    newest = sorted(by_name, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""), reverse=True)
-    found: dict[str, str] = {}
-    for one in newest:
-        name = str(one["metadata"]["name"])
-        found[IMPLICIT + name] = name
-        if explicit := (one.get("spec") or {}).get("extendedResourceName"):
-            found.setdefault(explicit, name)
-    return found
-
-
-def requests_of(claim: Object) -> list[Object]:
-    """Return the requests of a claim."""
-    devices = ((claim.get("spec") or {}).get("devices")) or {}
-    return list(devices.get("requests") or ())
-
-
-def _requests(claim: Object) -> list[Object]:
-    return [
-        one
-        for request in requests_of(claim)
-        for one in ([request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ())
-    ]
-
-
-def _number(value: Any) -> int | None:
-    try:
-        number = int(str(value))
-    except ValueError:
-        return None
-    return number if 0 <= number < 1 << 63 else None

@@ -1,0 +1,114 @@
+"""Extended resources that DeviceClasses provide (KEP-5004): the claim that kube-scheduler creates for a pod.
+
+Source: pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go at v1.37.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dra_agent.api_object import Object
+from dra_agent.explain.kueue_amount import amount
+
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the extended resources that every DeviceClass has."""
+
+
+def claim_of_extended_resources(pod: Object, namespace: str, classes: Iterable[Object]) -> Object | None:
+    """Return the claim that kube-scheduler creates for the extended resources of a pod; None without any."""
+    by_resource = _classes_by_resource(classes)
+    containers = [_amounts(container) for container in _containers(pod)]
+    requests = [
+        {
+            "name": f"container-{index}-request-{sorted(containers[index]).index(resource)}",
+            "exactly": {"deviceClassName": by_resource[resource], "allocationMode": "ExactCount", "count": count},
+        }
+        for resource in sorted({name for amounts in containers for name in amounts} & by_resource.keys())
+        for index, count in _requests(pod, [amounts.get(resource, 0) for amounts in containers])
+    ]
+    if not requests:
+        return None
+    metadata = {"name": f"{pod['metadata']['name']}-extended-resources", "namespace": namespace}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": metadata,
+        "spec": {"devices": {"requests": sorted(requests, key=lambda request: str(request["name"]))}},
+    }
+
+
+def resources_of(pod: Object, classes: Iterable[Object]) -> dict[str, int]:
+    """Return the extended resources of DeviceClasses that a pod requests, as quotas and kube-scheduler count them.
+
+    Those of containers that run at the same time are added: PodRequests, k8s.io/component-helpers/resource.
+    """
+    containers = [_amounts(container) for container in _containers(pod)]
+    found: dict[str, int] = {}
+    for resource in sorted({name for amounts in containers for name in amounts} & _classes_by_resource(classes).keys()):
+        running, most = 0, 0
+        for amounts, is_short in zip(containers, _are_short_lived(pod), strict=True):
+            count = amounts.get(resource, 0)
+            most = max(most, running + count)
+            running += 0 if is_short else count
+        if most:
+            found[resource] = most
+    return found
+
+
+def _requests(pod: Object, counts: list[int]) -> Iterable[tuple[int, int]]:
+    """Yield for which containers devices are requested, and how many, of one resource.
+
+    An init container that ends uses the devices of the containers that start after it, and one request has the most
+    devices that such init containers need in addition.
+    """
+    is_short = _are_short_lived(pod)
+    lasting = [0 if short else count for count, short in zip(counts, is_short, strict=True)]
+    yield from ((index, count) for index, count in enumerate(lasting) if count)
+    additional = [
+        count - sum(lasting[index:]) if short else 0
+        for index, (count, short) in enumerate(zip(counts, is_short, strict=True))
+    ]
+    most = max(additional, default=0)
+    if most > 0:
+        yield additional.index(most), most
+
+
+def _containers(pod: Object) -> list[Object]:
+    spec = pod.get("spec") or {}
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def _are_short_lived(pod: Object) -> list[bool]:
+    """Return for each container whether it ends before others start: an init container that is not a sidecar."""
+    spec = pod.get("spec") or {}
+    init = [container.get("restartPolicy") != "Always" for container in spec.get("initContainers") or ()]
+    return [*init, *(False for _ in spec.get("containers") or ())]
+
+
+def _amounts(container: Object) -> dict[str, int]:
+    """Return the requests of a container, by resource; a limit without a request is one, as the API server adds it."""
+    resources = container.get("resources") or {}
+    amounts: Mapping[str, object] = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: _whole(value) for name, value in amounts.items()}
+
+
+def _whole(value: object) -> int:
+    """Return a number of devices; 0 for a quantity that is not one."""
+    number = amount(value)
+    return int(number) if number is not None and number.denominator == 1 and 0 < number < 1 << 63 else 0
+
+
+def _classes_by_resource(classes: Iterable[Object]) -> dict[str, str]:
+    """Return the class that serves each extended resource: of several the newest one, then the first by name.
+
+    Source: k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache.
+    """
+    by_name = sorted(classes, key=lambda one: str(one["metadata"]["name"]))
+    newest = sorted(by_name, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""), reverse=True)
+    found: dict[str, str] = {}
+    for one in newest:
+        name = str(one["metadata"]["name"])
+        found[IMPLICIT + name] = name
+        if explicit := (one.get("spec") or {}).get("extendedResourceName"):
+            found.setdefault(explicit, name)
+    return found
