@@ -8,8 +8,8 @@ import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
 from dra_agent.explain.capacity import capacity, copy_of_claims, copy_of_pod
+from dra_agent.explain.claim_explanation import explain_pod
 from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.pending import explain_pod
 from dra_agent.explain.pod_claims import pod_claims
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import PodSet

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dra_agent.api_object import Object, allocation_of, full_name
+from dra_agent.api_object import Object, allocation_of, full_name, requests_of
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.placement import matches, scheduling_blockers
-from dra_agent.explain.pod_claims import classes_of, requests_of
+from dra_agent.explain.pod_claims import classes_of
 from dra_agent.explain.snapshot import Snapshot
 
 DEADLINE_S = 10.0
