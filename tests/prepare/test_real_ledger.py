@@ -80,6 +80,15 @@ def test_a_device_held_under_a_former_node_name_is_refused(durable: SimulatedNod
         durable.preparer.prepare(claim("new", "gpu-0"))
 
 
+def test_a_device_held_in_a_pool_of_another_group_is_refused(durable: SimulatedNode) -> None:
+    """Pools can be split by product while claims hold devices."""
+    assert durable.preparer.prepare(claim("old", result("gpu-0", pool="node-a/l40s/gpu")))
+    with pytest.raises(DeviceHeldError, match=r"gpu-0.*default/claim-old"):
+        durable.preparer.prepare(claim("new", "gpu-0"))
+    with pytest.raises(PermanentError, match=r"node-b/l40s/gpu .*node-a/gpu"):
+        durable.preparer.prepare(claim("other", result("gpu-1", pool="node-b/l40s/gpu")))
+
+
 def test_a_claim_may_have_admin_access_to_a_device_that_it_holds(durable: SimulatedNode) -> None:
     claim_with_both = claim("a", result("gpu-0", "work"), result("gpu-0", "watch", adminAccess=True))
     (device,) = durable.preparer.prepare(claim_with_both)

@@ -44,20 +44,20 @@ def tainted(device: Device, *keys: str, effect: Any = "NoSchedule") -> Device:
     return msgspec.structs.replace(device, taints=tuple(Taint(key=f"x/{key}", effect=effect) for key in keys))
 
 
-def partitioned() -> Inventory:
+def partitioned(number: int = 1) -> Inventory:
     """Return a GPU that can be allocated whole or as two halves."""
-    counters = {"memory": Counter("80Gi")}
-    whole = device(1, consumes_counters=(CounterConsumption("gpu-1", counters),))
+    counters, set_name = {"memory": Counter("80Gi")}, f"gpu-{number}"
+    whole = device(number, consumes_counters=(CounterConsumption(set_name, counters),))
     halves = tuple(
         msgspec.structs.replace(
             whole,
             name=f"{whole.name}-half-{half}",
             identity={"parent": whole.name},
-            consumes_counters=(CounterConsumption("gpu-1", {"memory": Counter("40Gi")}),),
+            consumes_counters=(CounterConsumption(set_name, {"memory": Counter("40Gi")}),),
         )
         for half in range(2)
     )
-    return Inventory(devices=(whole, *halves), counter_sets={"gpu": (CounterSet("gpu-1", counters),)})
+    return Inventory(devices=(whole, *halves), counter_sets={"gpu": (CounterSet(set_name, counters),)})
 
 
 class Node:

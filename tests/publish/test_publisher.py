@@ -137,6 +137,22 @@ def test_a_pool_without_devices_is_deleted(node: Node) -> None:
     assert node.api.writes()[0].body["preconditions"].keys() == {"uid", "resourceVersion"}
 
 
+def test_devices_move_to_the_pool_of_their_group(node: Node) -> None:
+    node.set_devices(device(1), device(2))
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: len(node.names()) == 2)
+        await wait_until_published(publisher)
+        node.set_devices(device(1, pool_group="l40s"), device(2, pool_group="h100"))
+        publisher.devices_changed()
+        await eventually_async(lambda: len(node.slices()) == 2 and not node.slices(f"{NODE}/gpu"))
+        await wait_until_published(publisher)
+
+    node.run(scenario)
+    assert node.names(f"{NODE}/l40s/gpu") == [device(1).name]
+    assert node.names(f"{NODE}/h100/gpu") == [device(2).name]
+
+
 def test_unknown_pools_of_this_driver_and_node_are_deleted(node: Node) -> None:
     def foreign_slice(name: str, **spec: Any) -> dict[str, Any]:
         pool = {"name": "left-behind", "generation": 1, "resourceSliceCount": 1}

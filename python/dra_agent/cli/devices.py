@@ -206,11 +206,10 @@ def _print_problems(inventory: Inventory) -> None:
 
 def _show(device: Device, holders: list[str] | None, config: Config) -> None:
     from dra_agent.cli.table import table
-    from dra_agent.inventory.model import pool_name
 
     rows: list[tuple[str, str, object]] = [
         ("device", "name", device.name),
-        ("device", "pool", pool_name(config.node, device.family)),
+        ("device", "pool", device.pool(config.node)),
         ("device", "health", device.health if device.health_reason is None else device.health_reason),
         ("device", "held by", "unknown" if holders is None else ", ".join(holders) or None),
     ]
@@ -248,11 +247,9 @@ def _written(value: bool | int | str) -> str:
 
 def _document(device: Device, holders: DeviceHolders, config: Config) -> dict[str, Any]:
     """Return a device for scripts: the API's object as it is published, and the agent's additional data."""
-    from dra_agent.inventory.model import pool_name
-
     return {
         **device.to_api(),
-        "pool": pool_name(config.node, device.family),
+        "pool": device.pool(config.node),
         "family": device.family,
         "pci_address": device.pci_address,
         "numa_node": device.numa_node,

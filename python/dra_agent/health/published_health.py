@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.inventory.model import Device, Inventory, pool_name
+from dra_agent.inventory.model import Device, Inventory
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class DeviceHealthStore:
         if age > STALE_AFTER_S:
             message = f"not checked for {age:.0f} s"
             return [
-                DeviceHealth(self._pool(device.family), device.name, "unknown", seen, message)
+                DeviceHealth(device.pool(self._node), device.name, "unknown", seen, message)
                 for device in inventory.devices
             ]
         return [
             DeviceHealth(
-                self._pool(device.family),
+                device.pool(self._node),
                 device.name,
                 _KUBELET_HEALTH[device.health],
                 seen,
@@ -93,9 +93,6 @@ class DeviceHealthStore:
                 self._watchers.remove(changed)
 
         return unsubscribe
-
-    def _pool(self, family: str) -> str:
-        return pool_name(self._node, family)  # type: ignore[arg-type]
 
 
 def _published(inventory: Inventory) -> list[tuple[str, str, str | None]]:

@@ -28,6 +28,7 @@ from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
+from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
@@ -65,6 +66,7 @@ class Collector:
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, bindings)
         self._backends: dict[str, DeviceBackend | FunctionBackend] = {}
         self._descriptions = Descriptions()
+        self._pool_groups = PoolGroups()
         self.kept = frozenset[str]()
         """Names of devices that the last collection did not describe again."""
 
@@ -103,10 +105,10 @@ class Collector:
         if self._bindings is not None:
             found = self._bindings.moved.apply(found, topology)
         found = self._passthrough.apply(found, topology, problems, excluded)
-        devices = self._without_uplinks(found, excluded)
+        described = self._without_uplinks(found, excluded)
         # In the order of the topology, by address; partitions of one address keep their order.
         position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
-        devices.sort(key=lambda device: _order(device.pci_address, position))
+        described.sort(key=lambda device: _order(device.pci_address, position))
         problems += self._partitions.problems(
             function.pci_address
             for name, functions in by_backend.items()
@@ -116,11 +118,14 @@ class Collector:
         for backend in self._backends.values():
             if isinstance(backend, ExclusionSource):
                 excluded += backend.withheld()
-        placed = self._fabric_file.apply(devices, problems)
+        placed = self._fabric_file.apply(described, problems)
         published = self._rules.apply(placed, problems, excluded)
         kept = used_counter_sets(published, self._counter_sets())
+        devices = self._shares.apply(published, problems)
+        if self._settings.pools == "product":
+            devices = self._pool_groups.apply(devices, topology)
         return Inventory(
-            devices=self._shares.apply(published, problems),
+            devices=devices,
             counter_sets={"gpu": kept} if kept else {},
             problems=tuple(dict.fromkeys(problems)),
             excluded=tuple(excluded),

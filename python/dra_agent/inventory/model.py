@@ -6,8 +6,9 @@ It holds facts only: the back ends find them, and slices, CDI and the command li
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -146,10 +147,16 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """Conditions after which it chooses devices again."""
     overhead: dict[str, Overhead] = {}
     """By the name of a node's resource ("memory"): what each pod with the device costs the node (KEP-5517)."""
+    pool_group: str = ""
+    """The part of its pool's name that separates it from other devices of its family; "" if one pool has them all."""
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a DNS label")
+
+    def pool(self, node: str) -> str:
+        """Return the name of its pool on a node."""
+        return pool_name(node, self.family, self.pool_group)
 
     def to_api(self) -> dict[str, Any]:
         """Return the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
@@ -190,7 +197,17 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             and self.binding_conditions == other.binding_conditions
             and self.binding_failure_conditions == other.binding_failure_conditions
             and self.overhead == other.overhead
+            and self.pool_group == other.pool_group
         )
+
+
+class Pool(NamedTuple):
+    """The devices of a host that are published as one pool."""
+
+    family: Family
+    group: str
+    devices: tuple[Device, ...]
+    counter_sets: tuple[CounterSet, ...]
 
 
 class Inventory(msgspec.Struct, frozen=True):
@@ -198,7 +215,7 @@ class Inventory(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...] = ()
     counter_sets: dict[Family, tuple[CounterSet, ...]] = {}
-    """By family: the pool of a family holds the counters that its devices consume."""
+    """By family: the pools of a family hold the counters that their devices consume."""
     problems: tuple[Diagnostic, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
 
@@ -207,18 +224,42 @@ class Inventory(msgspec.Struct, frozen=True):
         return next((device for device in self.devices if device.name == name), None)
 
     def lookup(self, pool: str, name: str) -> Device | None:
-        """Find a device by pool ("<node>/gpu") and name, as in an allocation result."""
+        """Find a device by pool ("<node>/gpu" or "<node>/<group>/gpu") and name, as in an allocation result."""
         device = self.device(name)
         return device if device is not None and device_key(pool, name) == (device.family, name) else None
 
     def family(self, family: Family) -> tuple[Device, ...]:
-        """Return the devices of one family: the contents of its pool."""
+        """Return the devices of one family."""
         return tuple(device for device in self.devices if device.family == family)
 
+    def pools(self) -> list[Pool]:
+        """Return the pools with devices: by family in the order of FAMILIES, then by group."""
+        pools: list[Pool] = []
+        for family in FAMILIES:
+            devices, sets = self.family(family), self.counter_sets.get(family, ())
+            for group in sorted({device.pool_group for device in devices}):
+                members = tuple(device for device in devices if device.pool_group == group)
+                pools.append(Pool(family, group, members, sets if members == devices else _consumed(members, sets)))
+        return pools
 
-def pool_name(node: str, family: Family) -> str:
-    """Name the pool of a family on a node: one pool each, so that a change in one never disturbs another."""
-    return f"{node}/{family}"
+
+def _consumed(devices: Sequence[Device], sets: Sequence[CounterSet]) -> tuple[CounterSet, ...]:
+    """Return the counter sets that devices consume: those of one set are parts of one device, and so in one pool."""
+    names = {consumption.counter_set for device in devices for consumption in device.consumes_counters}
+    return tuple(one for one in sets if one.name in names)
+
+
+def pool_name(node: str, family: Family, group: str = "") -> str:
+    """Name a pool of a node: separate ones for each family, so that a change in one never disturbs another.
+
+    The name ends with the family, whatever its group is: `device_key` recognizes a device after its group has changed.
+    """
+    return f"{node}/{group}/{family}" if group else f"{node}/{family}"
+
+
+def node_of(pool: str) -> str:
+    """Return the node in the name of a pool: names of nodes have no slash."""
+    return pool.partition("/")[0]
 
 
 def is_pool_of(pool: object, node: str) -> bool:

@@ -107,6 +107,9 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Devices that cost the node memory or CPU for each pod; needs the feature gate DRANodeAllocatableResources."""
     fabric_file: str | None = None
     """A TOML file with the place of this host and its devices in the network: rack, switches, rails."""
+    pools: Literal["family", "product"] = "family"
+    """One pool for all devices of a family, or one for each product, because Cluster Autoscaler expects the devices of
+    a pool to be alike. Change it while no claim has a device of the node."""
     host_uplink: Literal["exclude", "include"] = "exclude"
     """The NIC of the host's default route can be claimed."""
     nvml_timeout: float = 5.0

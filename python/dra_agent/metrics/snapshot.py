@@ -12,7 +12,7 @@ from dra_agent.clock import wall_now
 from dra_agent.conflicts import load_conflicts
 from dra_agent.health.monitor import Summary
 from dra_agent.inventory.api import Taint
-from dra_agent.inventory.model import Device, Inventory, device_key, pool_name
+from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.metrics.allocatable import AllocatableTracker, FreeMemory, Held, Kind, product_of
 from dra_agent.metrics.reclaim import ReclaimSnapshot, snapshot_of
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
@@ -179,7 +179,7 @@ def _info(
         state = "unhealthy"
     return DeviceInfo(
         device.name,
-        pool_name(node, device.family),
+        device.pool(node),
         state,
         uuid=device.identity.get("uuid") or created.get(device.name, ""),
         product=product_of(device),

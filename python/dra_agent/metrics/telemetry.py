@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dra_agent.claim import ClaimRef
-from dra_agent.inventory.model import Device, Inventory, pool_name
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.telemetry.accounting import ClaimUsage
 from dra_agent.telemetry.claim_pods import ClaimPods
 from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS, DeviceSample
@@ -73,7 +73,7 @@ class TelemetryMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = {
-            device.name: [device.name, device.family, _product(device), pool_name(self._node, device.family)]
+            device.name: [device.name, device.family, _product(device), device.pool(self._node)]
             for device in self._inventory().devices
             if device.name in snapshot.samples
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.model import Device, pool_name
+from dra_agent.inventory.model import Device, node_of
 from dra_agent.prepare.allocation import ClaimAllocation
 from dra_agent.prepare.ledger import Lookup
 
@@ -39,8 +39,8 @@ class LocalDevices:
             PermanentError: A pool is not of this node.
         """
         for item in allocation.devices:
-            if item.pool.rpartition("/")[0] != self._node:
-                own = pool_name(self._node, self.find(item.pool, item.device).family)
+            if node_of(item.pool) != self._node:
+                own = self.find(item.pool, item.device).pool(self._node)
                 raise PermanentError(
                     f"device {item.device} of pool {item.pool} is not of this node; its pool is {own}",
                     where=str(allocation),

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import Inventory, pool_name
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ForbiddenError, InvalidObjectError
 from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
@@ -121,11 +121,11 @@ class Planner:
         return complete
 
     def _of_this_pool(self, inventory: Inventory) -> Inventory:
-        family = next((family for family in FAMILIES if pool_name(self._context.node, family) == self._pool), None)
-        if family is None:
-            return Inventory()
-        sets = {family: inventory.counter_sets[family]} if family in inventory.counter_sets else {}
-        return Inventory(devices=inventory.family(family), counter_sets=sets)
+        for pool in inventory.pools():
+            if pool_name(self._context.node, pool.family, pool.group) == self._pool:
+                sets = {pool.family: pool.counter_sets} if pool.counter_sets else {}
+                return Inventory(devices=pool.devices, counter_sets=sets)
+        return Inventory()
 
     def _complete(self, write: Write, by_name: dict[str, CachedSlice], owner: dict[str, Any]) -> Write:
         """Return an update with all metadata of the published slice, including labels of other clients."""

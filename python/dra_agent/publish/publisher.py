@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dra_agent.conflicts import ForeignSlices
 from dra_agent.errors import AgentError
-from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import ApiClient, ForbiddenError, UnauthorizedError
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish.access import NodeOwnerReference, Peers, WriteAccess
@@ -200,8 +200,7 @@ class Publisher:
         """Every pool that has devices or slices gets a task; one that has lost both keeps it, idle."""
         if not self._running:
             return
-        families = {device.family for device in self._inventory().devices}
-        names = {pool_name(self._node, family) for family in FAMILIES if family in families}
+        names = {device.pool(self._node) for device in self._inventory().devices}
         for name in sorted((names | self._published.pools()) - self._pools.keys()):
             pool = self._pools[name] = PoolReconciler(self._context, name)
             self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))

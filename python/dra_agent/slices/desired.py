@@ -9,7 +9,7 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import Inventory, Pool, pool_name
 
 Slice = dict[str, Any]
 """A resource.k8s.io/v1 ResourceSlice as JSON values."""
@@ -77,7 +77,7 @@ def desired_slices(
     naming: Naming = "generated",
     owner: dict[str, Any] | None = None,
 ) -> DesiredSlices:
-    """Compute the slices of the inventory: one pool per family, at most 64 devices per slice.
+    """Compute the slices of the pools of the inventory, with at most 64 devices per slice.
 
     `published` are the driver's slices of this node as they are now: devices keep their slice, and slices their name,
     generation and the times of their taints, so that little has to be written. `owner` is the ownerReference of new
@@ -139,7 +139,7 @@ def encode_request(
     owner: dict[str, Any] | None,
 ) -> bytes:
     """Encode the input of the Rust part; `desired_slices` has the parameters."""
-    pools = [_pool(inventory, node, family) for family in FAMILIES if inventory.family(family)]
+    pools = [_pool(pool, node) for pool in inventory.pools()]
     request: dict[str, Any] = {
         "driver": driver,
         "node": node,
@@ -160,7 +160,7 @@ def compute(call: Callable[[bytes], bytes], request: bytes, node: str) -> bytes:
         raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
 
 
-def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
+def _pool(pool: Pool, node: str) -> dict[str, Any]:
     devices = [
         {
             "order": {
@@ -171,10 +171,10 @@ def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
             },
             "device": msgspec.Raw(device.json),
         }
-        for device in inventory.family(family)
+        for device in pool.devices
     ]
     return {
-        "name": pool_name(node, family),
+        "name": pool_name(node, pool.family, pool.group),
         "devices": devices,
-        "counter_sets": list(inventory.counter_sets.get(family, ())),
+        "counter_sets": list(pool.counter_sets),
     }

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from dra_agent.api_object import Object, results_of
 from dra_agent.claim import ClaimRef
-from dra_agent.inventory.model import Device, Inventory, pool_name
+from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.inventory.network_data import network_data
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.status.events import (
@@ -165,7 +165,7 @@ def _data(device: Device) -> Object:
 
 
 Name = tuple[str, str]
-"""Pool and device."""
+"""The key of a device on its host (`inventory.model.device_key`): its pool may have had another name at allocation."""
 
 
 class DeviceEventEmitter:
@@ -189,27 +189,27 @@ class DeviceEventEmitter:
     def changed(self) -> None:
         """Check all devices. Also called at the start, where issues are reported but no recoveries."""
         inventory, holders = self._devices.inventory, prepared_claims(self._ledger.entries())
-        stored = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
+        stored: dict[Name, Device] = {(device.family, device.name): device for device in inventory.devices}
         conditions = {name: device_condition(device) for name, device in stored.items()}
         unhealthy = {name: condition for name, condition in conditions.items() if condition.status == "False"}
         for name, condition in unhealthy.items():
             before = self._unhealthy.get(name)
             if before is None or (before.reason, before.message) != (condition.reason, condition.message):
-                self._record(DEVICE_UNHEALTHY, name, f"{condition.reason}: {condition.message}", holders)
+                self._record(DEVICE_UNHEALTHY, stored[name], f"{condition.reason}: {condition.message}", holders)
         for name in self._unhealthy.keys() - unhealthy.keys():
             if name in stored:
-                self._record(DEVICE_HEALTHY, name, "has recovered", holders)
+                self._record(DEVICE_HEALTHY, stored[name], "has recovered", holders)
         self._unhealthy = unhealthy
         for reason, note in self._links.changed(inventory.devices):
             self._events.record(reason, ObjectReference.node(self._node), note)
         self._record_lost(stored.keys(), holders)
 
-    def _record(self, reason: Reason, name: Name, note: str, holders: Sequence[PreparedClaim]) -> None:
-        pool, device = name
-        note = f"device {device} of pool {pool}: {note}"
+    def _record(self, reason: Reason, device: Device, note: str, holders: Sequence[PreparedClaim]) -> None:
+        name = (device.family, device.name)
+        note = f"device {device.name} of pool {device.pool(self._node)}: {note}"
         self._events.record(reason, ObjectReference.node(self._node), note)
         for claim in holders:
-            if any((key.pool, key.device) == name for key in claim.devices):
+            if any(device_key(key.pool, key.device) == name for key in claim.devices):
                 self._events.record(reason, ObjectReference.claim(claim.namespace, claim.name, claim.uid), note)
 
     def _record_lost(self, stored: Set[Name], holders: Sequence[PreparedClaim]) -> None:
@@ -217,7 +217,7 @@ class DeviceEventEmitter:
             (claim.uid, (key.pool, key.device))
             for claim in holders
             for key in claim.devices
-            if (key.pool, key.device) not in stored
+            if device_key(key.pool, key.device) not in stored
         }
         by_uid = {claim.uid: claim for claim in holders}
         for uid, (pool, device) in sorted(lost - self._lost):

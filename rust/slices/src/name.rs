@@ -17,7 +17,12 @@ pub(crate) fn metadata(index: usize, pool: &str, inventory: &Inventory) -> Objec
         inventory.driver.to_lowercase(),
         inventory.node
     );
-    let pool_type = pool.rsplit('/').next().unwrap_or(pool);
+    // Everything after the node, because pools of one node may differ only in the middle: "n1/a100/gpu", "n1/l40s/gpu".
+    let pool_type = pool
+        .strip_prefix(&inventory.node)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .unwrap_or(pool)
+        .replace('/', "-");
     let (name, generate_name) = match inventory.naming {
         Naming::Generated => (String::new(), format!("{base}-")),
         Naming::Fixed if pool_type == inventory.node => (base, String::new()),

@@ -303,6 +303,18 @@ fn names_sort_as_the_scheduler_is_to_walk_them() {
 }
 
 #[test]
+fn fixed_names_have_every_part_of_the_pool_after_the_node() {
+    let mut source = inventory(numbered(0..1), &[]);
+    source.naming = Naming::Fixed;
+    source.pools[0].name = "node-1/l40s/gpu".into();
+    let slices = desired_slices(source).unwrap().slices;
+    assert_eq!(
+        slices[0].metadata.name,
+        "00000-dra-agent.internal-node-1-l40s-gpu"
+    );
+}
+
+#[test]
 fn a_wrong_name_is_an_error_of_the_whole() {
     let mut source = inventory(numbered(0..1), &[]);
     source.node = "Node_1".into();
