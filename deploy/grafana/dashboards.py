@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.grafana.model import Dashboard, Panel, Query
 
 NODE = '{instance=~"$instance"}'
+DEVICE = "{{instance}} {{device}}"
 
 FLEET = Dashboard(
     "dra-agent-fleet",
@@ -71,6 +72,23 @@ FLEET = Dashboard(
     ),
 )
 
+
+def _traffic(title: str, description: str, kind: str) -> Panel:
+    """Return a panel with both directions of one kind of link: network, rdma, nvlink or pcie."""
+    return Panel(
+        title,
+        description,
+        tuple(
+            Query(
+                f"sum by (instance) (rate(dra_agent_device_{kind}_{direction}_bytes_total{NODE}[$__rate_interval]))",
+                f"{{{{instance}}}} {direction}",
+            )
+            for direction in ("receive", "transmit")
+        ),
+        unit="Bps",
+    )
+
+
 NODES = Dashboard(
     "dra-agent-node",
     "dra-agent / Node",
@@ -133,6 +151,10 @@ NODES = Dashboard(
             (Query(f"sum by (instance, product) (dra_agent_device_power_watts{NODE})", "{{instance}} {{product}}"),),
             unit="watt",
         ),
+        _traffic("Network traffic", "Of interfaces of the host. Requires telemetry.", "network"),
+        _traffic("RDMA traffic", "Of all ports of the node's adapters. Requires telemetry.", "rdma"),
+        _traffic("NVLink traffic", "Data of all NVLinks of the node's GPUs. Requires telemetry.", "nvlink"),
+        _traffic("PCIe traffic", "Of NVIDIA GPUs whose driver counts it. Requires telemetry.", "pcie"),
         Panel(
             "Memory of the agent",
             "Resident memory of the process.",
@@ -271,6 +293,43 @@ CLAIMS = Dashboard(
             ),
             unit="watt",
         ),
+        Panel(
+            "Idle GPU-hours by namespace",
+            "Of the hour before: 2 means that two GPUs were held and did not compute.",
+            (
+                Query(
+                    f"sum by (namespace) (increase(dra_agent_claim_idle_seconds_total{NODE}[1h])) / 3600",
+                    "{{namespace}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            "Energy by namespace",
+            "Of the hour before.",
+            (
+                Query(
+                    f"sum by (namespace) (increase(dra_agent_claim_energy_joules_total{NODE}[1h])) / 3600",
+                    "{{namespace}}",
+                ),
+            ),
+            unit="watth",
+            stacked=True,
+        ),
+        Panel(
+            "Longest idle claims",
+            "Time of the last day in which the claim's GPU did not compute, of the 20 longest.",
+            (
+                Query(
+                    "topk(20, sum by (namespace, claim, device, instance) "
+                    f"(increase(dra_agent_claim_idle_seconds_total{NODE}[1d])) > 0)",
+                ),
+            ),
+            "table",
+            "s",
+            24,
+            value_column="idle",
+        ),
     ),
     per_node=True,
 )
@@ -361,6 +420,33 @@ HEALTH = Dashboard(
         ),
         Panel("Current issues", "Devices and their causes.", (Query(f"dra_agent_device_causes{NODE}"),), "table"),
         Panel("Current taints", "Devices and their taints.", (Query(f"dra_agent_device_taints{NODE}"),), "table"),
+        Panel(
+            "Throttled devices",
+            "Devices whose clocks are lowered, by reason. power_cap occurs in normal operation. Requires telemetry.",
+            (Query(f"sum by (reason) (dra_agent_device_throttled{NODE})", "{{reason}}"),),
+        ),
+        Panel(
+            "Temperature of GPUs",
+            "Requires telemetry.",
+            (Query(f"dra_agent_device_temperature_celsius{NODE}", DEVICE),),
+            unit="celsius",
+        ),
+        Panel(
+            "Memory errors",
+            "Errors that ECC corrected, and those that it could not correct. Requires telemetry.",
+            tuple(
+                Query(
+                    f"increase(dra_agent_device_ecc_{kind}_errors_total{NODE}[$__rate_interval]) > 0",
+                    f"{DEVICE} {kind}",
+                )
+                for kind in ("corrected", "uncorrected")
+            ),
+        ),
+        Panel(
+            "XIDs",
+            "Errors that NVIDIA's driver reported, of every number. Requires telemetry.",
+            (Query(f"increase(dra_agent_device_xid_errors_total{NODE}[$__rate_interval]) > 0", DEVICE),),
+        ),
         Panel(
             "Problems of hosts",
             "dra-agent doctor lists them.",

@@ -13,6 +13,8 @@ GRID_COLUMNS = 24
 SCHEMA_VERSION = 39
 PANEL_ROWS = {"stat": 4, "timeseries": 8, "table": 9}
 """Height of a panel by its type, in rows of the grid."""
+_HIDDEN_COLUMNS = ("Time", "__name__", "job", "Value", "endpoint", "container", "namespace")
+"""Of tables of series whose value is always 1; the namespace is that of the agent's pod."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -35,6 +37,8 @@ class Panel:
     unit: str = "short"
     width: int = 12
     stacked: bool = False
+    value_column: str = ""
+    """Of a table: the title of the column with the value, by which it is sorted; "" if the value is always 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,11 @@ def _panel(number: int, panel: Panel, position: dict[str, int]) -> dict[str, Any
         ],
     }
     if panel.type == "table":
-        hidden = dict.fromkeys(("Time", "__name__", "job", "Value", "endpoint", "container", "namespace"), True)
-        content["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
+        columns: dict[str, Any] = {"excludeByName": dict.fromkeys(_HIDDEN_COLUMNS, True)}
+        if panel.value_column:
+            columns = {"excludeByName": {"Time": True}, "renameByName": {"Value": panel.value_column}}
+            content["options"] = {"sortBy": [{"displayName": panel.value_column, "desc": True}]}
+        content["transformations"] = [{"id": "organize", "options": columns}]
     if panel.type == "stat":
         content["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "area"}
     return content

@@ -135,6 +135,14 @@ def test_claims_of_one_name_in_two_namespaces_are_two_series() -> None:
     assert grouped > 0
 
 
+def test_a_table_of_claims_shows_their_namespace_and_the_longest_value_first() -> None:
+    panels = [panel for path in FILES for panel in load(path)["panels"] if panel["type"] == "table"]
+    (idle,) = (panel for panel in panels if "claim_idle" in panel["targets"][0]["expr"])
+    (columns,) = (one["options"] for one in idle["transformations"])
+    assert not columns["excludeByName"].keys() & {"namespace", "claim", "device", "instance", "Value"}
+    assert idle["options"]["sortBy"] == [{"displayName": columns["renameByName"]["Value"], "desc": True}]
+
+
 def test_every_recording_rule_has_a_unit_test() -> None:
     tests = yaml.safe_load(RECORDING_TESTS.read_text())["tests"]
     tested = {name for test in tests for one in test["promql_expr_test"] for name in one["expr"].split()[:1]}
