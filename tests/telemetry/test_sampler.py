@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory, device_name
 from dra_agent.prepare.ledger import LedgerEntry
+from dra_agent.telemetry import sampler as sampler_module
 from dra_agent.telemetry.accounting import load
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.sampler import Sampler
@@ -148,6 +152,40 @@ def test_a_device_that_hangs_is_left_behind(new_sampler: NewSampler, sysfs: Path
     def is_read_again() -> bool:
         sampler.sample()
         return hung in sampler.snapshot().samples
+
+    eventually(is_read_again)
+
+
+def test_samples_do_not_accumulate_while_no_thread_is_free(
+    new_sampler: NewSampler, sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[Future[Any]] = []
+
+    class Recording(DaemonExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            submitted.append(super().submit(fn, *args, **kwargs))
+            return submitted[-1]
+
+    monkeypatch.setattr(sampler_module, "DaemonExecutor", Recording)
+    monkeypatch.setattr(sampler_module, "MAX_THREADS", 1)
+    file, intel = busy_percent(sysfs), device_name("gpu", INTEL)
+    value = file.rename(file.with_name("value"))
+    os.mkfifo(file)  # a read waits until something is written
+    sampler = new_sampler(interval_s=10.0)
+    try:
+        for _ in range(5):
+            sampler.sample()
+            failures = {(one.device, one.message) for one in sampler.snapshot().failures}
+            assert (intel, "no thread is free to read it") in failures
+        assert len(submitted) == 2, "one that hangs, and one that waits for its thread"
+    finally:
+        with suppress(OSError):
+            os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        value.rename(file)
+
+    def is_read_again() -> bool:
+        sampler.sample()
+        return intel in sampler.snapshot().samples
 
     eventually(is_read_again)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -111,6 +112,8 @@ class Sampler:
         self._shares = ShareReader(host, state_dir, pods, standalone=standalone, processes=processes)
         self._hung: dict[str, str] = {}
         """Devices whose read has not returned, with their source."""
+        self._submitted: Future[None] | None = None
+        """The last reader: until it runs, no thread is free for another one."""
         self._lock = threading.Lock()
         self._logged: set[TelemetryFailure] = set()
         self._snapshot = TelemetrySnapshot()
@@ -212,8 +215,11 @@ class Sampler:
                 waiting.append((device, source))
         reader = _Reader(waiting)
         while reader.pending:
-            self._threads.submit(reader.run)
-            if (late := reader.wait(self._device_timeout_s)) is None:
+            late = None
+            if self._submitted is None or self._submitted.running() or self._submitted.done():
+                self._submitted = self._threads.submit(reader.run)
+                late = reader.wait(self._device_timeout_s)
+            if late is None:
                 # All are read, or every thread hangs.
                 for device, source in reader.take_waiting():
                     failures.append(TelemetryFailure(source.name, device.name, "no thread is free to read it"))
