@@ -113,16 +113,27 @@ def test_reasons_of_throttling_are_not_those_of_the_claim_before(rig: Rig, root:
         (of_claim,) = shown.claims
         return of_claim.values.throttle_reasons
 
+    def series(name: str) -> dict[str, float | None]:
+        return {
+            reason: rig.series().get(
+                f'dra_agent_claim_throttled{{claim="{name}",device="{GPU}",namespace="team-a",reason="{reason}"}}'
+            )
+            for reason in ("power_cap", "thermal")
+        }
+
     load(root, power_milliwatts=69_000, clock_event_reasons=0x4)
     rig.entries = [claim("first", held(GPU))]
     rig.sample()
     rig.sample()
     assert reasons() == ("power_cap",)
+    assert series("first") == {"power_cap": 1, "thermal": 0}
     rig.entries = [claim("second", held(GPU))]
     rig.sample()
     assert reasons() is None
+    assert series("first") == series("second") == {"power_cap": None, "thermal": None}
     rig.sample()
     assert reasons() == ("power_cap",)
+    assert series("second") == {"power_cap": 1, "thermal": 0}
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0.2, None), (-3600.0, None), (1.5, pytest.approx(0.8))])

@@ -20,6 +20,7 @@ def test_the_values_of_an_agent_are_those_that_it_sampled(rig: Rig, root: Path) 
     rig.sample()
     inject.load(root, "0", utilization=(0, 0), power_milliwatts=50_000, energy_millijoules=7_000_000)
     rig.sample()
+    inject.load(root, "0", clock_event_reasons=0x20)
     rig.sample()
     found = parse(rig.exposition())
     assert (found.is_on, found.names_claims, found.problems) == (True, True, ())
@@ -30,6 +31,7 @@ def test_the_values_of_an_agent_are_those_that_it_sampled(rig: Rig, root: Path) 
     (train,) = found.claims
     assert (train.namespace, train.name, train.device) == ("team-a", "train", GPU)
     assert (train.idle_seconds, train.values.energy_joules) == (10, 7000)
+    assert train.values.throttle_reasons == ("thermal",)
 
 
 def test_what_an_agent_shows_is_known_without_any_value(rig: Rig) -> None:

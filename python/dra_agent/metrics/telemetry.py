@@ -13,7 +13,7 @@ from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS, Device
 from dra_agent.telemetry.sampler import TelemetrySnapshot
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import GaugeMetricFamily, Metric
 
 _DEVICE, _CLAIM = "dra_agent_device", "dra_agent_claim"
 _DEVICE_LABELS = ["device", "family", "product", "pool"]
@@ -88,10 +88,16 @@ class TelemetryMetrics:
             f"{_DEVICE}_throttled", "1 while the reason lowers the clocks.", labels=[*_DEVICE_LABELS, "reason"]
         )
         for device, values in labels.items():
-            reasons = snapshot.samples[device].throttle_reasons
-            for reason in THROTTLE_REASONS if reasons is not None else ():
-                throttled.add_metric([*values, reason], int(reason in (reasons or ())))
+            _add_reasons(throttled, values, snapshot.samples[device])
         yield throttled
+
+
+def _add_reasons(throttled: GaugeMetricFamily, labels: Sequence[str], sample: DeviceSample | None) -> None:
+    """Add a series for each reason; none if they are not known."""
+    reasons = None if sample is None else sample.throttle_reasons
+    if reasons is not None:
+        for reason in THROTTLE_REASONS:
+            throttled.add_metric([*labels, reason], int(reason in reasons))
 
 
 def _failures(snapshot: TelemetrySnapshot) -> Metric:
@@ -130,6 +136,12 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
             if sample is not None and (value := getattr(sample, name)) is not None:
                 gauge.add_metric(list(labels), value)
         yield gauge
+    throttled = GaugeMetricFamily(
+        f"{_CLAIM}_throttled", "1 while the reason lowers the clocks of the claim.", labels=[*_CLAIM_LABELS, "reason"]
+    )
+    for labels, (_, device) in holders.items():
+        _add_reasons(throttled, labels, shares[labels] if labels in shares else snapshot.samples.get(device))
+    yield throttled
     for name in COUNTERS:
         counter = CounterMetricFamily(
             f"{_CLAIM}_{name}", f"{_help(name)}, since the first sample of the claim.", labels=_CLAIM_LABELS

@@ -33,7 +33,7 @@ _ESCAPED = re.compile(r"\\(.)")
 _FIELDS = {**{name: name for name in GAUGES}, **{f"{name}_total": name for name in COUNTERS}}
 """Fields of a sample by the last part of a metric's name."""
 _IDLE, _THROTTLED = "idle_seconds_total", "throttled"
-_READ = {"device": {*_FIELDS, _THROTTLED}, "claim": {*_FIELDS, _IDLE}}
+_READ = {"device": {*_FIELDS, _THROTTLED}, "claim": {*_FIELDS, _THROTTLED, _IDLE}}
 """The metrics that are read."""
 
 
@@ -67,17 +67,17 @@ def parse(text: str) -> ExposedValues:
         labels, value = _series(line)
         if is_claim:
             namespace, claim, device = _labels(labels, "namespace", "claim", "device")
-            claims.setdefault((namespace, claim, device), {})[_FIELDS.get(name, name)] = value
+            values = claims.setdefault((namespace, claim, device), {})
         else:
             pool, device, family, product = _labels(labels, "pool", "device", "family", "product")
             values = devices.setdefault((pool, device), {})
             products[pool, device] = family, product
-            if name == _THROTTLED:
-                reasons, (reason,) = values.setdefault("throttle_reasons", ()), _labels(labels, "reason")
-                if value == 1 and reason in THROTTLE_REASONS and reason not in reasons:
-                    values["throttle_reasons"] = (*reasons, reason)
-            else:
-                values[_FIELDS[name]] = value
+        if name == _THROTTLED:
+            reasons, (reason,) = values.setdefault("throttle_reasons", ()), _labels(labels, "reason")
+            if value == 1 and reason in THROTTLE_REASONS and reason not in reasons:
+                values["throttle_reasons"] = (*reasons, reason)
+        else:
+            values[_FIELDS.get(name, name)] = value
         if len(devices) > MAX_ROWS or len(claims) > MAX_ROWS:
             raise ValueError(f"it has more than {MAX_ROWS} devices or claims")
     problems: list[str] = []
