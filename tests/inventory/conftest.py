@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.topology import DeviceKind, Topology
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, PciFunction, Topology
 
-FunctionMaker = Callable[..., Function]
+FunctionMaker = Callable[..., PciFunction]
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def write(host: Host) -> Callable[[str, object], None]:
 def function(host: Host) -> FunctionMaker:
     """Make a PCI function with a folder in sysfs; keywords overrule what a bare function has."""
 
-    def make(address: str, kind: DeviceKind, vendor: str, device: str, **facts: Any) -> Function:
+    def make(address: str, kind: DeviceKind, vendor: str, device: str, **facts: Any) -> PciFunction:
         (host.sysfs / "bus/pci/devices" / address).mkdir(parents=True, exist_ok=True)
         values: dict[str, Any] = {
             "class_": "0x030000",
@@ -64,14 +63,14 @@ def function(host: Host) -> FunctionMaker:
             "kfd": None,
             "vfio": None,
         }
-        return Function(pci_address=address, kind=kind, vendor_id=vendor, device_id=device, **(values | facts))
+        return PciFunction(pci_address=address, kind=kind, vendor_id=vendor, device_id=device, **(values | facts))
 
     return make
 
 
 @pytest.fixture
 def topology_of() -> Callable[..., Topology]:
-    def make(*functions: Function) -> Topology:
+    def make(*functions: PciFunction) -> Topology:
         return Topology(numa_nodes=(), devices=functions, distances={}, problems=())
 
     return make

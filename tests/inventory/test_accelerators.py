@@ -14,11 +14,10 @@ from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.neuron import NEURON_IOCTL_DEVICE_BDF_EXT, query_address
 from dra_agent.simulate import build
-from dra_agent.topology import DeviceKind, Topology, scan
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, PciFunction, Topology, scan
 
 Write = Callable[[str, object], None]
-Make = Callable[..., Function]
+Make = Callable[..., PciFunction]
 TopologyOf = Callable[..., Topology]
 CLASS = "sys/class/neuron_device"
 

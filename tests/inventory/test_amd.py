@@ -11,8 +11,7 @@ from dra_agent.inventory.amd.kfd import gpu_nodes
 from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import PartitionRule
-from dra_agent.topology import DeviceKind, Drm
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, Drm, PciFunction
 
 Write = Callable[[str, object], None]
 KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -54,7 +53,7 @@ def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: 
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable[..., Function]) -> None:
+def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable[..., PciFunction]) -> None:
     host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
     problems: list[Diagnostic] = []
@@ -90,7 +89,7 @@ def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_gpus_of_a_recorded_host_can_be_repartitioned_except_one_with_a_hidden_die(
-    recorded_host: Path, function: Callable[..., Function]
+    recorded_host: Path, function: Callable[..., PciFunction]
 ) -> None:
     host = kfd_host(recorded_host)
     gpus = [function(address, DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu") for address in gpu_nodes(host, [])]
@@ -114,7 +113,7 @@ def test_gpus_of_a_recorded_host_can_be_repartitioned_except_one_with_a_hidden_d
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
-def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callable[..., Function]) -> None:
+def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callable[..., PciFunction]) -> None:
     host = kfd_host(recorded_host)
     gpus = [function(address, DeviceKind.GPU, "0x1002", "0x740f", driver="amdgpu") for address in gpu_nodes(host, [])]
     backend = AmdBackend(host)
@@ -125,7 +124,7 @@ def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callab
 
 
 def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card0", "renderD128"))
     pci = "sys/bus/pci/devices/0000:0c:00.0"
@@ -153,7 +152,7 @@ def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
 
 
 def test_memory_comes_from_kfd_where_the_driver_has_no_file(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0xffff", driver="amdgpu")
     write(f"{KFD}/1/properties", "simd_count 4\nsimd_per_cu 2\nlocation_id 3072\ndomain 0\nmem_banks_count 2")
@@ -165,7 +164,7 @@ def test_memory_comes_from_kfd_where_the_driver_has_no_file(
 
 
 def test_nonsense_from_the_driver_costs_one_fact_and_is_reported(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     write("sys/bus/pci/devices/0000:0c:00.0/mem_info_vram_total", "lots")
@@ -187,7 +186,9 @@ def only(devices: list[Device]) -> Device:
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, function: Callable[..., Function]) -> None:
+def test_errors_of_a_gpu_are_those_of_every_partition(
+    recorded_host: Path, function: Callable[..., PciFunction]
+) -> None:
     host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
     ras = host.sysfs / "bus/pci/devices/0000:05:00.0/ras"
@@ -199,7 +200,7 @@ def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, funct
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_values_that_the_driver_does_not_know_are_omitted(
-    recorded_host: Path, function: Callable[..., Function]
+    recorded_host: Path, function: Callable[..., PciFunction]
 ) -> None:
     # amdgpu_gfx_compute_mode_desc and amdgpu_gmc.c print UNKNOWN; a board without an id has a file of zeros.
     host = kfd_host(recorded_host)

@@ -13,11 +13,10 @@ from dra_agent.inventory.backend import backend_of
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.topology import DeviceKind, Drm, Link, Sriov, Topology, scan
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, Drm, Link, PciFunction, Sriov, Topology, scan
 
 Write = Callable[[str, object], None]
-Make = Callable[..., Function]
+Make = Callable[..., PciFunction]
 TopologyOf = Callable[..., Topology]
 PCI = "sys/bus/pci/devices"
 

@@ -16,8 +16,7 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import WHOLE, CallTimeoutError, NvmlClient
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.simulate import inject, nvml
-from dra_agent.topology import DeviceKind, scan
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, PciFunction, scan
 from eventually import DEADLINE_S, eventually
 
 GPU = "gpu-0000-1b-00-0"
@@ -129,7 +128,7 @@ def test_repairs_and_errors_of_memory(dgx: Host, root: Path, collector: Collecto
 
 
 def test_amd_counts_uncorrected_errors(
-    host: Host, function: Callable[..., Function], write: Callable[[str, object], None]
+    host: Host, function: Callable[..., PciFunction], write: Callable[[str, object], None]
 ) -> None:
     gpu = function("0000:c1:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     assert AmdBackend(host).devices([gpu], [])[0].memory_errors is None

@@ -16,8 +16,7 @@ from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.simulate import build
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.slices import desired_slices
-from dra_agent.topology import DeviceKind, Drm, Sriov, scan
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, Drm, PciFunction, Sriov, scan
 
 Write = Callable[[str, object], None]
 PCI = "sys/bus/pci/devices"
@@ -33,7 +32,7 @@ def memory_of(device: Device) -> str | None:
 
 
 def test_memory_is_reported_by_the_driver_and_never_guessed(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     # Intel's own builds of the drivers have files that mainline's have not.
     xe = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe20d", driver="xe", drm=Drm("card0", "renderD128"))
@@ -67,7 +66,7 @@ def test_memory_is_reported_by_the_driver_and_never_guessed(
     ],
 )
 def test_memory_under_mainline_xe(
-    device: str, capacity: str, expected: int | None, host: Host, write: Write, function: Callable[..., Function]
+    device: str, capacity: str, expected: int | None, host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     if capacity:
         write("sys/fs/cgroup/dmem.capacity", capacity)
@@ -91,7 +90,7 @@ def test_both_generations_of_kernels_are_simulated(b60: Host, tmp_path: Path) ->
 
 
 def test_a_divided_gpu_is_published_as_its_virtual_functions(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     virtual = ("0000:03:00.1", "0000:03:00.2")
     physical = function(
@@ -110,7 +109,7 @@ def test_a_divided_gpu_is_published_as_its_virtual_functions(
 
 
 def test_a_quota_that_the_driver_provisions_during_a_scan_is_in_no_part_of_it(
-    host: Host, write: Write, function: Callable[..., Function]
+    host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     """A device that consumes a counter which its counter set does not have cannot be allocated."""
     virtual = ("0000:03:00.1", "0000:03:00.2")
@@ -125,7 +124,7 @@ def test_a_quota_that_the_driver_provisions_during_a_scan_is_in_no_part_of_it(
     assert functions.remaining == 16 << 30
 
 
-def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function: Callable[..., Function]) -> None:
+def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function: Callable[..., PciFunction]) -> None:
     physical = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="xe", sriov=Sriov(31, 0))
     (device,) = IntelBackend(host).devices([physical], [])
     assert device.attributes["type"].value == "gpu"
@@ -145,7 +144,7 @@ def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function
     ],
 )
 def test_the_priority_is_the_one_in_brackets(
-    text: str, expected: str | None, host: Host, write: Write, function: Callable[..., Function]
+    text: str, expected: str | None, host: Host, write: Write, function: Callable[..., PciFunction]
 ) -> None:
     physical = function(
         "0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe212", driver="xe", sriov=Sriov(12, 1), virtfns=("0000:03:00.1",)
@@ -226,7 +225,7 @@ def test_the_whole_is_not_published_while_a_virtual_function_is_in_use(tmp_path:
     assert passed.identity["parent"] == WHOLE
 
 
-def test_an_older_kernel_counts_functions_only(host: Host, function: Callable[..., Function]) -> None:
+def test_an_older_kernel_counts_functions_only(host: Host, function: Callable[..., PciFunction]) -> None:
     virtual = ("0000:03:00.1", "0000:03:00.2")
     physical = function(
         "0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="i915", sriov=Sriov(31, 2), virtfns=virtual

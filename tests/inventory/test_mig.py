@@ -14,8 +14,7 @@ from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.events import Events
 from dra_agent.inventory.nvidia.gpu_start import GpuStart
 from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, NvmlClient, UnknownGpuError
-from dra_agent.topology import DeviceKind
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, PciFunction
 
 Write = Callable[[str, object], None]
 CAPABILITIES = "proc/driver/nvidia/capabilities/gpu2/mig"
@@ -109,14 +108,14 @@ def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[M
 
 
 @pytest.fixture
-def gpu(function: Callable[..., Function], write: Write) -> Function:
+def gpu(function: Callable[..., PciFunction], write: Write) -> PciFunction:
     for path, minor in (("gi9/access", 84), ("gi9/ci0/access", 85), ("gi11/access", 102), ("gi11/ci1/access", 104)):
         write(f"{CAPABILITIES}/{path}", f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1")
     return function("0000:3b:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver="nvidia")
 
 
 def test_existing_instances_are_published_and_the_whole_gpu_is_not(
-    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction
 ) -> None:
     problems: list[Diagnostic] = []
     library = MigLibrary((9, 0, "1g.10gb", 4), (11, 1, "1c.2g.20gb", 2))
@@ -152,7 +151,7 @@ def test_existing_instances_are_published_and_the_whole_gpu_is_not(
 
 
 def test_compute_instances_of_one_gpu_instance_are_not_kept_out_of_each_other_s_memory(
-    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function, write: Write
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction, write: Write
 ) -> None:
     write(f"{CAPABILITIES}/gi11/ci0/access", "DeviceFileMinor: 103\nDeviceFileMode: 292\nDeviceFileModify: 1")
     library = MigLibrary((9, 0, "1g.10gb", 4), (11, 0, "1c.2g.20gb", 2), (11, 1, "1c.2g.20gb", 2))
@@ -165,7 +164,9 @@ def test_compute_instances_of_one_gpu_instance_are_not_kept_out_of_each_other_s_
     }
 
 
-def test_mig_mode_without_instances_is_a_warning(backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function) -> None:
+def test_mig_mode_without_instances_is_a_warning(
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction
+) -> None:
     problems: list[Diagnostic] = []
     assert backend(MigLibrary()).devices([gpu], problems) == []
     (problem,) = problems
@@ -174,7 +175,7 @@ def test_mig_mode_without_instances_is_a_warning(backend: Callable[[MigLibrary],
 
 
 def test_instances_stay_known_while_the_library_does_not_answer(
-    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction
 ) -> None:
     library = MigLibrary((9, 0, "1g.10gb", 4))
     made = backend(library)
@@ -188,7 +189,7 @@ def test_instances_stay_known_while_the_library_does_not_answer(
 
 
 def test_a_divided_gpu_is_never_offered_as_a_whole_while_the_library_is_silent(
-    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function, write: Write
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction, write: Write
 ) -> None:
     write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t NVIDIA H100\nDevice Minor: \t 2")
     library = MigLibrary((9, 0, "1g.10gb", 4))

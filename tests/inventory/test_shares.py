@@ -16,8 +16,7 @@ from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.settings import InventorySettings, ShareRule
 from dra_agent.inventory.shares import Shares, limit_mechanism, offered_enforcement
 from dra_agent.slices import desired_slices
-from dra_agent.topology import DeviceKind, scan
-from dra_agent.topology import PciFunction as Function
+from dra_agent.topology import DeviceKind, PciFunction, scan
 
 DRIVER = "dra-agent.internal"
 Write = Callable[[str, object], None]
@@ -167,7 +166,7 @@ def test_shares_of_a_simulated_host_are_valid_in_the_api(tmp_path: Path) -> None
     ],
 )
 def test_dmem_needs_one_region_of_the_device(
-    host: Host, write: Write, function: Callable[..., Function], capacity: str, reason: str
+    host: Host, write: Write, function: Callable[..., PciFunction], capacity: str, reason: str
 ) -> None:
     if capacity:
         write("sys/fs/cgroup/dmem.capacity", capacity)

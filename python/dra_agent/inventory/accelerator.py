@@ -16,7 +16,7 @@ from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 class AcceleratorBackend:
@@ -25,7 +25,7 @@ class AcceleratorBackend:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each accelerator."""
         of_neuron = [function for function in functions if function.driver == neuron.DRIVER]
         nodes = neuron.nodes_by_address(self._host) if of_neuron else {}
@@ -46,7 +46,7 @@ class AcceleratorBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _neuron(self, function: Function, name: str, problems: list[Diagnostic]) -> Device:
+    def _neuron(self, function: PciFunction, name: str, problems: list[Diagnostic]) -> Device:
         builder = self._draft(function, problems)
         builder.node(f"/dev/{name}", "accel")
         builder.add_identity(accel=name)
@@ -55,7 +55,7 @@ class AcceleratorBackend:
             builder.capacity["neuronCores"] = Capacity.of(cores)
         return builder.build()
 
-    def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
+    def _draft(self, function: PciFunction, problems: list[Diagnostic]) -> DeviceBuilder:
         builder = DeviceBuilder(self._host, function, "accelerator", problems)
         builder.set("productName", product_of(function))
         memory = board_memory_of(function)
@@ -63,7 +63,7 @@ class AcceleratorBackend:
             builder.capacity["memory"] = Capacity.of_bytes(memory)
         return builder
 
-    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+    def _device(self, function: PciFunction, problems: list[Diagnostic]) -> Device:
         builder = self._draft(function, problems)
         for name in function.accel:
             builder.node(f"/dev/accel/{name}", "accel")

@@ -17,8 +17,7 @@ from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.vendors import GPU_VENDORS, is_plain_display
-from dra_agent.topology.model import DeviceKind
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import DeviceKind, PciFunction
 
 
 class DeviceBackend(Protocol):
@@ -27,7 +26,7 @@ class DeviceBackend(Protocol):
     One implementation for each. It lives as long as the agent, and is called by one thread at a time.
     """
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe the devices of these functions; a damaged one becomes a problem, never an exception."""
         ...
 
@@ -44,7 +43,7 @@ class FunctionBackend(Protocol):
     """
 
     def shared_facts(
-        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+        self, functions: Sequence[PciFunction], problems: list[Diagnostic], *, again: bool
     ) -> Mapping[str, Hashable]:
         """Return by address what descriptions depend on besides their function: one is made again if it differs.
 
@@ -52,7 +51,7 @@ class FunctionBackend(Protocol):
         """
         ...
 
-    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+    def describe(self, function: PciFunction, fact: Hashable, problems: list[Diagnostic]) -> Device:
         """Describe one function, given its shared fact."""
         ...
 
@@ -138,7 +137,7 @@ def load_backend(name: str, host: Host, settings: InventorySettings) -> DeviceBa
     return backend
 
 
-def backend_of(function: Function) -> str | None:
+def backend_of(function: PciFunction) -> str | None:
     """Return the name of a function's back end; None for functions that are never claimed: NVMe, switches, consoles."""
     if function.kind in (DeviceKind.OTHER, DeviceKind.NVME):
         return None
@@ -152,7 +151,7 @@ def backend_of(function: Function) -> str | None:
     return function.kind.value
 
 
-def is_usable(function: Function) -> bool:
+def is_usable(function: PciFunction) -> bool:
     """Return True if the function has a driver: without one no container can use it."""
     return bool(
         function.driver

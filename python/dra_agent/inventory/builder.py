@@ -23,7 +23,7 @@ from dra_agent.inventory.model import (
 )
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.vendors import vendor_of
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 MAX_ENTRIES = 32
 """Attributes and capacities together that the API allows on one device."""
@@ -35,7 +35,7 @@ class DeviceBuilder:
     def __init__(
         self,
         host: Host,
-        function: Function,
+        function: PciFunction,
         family: Family,
         problems: list[Diagnostic],
         parts: tuple[str | int, ...] = (),
@@ -189,12 +189,12 @@ class DeviceBuilder:
         self.problems.append(Diagnostic(self.name, message, severity="warning"))
 
 
-def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> SysfsDir:
+def pci_files(host: Host, function: PciFunction, problems: list[Diagnostic]) -> SysfsDir:
     """Return the sysfs directory of a PCI function."""
     return SysfsDir(f"{host.sysfs}/bus/pci/devices/{function.pci_address}", problems)
 
 
-def is_vfio(function: Function) -> bool:
+def is_vfio(function: PciFunction) -> bool:
     """Return True for a function that is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, ..."""
     return function.driver is not None and "vfio" in function.driver
 
@@ -218,7 +218,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 MECHANISM = "dmem"
 
 
-def dmem_memory(host: Host, function: Function, problems: list[Diagnostic]) -> int | None:
+def dmem_memory(host: Host, function: PciFunction, problems: list[Diagnostic]) -> int | None:
     """Return the bytes of device memory that a GPU's driver has registered with the cgroup controller dmem.
 
     None if it has registered none, or the kernel is older than 6.14. xe registers one region for each tile ("vram0",
@@ -236,7 +236,7 @@ def _dmem_capacities(host: Host, problems: list[Diagnostic]) -> dict[str, str]:
     return SysfsDir(host.sysfs / "fs/cgroup", problems).key_values("dmem.capacity")
 
 
-def _vram_prefix(function: Function) -> str:
+def _vram_prefix(function: PciFunction) -> str:
     return f"drm/{function.pci_address}/vram"
 
 

@@ -33,8 +33,7 @@ from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
 from dra_agent.inventory.vendors import gpu_vendor
-from dra_agent.topology.model import PciFunction as Function
-from dra_agent.topology.model import Topology, address_order
+from dra_agent.topology.model import PciFunction, Topology, address_order
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +171,8 @@ class Collector:
 
     def _by_backend(
         self, topology: Topology, bound: Container[str], problems: list[Diagnostic]
-    ) -> dict[str, list[Function]]:
-        chosen: dict[str, list[Function]] = {}
+    ) -> dict[str, list[PciFunction]]:
+        chosen: dict[str, list[PciFunction]] = {}
         for function in topology.relevant:
             name = backend_of(function)
             if name is None or function.pci_address in bound:
@@ -195,7 +194,7 @@ class Collector:
                 )
         return chosen
 
-    def _devices(self, name: str, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def _devices(self, name: str, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         try:
             backend = self._backends.get(name)
             if backend is None:

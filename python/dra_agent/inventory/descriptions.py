@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from dra_agent.inventory.backend import DeviceBackend, FunctionBackend
 from dra_agent.inventory.model import Device, Diagnostic
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 class _Description(NamedTuple):
-    functions: tuple[Function, ...]
+    functions: tuple[PciFunction, ...]
     facts: Hashable
     """Facts that other functions share."""
     devices: tuple[Device, ...]
@@ -55,7 +55,7 @@ class Descriptions:
         self,
         name: str,
         backend: DeviceBackend | FunctionBackend,
-        functions: Sequence[Function],
+        functions: Sequence[PciFunction],
         problems: list[Diagnostic],
     ) -> list[Device]:
         """Return the devices of these functions; an exception of the back end is passed on."""
@@ -71,13 +71,13 @@ class Descriptions:
         return [device for description in now.values() for device in description.devices]
 
     def describes_again(
-        self, name: str, backend: DeviceBackend | FunctionBackend, functions: Sequence[Function]
+        self, name: str, backend: DeviceBackend | FunctionBackend, functions: Sequence[PciFunction]
     ) -> bool:
         """Return True if `of` will call a back end that describes its functions together."""
         known = self._known.get(name, {}).get("")
         return not isinstance(backend, FunctionBackend) and not self._is_kept(known, tuple(functions), None)
 
-    def _is_kept(self, known: _Description | None, functions: tuple[Function, ...], facts: Hashable) -> bool:
+    def _is_kept(self, known: _Description | None, functions: tuple[PciFunction, ...], facts: Hashable) -> bool:
         touched = self._touched
         return (
             known is not None
@@ -90,7 +90,7 @@ class Descriptions:
     def _one_by_one(
         self,
         backend: FunctionBackend,
-        functions: Sequence[Function],
+        functions: Sequence[PciFunction],
         before: dict[str, _Description],
         problems: list[Diagnostic],
     ) -> dict[str, _Description]:
@@ -109,7 +109,7 @@ class Descriptions:
         return now
 
     def _together(
-        self, backend: DeviceBackend, functions: Sequence[Function], known: _Description | None
+        self, backend: DeviceBackend, functions: Sequence[PciFunction], known: _Description | None
     ) -> _Description:
         if known is not None and self._is_kept(known, tuple(functions), None):
             self._kept += [device.name for device in known.devices]

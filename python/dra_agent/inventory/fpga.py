@@ -21,7 +21,7 @@ from dra_agent.inventory.products import (
 )
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 _MANAGEMENT_DRIVERS = frozenset({"xclmgmt", "xclmgmt_drv", "amdxdna_mgmt"})
 
@@ -32,7 +32,7 @@ class FpgaBackend:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe the function of each card that applications use."""
         return [
             self._device(function, fpga_companions(function, functions), problems)
@@ -45,7 +45,7 @@ class FpgaBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: Function, companions: Sequence[Function], problems: list[Diagnostic]) -> Device:
+    def _device(self, function: PciFunction, companions: Sequence[PciFunction], problems: list[Diagnostic]) -> Device:
         builder = DeviceBuilder(self._host, function, "fpga", problems)
         builder.set("productName", product_of(function))
         card = fpga_card_of(function)

@@ -12,7 +12,7 @@ from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.model import FAMILIES, Device, Diagnostic, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 class PlainBackend:
@@ -22,7 +22,7 @@ class PlainBackend:
         self._host = host
 
     def shared_facts(
-        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+        self, functions: Sequence[PciFunction], problems: list[Diagnostic], *, again: bool
     ) -> Mapping[str, Hashable]:
         """Return nothing: a description depends on its function only."""
         del functions, problems, again
@@ -31,7 +31,7 @@ class PlainBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+    def describe(self, function: PciFunction, fact: Hashable, problems: list[Diagnostic]) -> Device:
         """Describe one function."""
         del fact
         family = next(family for family in FAMILIES if family == function.kind.value)

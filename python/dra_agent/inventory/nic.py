@@ -16,7 +16,7 @@ from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.uplink import Uplinks
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
 """ARPHRD_ numbers of linux/if_arp.h."""
@@ -38,7 +38,7 @@ class NicBackend:
         self._uplinks = Uplinks(host)
 
     def shared_facts(
-        self, functions: Sequence[Function], problems: list[Diagnostic], *, again: bool
+        self, functions: Sequence[PciFunction], problems: list[Diagnostic], *, again: bool
     ) -> Mapping[str, Hashable]:
         """Return the interface of each function that the host's default traffic passes."""
         of_nics = [name for function in functions for name in function.net]
@@ -46,7 +46,7 @@ class NicBackend:
         carried = {function.pci_address: uplinks.intersection(function.net) for function in functions if function.net}
         return {address: min(names) for address, names in carried.items() if names}
 
-    def describe(self, function: Function, fact: Hashable, problems: list[Diagnostic]) -> Device:
+    def describe(self, function: PciFunction, fact: Hashable, problems: list[Diagnostic]) -> Device:
         """Describe a physical or virtual function; an uplink of the host is marked in `identity`."""
         builder = DeviceBuilder(self._host, function, "nic", problems)
         builder.set("productName", product_of(function))

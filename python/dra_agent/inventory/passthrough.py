@@ -24,8 +24,7 @@ from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.json_decode import decode_json
 from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
-from dra_agent.topology.model import PciFunction as Function
-from dra_agent.topology.model import Topology
+from dra_agent.topology.model import PciFunction, Topology
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +241,7 @@ class Passthrough:
         )
 
 
-def _reason_not_to(device: Device, function: Function) -> tuple[str, str] | None:
+def _reason_not_to(device: Device, function: PciFunction) -> tuple[str, str] | None:
     if function.iommu_group is None:
         return "the IOMMU is off", "switch it on in the firmware and on the kernel's command line (intel_iommu=on)"
     is_vf = function.physfn is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +156,28 @@ _BOARD_MEMORY_GIB = {
 }
 
 
-def product_of(function: Function) -> str | None:
+def product_of(function: PciFunction) -> str | None:
     """Return a device's product name."""
     card = _FPGA_CARDS.get(_key(function))
     return card.name if card is not None else _PRODUCTS.get(_key(function))
 
 
-def fpga_card_of(function: Function) -> FpgaCard | None:
+def fpga_card_of(function: PciFunction) -> FpgaCard | None:
     """Return the description of an FPGA card."""
     return _FPGA_CARDS.get(_key(function))
 
 
-def is_fpga_management(function: Function) -> bool:
+def is_fpga_management(function: PciFunction) -> bool:
     """Return True for the management function of a card, which applications do not use."""
     return _key(function) in _FPGA_MANAGEMENT
 
 
-def is_fpga_companion(function: Function) -> bool:
+def is_fpga_companion(function: PciFunction) -> bool:
     """Return True if this function belongs to the device of another function of its card."""
     return _key(function) in _FPGA_COMPANIONS
 
 
-def fpga_companions(function: Function, functions: Sequence[Function]) -> list[Function]:
+def fpga_companions(function: PciFunction, functions: Sequence[PciFunction]) -> list[PciFunction]:
     """Return the functions of the same card that are used together with this one."""
     slot = function.pci_address.rpartition(".")[0]
     return [
@@ -187,11 +187,11 @@ def fpga_companions(function: Function, functions: Sequence[Function]) -> list[F
     ]
 
 
-def board_memory_of(function: Function) -> int | None:
+def board_memory_of(function: PciFunction) -> int | None:
     """Return the memory in bytes of a board that is sold with one memory size."""
     gib = _BOARD_MEMORY_GIB.get(_key(function))
     return None if gib is None else gib << 30
 
 
-def _key(function: Function) -> str:
+def _key(function: PciFunction) -> str:
     return f"{function.vendor_id[2:]}:{function.device_id[2:]}"

@@ -30,7 +30,7 @@ from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, device_na
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 class AmdBackend:
@@ -68,7 +68,7 @@ class AmdBackend:
         needs_rescan, self._rescan = self._rescan, False
         return (self._divisible is not None and self._divisible.needs_rescan()) or needs_rescan
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU, or each of its partitions."""
         if self._divisible is None and self._rules is not None and self._rules.has_mode("amd"):
             self._divisible = PartitionableGpus(self._host, self._rules, self._changes, self._topology)
@@ -103,14 +103,14 @@ class AmdBackend:
         self._half_since[address] = since = half_since.get(address, now)
         self._rescan = self._rescan or now - since < SETTLE_TIMEOUT_S
 
-    def _is_divided(self, function: Function, nodes: list[KfdNode]) -> bool:
+    def _is_divided(self, function: PciFunction, nodes: list[KfdNode]) -> bool:
         """Return True if a GPU is several devices; a guest's virtual function is one, in every mode of its host."""
         files = pci_files(self._host, function, [])
         is_switchable = files.text("available_compute_partition") is not None
         return len(nodes) > 1 or (is_switchable and known_mode(files, COMPUTE_MODE) not in (None, WHOLE))
 
     def _partitions(
-        self, function: Function, nodes: list[KfdNode], driver_version: str | None, problems: list[Diagnostic]
+        self, function: PciFunction, nodes: list[KfdNode], driver_version: str | None, problems: list[Diagnostic]
     ) -> list[Device]:
         files = pci_files(self._host, function, problems)
         mode = known_mode(files, COMPUTE_MODE)

@@ -14,7 +14,7 @@ from dra_agent.inventory.amd.modes import PARTS
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 SETTLE_TIMEOUT_S = 3.0
 """Seconds for which a GPU that an administrator partitions may appear incomplete: chosen, not measured."""
@@ -41,7 +41,7 @@ class ModeTransition:
         self._half_since: dict[str, float] = {}
         self._rescan = False
 
-    def begin(self, functions: Iterable[Function]) -> None:
+    def begin(self, functions: Iterable[PciFunction]) -> None:
         """Drop GPUs that were removed or replaced; called before each scan."""
         here = {function.pci_address: function.device_id for function in functions}
         self._described = {
@@ -74,7 +74,7 @@ class ModeTransition:
         needed, self._rescan = self._rescan, False
         return needed
 
-    def max_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
+    def max_dies(self, functions: Iterable[PciFunction], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
         """Return the dies by device id of GPUs that KFD shows completely; `complete`: their nodes."""
         most: dict[str, int] = {}
         for function in functions:

@@ -37,7 +37,7 @@ from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 
 def describe_whole(
@@ -146,7 +146,7 @@ class PartitionableGpus:
         self._max_dies: dict[str, int] = {}
         """By device id: the dies of GPUs that KFD shows completely."""
 
-    def begin(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+    def begin(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Start a scan of these GPUs; returns the nodes of every GPU by address."""
         self.counters = []
         self._transitions.begin(functions)
@@ -163,7 +163,7 @@ class PartitionableGpus:
         """Return once that an incomplete GPU kept its description."""
         return self._transitions.needs_rescan()
 
-    def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+    def _read(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.
 
         Then a description to keep does not exist, and the slices from before this start must stay.
@@ -180,10 +180,10 @@ class PartitionableGpus:
                 return nodes
             time.sleep(_RETRY_INTERVAL_S)
 
-    def _can_be_divided(self, function: Function) -> bool:
+    def _can_be_divided(self, function: PciFunction) -> bool:
         return lists_modes(pci_files(self._host, function, []).text("available_compute_partition"))
 
-    def _is_complete(self, function: Function, nodes: dict[str, list[KfdNode]]) -> bool:
+    def _is_complete(self, function: PciFunction, nodes: dict[str, list[KfdNode]]) -> bool:
         address = function.pci_address
         if self._changes.is_written(address):
             return False
@@ -193,7 +193,7 @@ class PartitionableGpus:
         return matches_mode(of_function, mode) and (known is None or die_count(of_function) == known.dies)
 
     def describe(
-        self, function: Function, driver_version: str | None, problems: list[Diagnostic]
+        self, function: PciFunction, driver_version: str | None, problems: list[Diagnostic]
     ) -> list[Device] | None:
         """Describe a GPU that claims may divide, independent of its current mode; None for any other.
 
@@ -262,7 +262,7 @@ class PartitionableGpus:
         )
         return described
 
-    def _uuid(self, function: Function, nodes: Sequence[KfdNode]) -> str | None:
+    def _uuid(self, function: PciFunction, nodes: Sequence[KfdNode]) -> str | None:
         """Return the id of a whole GPU in every mode, if it was seen in one piece; KFD shows it in no other mode."""
         if len(nodes) == 1:
             self._uuids[function.pci_address] = nodes[0].uuid

@@ -20,7 +20,7 @@ from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 FUNCTIONS, MEMORY = "virtual-functions", "memory"
 
@@ -41,7 +41,7 @@ class VfResources:
 class VirtualFunctions:
     """Virtual functions of one physical function."""
 
-    def __init__(self, physical: Function, files: SysfsDir, memory: int | None) -> None:
+    def __init__(self, physical: PciFunction, files: SysfsDir, memory: int | None) -> None:
         """Take the physical function's folder, and the bytes of memory that the GPU has.
 
         The resources are read once: counters and all that consume them have the same, although the driver provisions a
@@ -123,7 +123,7 @@ class IntelBackend:
         """Return the counter sets that the functions of each such GPU share."""
         return self._counters
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU, or each of its virtual functions."""
         here = {function.pci_address for function in functions}
         divided = {
@@ -165,7 +165,7 @@ class IntelBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
+    def _draft(self, function: PciFunction, problems: list[Diagnostic]) -> DeviceBuilder:
         builder = DeviceBuilder(self._host, function, "gpu", problems)
         builder.set("productName", product_of(function))
         builder.set("brand", _brand(function))
@@ -193,10 +193,10 @@ class IntelBackend:
             builder.set("preemptTimeoutUs", assigned.timeout_us)
             builder.set("schedPriority", assigned.priority)
 
-    def _whole_memory(self, function: Function) -> int | None:
+    def _whole_memory(self, function: PciFunction) -> int | None:
         return self._reported_memory(function) or board_memory_of(function)
 
-    def _reported_memory(self, function: Function) -> int | None:
+    def _reported_memory(self, function: PciFunction) -> int | None:
         """Return the local memory in bytes, as the function's driver reports it.
 
         Mainline xe has no file with the size: since 6.14 it registers the memory with the cgroup controller dmem, and
@@ -215,7 +215,7 @@ class IntelBackend:
         return total or None
 
 
-def _brand(function: Function) -> str | None:
+def _brand(function: PciFunction) -> str | None:
     name = product_of(function) or ""
     return next((brand for brand in ("Flex", "Max", "Arc") if brand in name.split()), None)
 

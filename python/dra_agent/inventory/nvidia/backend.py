@@ -38,7 +38,7 @@ from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
 from dra_agent.inventory.nvidia.recovery import evaluate_recovery
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import PciFunction
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class NvidiaBackend:
         self._divided = PartitionableGpus(host, self._nvml)
         self._links = NvLinks(self._nvml, host.sysfs / "bus/pci/devices")
 
-    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+    def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU as one device."""
         present = {function.pci_address for function in functions}
         for gone in (self._known.keys() | self._mig.keys() | self._handles.keys()) - present:
@@ -137,7 +137,7 @@ class NvidiaBackend:
         for builder, _, _ in read:
             builder.interconnect = self._links.interconnect(builder.function.pci_address)
 
-    def _report_unloaded(self, functions: Sequence[Function], problems: list[Diagnostic]) -> None:
+    def _report_unloaded(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> None:
         """Report GPUs without a driver once for all: a driver container compiles its modules for minutes."""
         unloaded = [function.pci_address for function in functions if not is_usable(function)]
         if not unloaded:
