@@ -215,7 +215,7 @@ class Agent:
             log.error("the ledger was damaged", extra={"problem": problem})
         if ledger.report.not_writable:
             log.error("nothing can be recorded in the ledger", extra={"reason": ledger.report.not_writable})
-        hardware = self._parts.hardware = await thread.run(
+        device_state = self._parts.device_state = await thread.run(
             "reading the host",
             120.0,
             lambda: DeviceState(
@@ -228,26 +228,26 @@ class Agent:
                 computes_slices=config.standalone,
             ),
         )
-        self._closing.add("the hardware", hardware.close)
-        setups = self._setups(hardware, reclaim.notices)
-        preparer = self._preparer(ledger, hardware, setups, ownership)
+        self._closing.add("the hardware", device_state.close)
+        setups = self._setups(device_state, reclaim.notices)
+        preparer = self._preparer(ledger, device_state, setups, ownership)
         for problem in await thread.run(
-            "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
+            "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, device_state.lookup)
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
         msgspec_warmup.build_decoders()  # for the types that were imported since
-        await self._supervise_daemons(stack, thread, hardware, mode, setups)
+        await self._supervise_daemons(stack, thread, device_state, mode, setups)
         await self._serve_hooks(stack, setups)
-        await mode.serve(preparer, hardware, ledger)
+        await mode.serve(preparer, device_state, ledger)
         refresh_loop = RefreshLoop(
-            hardware,
+            device_state,
             thread=thread,
             changed=mode.devices_changed,
             follows_kernel=str(host.sysfs) == "/sys",
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
-        await self._observability.sample(hardware, ledger, self._is_newest)
+        await self._observability.sample(device_state, ledger, self._is_newest)
         self._thread = thread
         if self._unapplied is not None:
             await self._apply(self._unapplied)
@@ -261,10 +261,10 @@ class Agent:
         config = self._config
         return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, boot_id(host.proc)))
 
-    def _setups(self, hardware: DeviceState, notices: NoticeDirectory) -> tuple[DeviceSetup, ...]:
+    def _setups(self, device_state: DeviceState, notices: NoticeDirectory) -> tuple[DeviceSetup, ...]:
         from dra_agent.agent.setup_registry import vendor_setups
 
-        return vendor_setups(self._config, hardware.host, hardware.mode_changes, notices)
+        return vendor_setups(self._config, device_state.host, device_state.mode_changes, notices)
 
     def _apply_from_thread(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
         """Apply it on the event loop, and wait; raises AgentError if nothing was applied."""
@@ -277,12 +277,12 @@ class Agent:
 
     async def _apply(self, config: Config) -> None:
         """Apply the reloadable keys; claims that are being prepared keep their devices."""
-        hardware, mode, reclaim = self._parts.hardware, self._parts.mode, self._parts.reclaim
-        if hardware is None or self._thread is None or mode is None or reclaim is None:
+        device_state, mode, reclaim = self._parts.device_state, self._parts.mode, self._parts.reclaim
+        if device_state is None or self._thread is None or mode is None or reclaim is None:
             self._unapplied = config
             return
         # Before anything is applied, because an invalid configuration of a source is refused.
-        sources = _signal_sources(config.reclaim, hardware.host, mode)
+        sources = _signal_sources(config.reclaim, device_state.host, mode)
         if not self._readiness.not_ready:
             # sd_notify(3): the service is shown as reloading until READY=1.
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -290,7 +290,7 @@ class Agent:
             change = await self._thread.run(
                 "applying the configuration",
                 120.0,
-                lambda: hardware.configure(config.inventory, config.health),
+                lambda: device_state.configure(config.inventory, config.health),
             )
             await reclaim.configure(config.reclaim, sources)
         finally:
@@ -302,7 +302,7 @@ class Agent:
         self,
         stack: AsyncExitStack,
         thread: MonitoredThread,
-        hardware: DeviceState,
+        device_state: DeviceState,
         mode: Mode,
         setups: tuple[DeviceSetup, ...],
     ) -> None:
@@ -310,7 +310,7 @@ class Agent:
         from dra_agent.agent.setup_registry import daemon_checks
 
         for check in daemon_checks(setups):
-            supervisor = MpsSupervisor(self._config, check, thread, hardware, mode, is_newest=self._is_newest)
+            supervisor = MpsSupervisor(self._config, check, thread, device_state, mode, is_newest=self._is_newest)
             stack.push_async_callback(supervisor.stop)
             await supervisor.start()
 
@@ -326,7 +326,7 @@ class Agent:
     def _preparer(
         self,
         ledger: JournalLedger,
-        hardware: DeviceState,
+        device_state: DeviceState,
         setups: tuple[DeviceSetup, ...],
         ownership: Ownership,
     ) -> Preparer:
@@ -336,7 +336,7 @@ class Agent:
 
         config = self._config
         shared_as = self._shared_as
-        edit_providers = vendor_edits(hardware.host)
+        edit_providers = vendor_edits(device_state.host)
         specs = self._parts.specs = SpecDirectory(config.cdi_dir, config.driver_name)
         if why := specs.unwritable_reason():
             log.error("claims cannot be prepared", extra={"reason": why})
@@ -348,7 +348,7 @@ class Agent:
             config.driver_name,
             ledger,
             specs,
-            hardware.lookup,
+            device_state.lookup,
             node=config.node,
             edit_providers=edit_providers,
             setups=setups,
@@ -386,14 +386,14 @@ class Agent:
         return mode
 
     def _ready(self, claims: int) -> None:
-        hardware = self._parts.hardware
-        assert hardware is not None
+        device_state = self._parts.device_state
+        assert device_state is not None
         # Objects that live as long as the process are excluded from garbage collection.
         gc.collect()
         gc.freeze()
         self._readiness.not_ready = ""
         self._signals.disable_exit_timer()
-        devices = len(hardware.inventory.devices)
+        devices = len(device_state.inventory.devices)
         self._notify_status(READY)
         log.info(
             "ready",
@@ -407,10 +407,10 @@ class Agent:
 
     def _notify_status(self, *states: str) -> None:
         """Send the status line and states to the service manager."""
-        hardware, mode = self._parts.hardware, self._parts.mode
-        if hardware is None or mode is None or self._readiness.not_ready:
+        device_state, mode = self._parts.device_state, self._parts.mode
+        if device_state is None or mode is None or self._readiness.not_ready:
             return
-        devices = f"{len(hardware.inventory.devices)} devices on node {self._config.node}"
+        devices = f"{len(device_state.inventory.devices)} devices on node {self._config.node}"
         self._notifier.send(*states, f"STATUS={devices}" + (f", {mode.status}" if mode.status else ""))
 
     async def _send_heartbeats(self) -> None:

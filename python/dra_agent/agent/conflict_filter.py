@@ -30,14 +30,14 @@ class ConflictFilter:
         self,
         config: Config,
         node_watch: NodeWatch,
-        hardware: DeviceState,
+        device_state: DeviceState,
         events: EventRecorder,
         *,
         changed: Callable[[], None],
     ) -> None:
         """`changed` is called on the loop when the devices of `inventory` change."""
         self._config = config
-        self._hardware = hardware
+        self._device_state = device_state
         self._events = events
         self._changed = changed
         self._save_lock = threading.Lock()
@@ -59,7 +59,7 @@ class ConflictFilter:
     @property
     def devices(self) -> Sequence[Device]:
         """The devices of this host. See ConflictHost."""
-        return self._hardware.inventory.devices
+        return self._device_state.inventory.devices
 
     def other_agents(self) -> dict[str, str]:
         """Return the state directories of other agents, by driver. See ConflictHost."""
@@ -82,7 +82,7 @@ class ConflictFilter:
 
     def inventory(self) -> Inventory:
         """Return the inventory to publish."""
-        inventory = self._hardware.inventory
+        inventory = self._device_state.inventory
         return inventory if self._publishes else exclude(inventory, self._detector.conflicts)
 
     @property

@@ -123,11 +123,11 @@ class KubernetesMode:
         """Attach it; `serve` starts to act on it."""
         self._reclaim = reclaim
 
-    async def serve(self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: Preparer, device_state: DeviceState, ledger: JournalLedger) -> None:
         """Let the kubelet's calls through, and publish the devices."""
         api = self._api.result()
         self._reporting = StatusReporter(self._config, api)
-        self._reporting.start(hardware, ledger)
+        self._reporting.start(device_state, ledger)
         assert self._reclaim is not None
         reclaim = self._reclaim
         drain = self._drain = NodeDrain(
@@ -143,13 +143,17 @@ class KubernetesMode:
             on_change=self._on_drain_change,
         )
         self._conflict_filter = ConflictFilter(
-            self._config, self._node_watch(), hardware, self._reporting.events, changed=self._published_devices_changed
+            self._config,
+            self._node_watch(),
+            device_state,
+            self._reporting.events,
+            changed=self._published_devices_changed,
         )
         claims = self._orphaned = OrphanedClaims(
             api,
             ledger,
-            hardware.host,
-            hardware,
+            device_state.host,
+            device_state,
             self._reporting.events,
             driver=self._config.driver_name,
             confirm_after_s=self._config.claims.release_gone_after,
@@ -169,7 +173,7 @@ class KubernetesMode:
         inventory = self._conflict_filter.inventory
         # An earlier run, with other rules, may have left claims that the kubelet never requested.
         if self._config.inventory.prepare_ahead or prepared_ahead(ledger):
-            self._binding = self._bind_after_prepare(preparer, hardware, ledger, stack)
+            self._binding = self._bind_after_prepare(preparer, device_state, ledger, stack)
             inventory = self._binding.inventory(inventory)
         self._publisher = Publisher(
             api,
@@ -194,17 +198,17 @@ class KubernetesMode:
 
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         requested = stack.requested(preparer)
-        self._plugin.serve(continuing_spans(requested, self._plugin.span_of), hardware.published_health)
+        self._plugin.serve(continuing_spans(requested, self._plugin.span_of), device_state.published_health)
         claims.start(requested.unprepare)
         await self._listen_to_operators(claims)
-        self._labels = self._start_labels(api, hardware)
+        self._labels = self._start_labels(api, device_state)
         await drain.start(self._publisher)
         if self._binding is not None and self._setup_taints is not None:
             self._setup_taints.attach(self._publisher)
             self._binding.start(follows_pods=bool(self._config.inventory.prepare_ahead))
 
     def _bind_after_prepare(
-        self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger, stack: KubernetesStack
+        self, preparer: Preparer, device_state: DeviceState, ledger: JournalLedger, stack: KubernetesStack
     ) -> BindingService:
         """Return the service for claims whose pods wait until they are prepared."""
         # Only here: no other configuration needs the modules.
@@ -213,7 +217,7 @@ class KubernetesMode:
 
         assert self._reporting is not None
         config = self._config
-        self._setup_taints = SetupTaints(self._thread, hardware, config.driver_name, self.devices_changed)
+        self._setup_taints = SetupTaints(self._thread, device_state, config.driver_name, self.devices_changed)
         return BindingService(
             self._api.result(),
             ledger,
@@ -235,12 +239,12 @@ class KubernetesMode:
         assert self._reclaim is not None
         return "the node is being reclaimed" if self._reclaim.state.phase == "notice" else ""
 
-    def _start_labels(self, api: ApiClient, hardware: DeviceState) -> tuple[NodeLabels, FeatureFile]:
+    def _start_labels(self, api: ApiClient, device_state: DeviceState) -> tuple[NodeLabels, FeatureFile]:
         """Start both ways to label the Node: the one that is not selected removes what an earlier run left."""
         config = self._config
 
         def inventory() -> Inventory:
-            return hardware.inventory
+            return device_state.inventory
 
         on_node = NodeLabels(
             api,

@@ -25,7 +25,7 @@ class Mode(Protocol):
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Act on saved and current reclaim notices; called before `serve`."""
 
-    async def serve(self, preparer: Preparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: Preparer, device_state: DeviceState, ledger: JournalLedger) -> None:
         """Start to serve claims."""
 
     def devices_changed(self) -> None:

@@ -31,19 +31,19 @@ class MpsSupervisor:
         config: Config,
         check: Callable[[], dict[str, str]],
         thread: MonitoredThread,
-        hardware: DeviceState,
+        device_state: DeviceState,
         mode: Mode,
         *,
         is_newest: Callable[[], bool],
         interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        """`check` restarts daemons that ended, and returns failures by device, which are set in `hardware` on `thread`.
+        """`check` restarts daemons that ended, and returns failures by device: `thread` sets them in `device_state`.
 
         `is_newest`: of several agents on one node only the newest supervises the daemons.
         """
         self._check = check
         self._thread = thread
-        self._hardware = hardware
+        self._device_state = device_state
         self._mode = mode
         self._is_newest = is_newest
         self._interval_s = interval_s
@@ -75,6 +75,6 @@ class MpsSupervisor:
 
     async def _record(self, failures: dict[str, str]) -> None:
         if await self._thread.run(
-            "recording failures of shares", RECORD_TIMEOUT_S, lambda: self._hardware.set_setup_failures(failures)
+            "recording failures of shares", RECORD_TIMEOUT_S, lambda: self._device_state.set_setup_failures(failures)
         ):
             self._mode.devices_changed()

@@ -80,7 +80,7 @@ class Observability:
         if config.metrics_address and self.metrics is not None:
             self._serve_metrics(self.metrics)
 
-    async def sample(self, hardware: DeviceState, ledger: JournalLedger, is_newest: Callable[[], bool]) -> None:
+    async def sample(self, device_state: DeviceState, ledger: JournalLedger, is_newest: Callable[[], bool]) -> None:
         """Start telemetry if it is configured; `is_newest` is true for the agent of a rolling update that samples."""
         config = self._config
         if not config.telemetry.interval:
@@ -89,12 +89,12 @@ class Observability:
         from dra_agent.telemetry.sampler import Sampler
 
         sampler = Sampler(
-            hardware.host,
+            device_state.host,
             config.state_dir,
-            boot_id(hardware.host.proc),
+            boot_id(device_state.host.proc),
             config.telemetry.interval,
-            inventory=lambda: hardware.inventory,
-            xids=lambda: hardware.monitor.xids,
+            inventory=lambda: device_state.inventory,
+            xids=lambda: device_state.monitor.xids,
             entries=ledger.entries,
             pods=dict if self.claim_pods is None else self.claim_pods.uids,
             standalone=config.standalone,
@@ -106,7 +106,7 @@ class Observability:
             self.metrics.add(
                 TelemetryMetrics(
                     sampler.snapshot,
-                    lambda: hardware.inventory,
+                    lambda: device_state.inventory,
                     config.node,
                     lambda: {entry.uid for entry in self._parts.prepared()},
                     claim_labels=config.names_claims_in_metrics,
@@ -121,7 +121,7 @@ class Observability:
             config.node,
             config.telemetry.interval,
             sampler.snapshot,
-            lambda: hardware.inventory,
+            lambda: device_state.inventory,
             ledger.entries,
         )
         self._closing.stack.push_async_callback(server.stop)
@@ -169,12 +169,12 @@ class Observability:
         tracker = AllocatableTracker()
 
         def read() -> MetricsSnapshot:
-            hardware, reclaim = self._parts.hardware, self._parts.reclaim
+            device_state, reclaim = self._parts.device_state, self._parts.reclaim
             return collect(
                 self._config.state_dir,
                 self._config.node,
-                inventory=Inventory() if hardware is None else hardware.inventory,
-                health=Summary() if hardware is None else hardware.monitor.summary,
+                inventory=Inventory() if device_state is None else device_state.inventory,
+                health=Summary() if device_state is None else device_state.monitor.summary,
                 ledger=self._parts.ledger,
                 reclaim=None if reclaim is None else reclaim.service,
                 tracker=tracker,

@@ -20,7 +20,7 @@ class Parts:
     mode: Mode | None = None
     reclaim: ReclaimRuntime | None = None
     ledger: JournalLedger | None = None
-    hardware: DeviceState | None = None
+    device_state: DeviceState | None = None
     specs: SpecDirectory | None = None
 
     def entries(self) -> list[LedgerEntry]:

@@ -42,10 +42,10 @@ class RefreshLoop:
     """Refreshes the devices after uevents and at an interval, from `start` to `stop`."""
 
     def __init__(
-        self, hardware: DeviceState, *, thread: MonitoredThread, changed: Callable[[], None], follows_kernel: bool
+        self, device_state: DeviceState, *, thread: MonitoredThread, changed: Callable[[], None], follows_kernel: bool
     ) -> None:
         """`thread` runs the scans; `changed` is called on the loop after devices changed."""
-        self._hardware = hardware
+        self._device_state = device_state
         self._changed = changed
         self._thread = thread
         self._follows_kernel = follows_kernel
@@ -103,7 +103,7 @@ class RefreshLoop:
                 await asyncio.sleep(DEBOUNCE_S)
             except TimeoutError:
                 if loop.time() < scan_at:
-                    event_change = await self._guarded("listening to the devices", self._hardware.poll_events)
+                    event_change = await self._guarded("listening to the devices", self._device_state.poll_events)
                     if not event_change:
                         continue
                     if self._follows_kernel:
@@ -119,7 +119,7 @@ class RefreshLoop:
             everything = rescan or not events or loop.time() >= scan_at
             if everything:
                 scan_at = loop.time() + health
-            scan = partial(self._hardware.refresh, events, rescan=rescan, everything=everything)
+            scan = partial(self._device_state.refresh, events, rescan=rescan, everything=everything)
             if await self._guarded("scanning the host", scan) or event_change:
                 self._changed()
 

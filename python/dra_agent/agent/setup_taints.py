@@ -23,7 +23,7 @@ class SetupTaints:
     def __init__(
         self,
         thread: MonitoredThread,
-        hardware: DeviceState,
+        device_state: DeviceState,
         driver: str,
         changed: Callable[[], None],
         *,
@@ -31,7 +31,7 @@ class SetupTaints:
     ) -> None:
         """Issues are recorded on `thread`, the one of the hardware. `changed` is called if devices have changed."""
         self._thread = thread
-        self._hardware = hardware
+        self._device_state = device_state
         self._key = f"{driver}/{SETUP_FAILED}"
         self._changed = changed
         self._publish_timeout_s = publish_timeout_s
@@ -46,7 +46,7 @@ class SetupTaints:
     async def failed(self, devices: Iterable[str], message: str) -> None:
         """Taint these devices; returns when the slices have the taints, or after a short time."""
         names = frozenset(devices)
-        await self._record(lambda: self._hardware.record_failed_setup(names, message))
+        await self._record(lambda: self._device_state.record_failed_setup(names, message))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._publish_timeout_s):
                 while self._untainted(names):
@@ -56,7 +56,7 @@ class SetupTaints:
     async def completed(self, devices: Iterable[str]) -> None:
         """End earlier failures of these devices."""
         names = frozenset(devices)
-        await self._record(lambda: self._hardware.record_completed_setup(names))
+        await self._record(lambda: self._device_state.record_completed_setup(names))
 
     async def _record(self, record: Callable[[], InventoryDiff]) -> None:
         if await self._thread.run("recording a set-up", RECORD_TIMEOUT_S, record):

@@ -70,7 +70,7 @@ class StandaloneMode:
         """Attach it; `serve` starts to act on it."""
         self._reclaim = reclaim
 
-    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: ClaimPreparer, device_state: DeviceState, ledger: JournalLedger) -> None:
         """Restore claims that are in the ledger but missing in the store, then listen."""
         config = self._config
         delete_conflicts(config.state_dir)
@@ -78,7 +78,7 @@ class StandaloneMode:
             config.state_dir,
             node=config.node,
             driver=config.driver_name,
-            devices=hardware,
+            devices=device_state,
             preparer=preparer_stack.standalone(preparer, self._liveness, self._metrics, self._tracer),
             allocator=ClusterAllocator(),
             validate=validation_messages,

@@ -37,18 +37,18 @@ class StatusReporter:
         self._status: ClaimStatusWriter | None = None
         self._watch: DeviceEventEmitter | None = None
 
-    def start(self, hardware: DeviceState, ledger: JournalLedger) -> None:
+    def start(self, device_state: DeviceState, ledger: JournalLedger) -> None:
         """Start with the current claims and devices."""
         self.events.start()
 
-        self._watch = DeviceEventEmitter(self._config.node, self.events, hardware, ledger)
+        self._watch = DeviceEventEmitter(self._config.node, self.events, device_state, ledger)
         self._watch.changed()
         if self._config.claim_status_families != frozenset():
             self._status = ClaimStatusWriter(
                 self._api,
                 self._config.driver_name,
-                hardware,
-                addresses=_addresses_of(hardware.host),
+                device_state,
+                addresses=_addresses_of(device_state.host),
                 families=self._config.claim_status_families,
             )
             self._status.start(prepared_claims(ledger.entries()))
