@@ -29,7 +29,9 @@ SPOT = "/latest/meta-data/spot/instance-action"
 
 
 def source(aws: FakeAws, booted: datetime | None = None, signals: AwsSignals | None = None) -> AwsSource:
-    return AwsSource(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=fast_schedule, booted=booted or BOOTED)
+    return AwsSource(
+        aws.endpoint, lead=LEAD, signals=signals or SIGNALS, make_schedule=fast_schedule, booted=booted or BOOTED
+    )
 
 
 def at(seconds: float) -> str:
@@ -304,7 +306,7 @@ def test_rebalance_recommendations_are_not_polled_by_default(aws: FakeAws) -> No
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: len(sink.signals.get("aws.maintenance", ())) > 2)
 
-    recorded = run_source(AwsSource(aws.endpoint, lead=LEAD, pace=fast_schedule), scenario)
+    recorded = run_source(AwsSource(aws.endpoint, lead=LEAD, make_schedule=fast_schedule), scenario)
     assert recorded.latest("aws.rebalance") is None
     assert aws.count("/latest/meta-data/events/recommendations/rebalance") == 0
 
@@ -447,7 +449,7 @@ def test_retry_after_is_honored(aws: FakeAws) -> None:
             aws.endpoint,
             lead=LEAD,
             signals=SIGNALS,
-            pace=lambda interval: RecordingSchedule(interval / 100),
+            make_schedule=lambda interval: RecordingSchedule(interval / 100),
             booted=BOOTED,
         ),
         scenario,

@@ -41,7 +41,7 @@ def source(
         lead=timedelta(seconds=300),
         acknowledge=acknowledge,
         signals=signals or AzureSignals(),
-        pace=fast_schedule,
+        make_schedule=fast_schedule,
         booted=booted,
     )
 

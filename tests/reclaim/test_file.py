@@ -64,7 +64,7 @@ def test_the_file_is_polled(path: Path) -> None:
         path.write_text("{}")
         await sink.wait_until(lambda: sink.latest("file"))
 
-    assert run_source(FileSource(path, pace=fast_schedule), scenario).failures == []
+    assert run_source(FileSource(path, make_schedule=fast_schedule), scenario).failures == []
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}"])

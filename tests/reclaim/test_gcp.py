@@ -18,19 +18,21 @@ from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_sou
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
-def source(gcp: FakeGcp, pace: type[PollSchedule] | None = None) -> GcpSource:
+def source(gcp: FakeGcp, make_schedule: type[PollSchedule] | None = None) -> GcpSource:
     return GcpSource(
         gcp.endpoint,
         preemption=timedelta(seconds=30),
         maintenance=timedelta(seconds=60),
         lead=timedelta(seconds=300),
-        pace=pace or fast_schedule,
+        make_schedule=make_schedule or fast_schedule,
     )
 
 
 def gpu_host(gcp: FakeGcp) -> GcpSource:
     hour = timedelta(hours=1)
-    return GcpSource(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=fast_schedule)
+    return GcpSource(
+        gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), make_schedule=fast_schedule
+    )
 
 
 def test_a_preemption_ends_a_waiting_request_at_once(gcp: FakeGcp) -> None:
@@ -176,7 +178,9 @@ def test_the_treatment_of_a_value_is_configurable(gcp: FakeGcp) -> None:
     gcp.set(preempted="TRUE", maintenance="TERMINATE_ON_HOST_MAINTENANCE")
     soon = timedelta(seconds=30)
     signals = GcpSignals(preempted="hint", maintenance="ignore")
-    source = GcpSource(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=fast_schedule)
+    source = GcpSource(
+        gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, make_schedule=fast_schedule
+    )
 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("gcp.preempted"))

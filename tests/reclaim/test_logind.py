@@ -32,7 +32,7 @@ def logind(daemon: Daemon) -> Iterator[FakeLogind]:
 
 
 def test_a_shutdown_is_a_notice_and_is_delayed_until_the_release(daemon: Daemon, logind: FakeLogind) -> None:
-    source, start = LogindSource(daemon.address, pace=fast_schedule), datetime.now(UTC)
+    source, start = LogindSource(daemon.address, make_schedule=fast_schedule), datetime.now(UTC)
 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
@@ -49,7 +49,7 @@ def test_a_shutdown_is_a_notice_and_is_delayed_until_the_release(daemon: Daemon,
 
 
 def test_after_a_canceled_shutdown_the_next_one_is_delayed_again(daemon: Daemon, logind: FakeLogind) -> None:
-    source = LogindSource(daemon.address, pace=fast_schedule)
+    source = LogindSource(daemon.address, make_schedule=fast_schedule)
 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
@@ -64,7 +64,7 @@ def test_after_a_canceled_shutdown_the_next_one_is_delayed_again(daemon: Daemon,
 
 
 def test_a_release_without_a_shutdown_keeps_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
-    source = LogindSource(daemon.address, pace=fast_schedule)
+    source = LogindSource(daemon.address, make_schedule=fast_schedule)
 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
@@ -82,7 +82,7 @@ def test_an_agent_that_starts_during_a_shutdown_reports_it(daemon: Daemon, login
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind"))
 
-    assert run_source(LogindSource(daemon.address, pace=fast_schedule), scenario).notices()
+    assert run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario).notices()
 
 
 def test_a_forged_signal_is_ignored(daemon: Daemon, logind: FakeLogind) -> None:
@@ -103,7 +103,7 @@ def test_a_forged_signal_is_ignored(daemon: Daemon, logind: FakeLogind) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
         await scenario(sink)
 
-    run_source(LogindSource(daemon.address, pace=fast_schedule), after_connect)
+    run_source(LogindSource(daemon.address, make_schedule=fast_schedule), after_connect)
 
 
 def test_many_forged_signals_break_neither_connection_nor_lock(daemon: Daemon, logind: FakeLogind) -> None:
@@ -117,7 +117,7 @@ def test_many_forged_signals_break_neither_connection_nor_lock(daemon: Daemon, l
         await sink.wait_until(lambda: sink.latest("logind"))
         assert not sink.failures and logind.locked() and len(logind.inhibited) == 1
 
-    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario)
 
 
 def test_a_restarted_logind_is_used_again(daemon: Daemon) -> None:
@@ -135,7 +135,7 @@ def test_a_restarted_logind_is_used_again(daemon: Daemon) -> None:
         finally:
             second.stop()
 
-    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario)
 
 
 def test_a_refused_lock_is_an_error(daemon: Daemon, logind: FakeLogind) -> None:
@@ -144,7 +144,7 @@ def test_a_refused_lock_is_an_error(daemon: Daemon, logind: FakeLogind) -> None:
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.failures)
 
-    recorded = run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    recorded = run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario)
     assert "Inhibit" in recorded.failures[0][1] and "AccessDenied" in recorded.failures[0][1] and not recorded.signals
 
 
@@ -154,7 +154,7 @@ def test_a_response_without_a_lock_is_an_error(daemon: Daemon, logind: FakeLogin
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.failures)
 
-    recorded = run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    recorded = run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario)
     assert recorded.failures[0] == ("logind", "Inhibit: logind returned no lock") and not recorded.signals
 
 
@@ -167,7 +167,7 @@ def test_a_malformed_signal_is_not_a_notice(daemon: Daemon, logind: FakeLogind) 
         await sink.wait_until(lambda: sink.failures)
         await sink.wait_until(lambda: sink.latest("logind") == ())
 
-    assert not run_source(LogindSource(daemon.address, pace=fast_schedule), scenario).notices()
+    assert not run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario).notices()
 
 
 def test_a_host_without_dbus_is_an_error_until_it_starts(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_host_without_dbus_is_an_error_until_it_starts(tmp_path: Path) -> None
             logind.stop()
             daemon.stop()
 
-    assert "no connection" in run_source(LogindSource(address, pace=fast_schedule), scenario).failures[0][1]
+    assert "no connection" in run_source(LogindSource(address, make_schedule=fast_schedule), scenario).failures[0][1]
 
 
 @pytest.mark.parametrize("response", [b"", b"ERROR\r\n", b"\xff\xfe\r\n", b"OK 12\r\nAGREE_UNIX_FD\r\n" + b"\0" * 64])
@@ -193,7 +193,7 @@ def test_an_invalid_dbus_daemon_is_an_error(tmp_path: Path, response: bytes) -> 
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.failures)
 
-    recorded = run_source(LogindSource(f"unix:path={tmp_path}/bus", pace=fast_schedule), scenario)
+    recorded = run_source(LogindSource(f"unix:path={tmp_path}/bus", make_schedule=fast_schedule), scenario)
     fake_bus.stop()
     assert not recorded.signals
 
@@ -203,14 +203,16 @@ def test_an_invalid_address_is_an_error() -> None:
         await sink.wait_until(lambda: len(sink.failures) > 1)
 
     for address in ("tcp:host=127.0.0.1", "nonsense", "unix:"):
-        assert "not an address" in run_source(LogindSource(address, pace=fast_schedule), scenario).failures[0][1]
+        assert (
+            "not an address" in run_source(LogindSource(address, make_schedule=fast_schedule), scenario).failures[0][1]
+        )
 
 
 def test_sockets_are_closed(daemon: Daemon, logind: FakeLogind) -> None:
     async def scenario(sink: RecordingSink) -> None:
         await sink.wait_until(lambda: sink.latest("logind") == ())
 
-    run_source(LogindSource(daemon.address, pace=fast_schedule), scenario)
+    run_source(LogindSource(daemon.address, make_schedule=fast_schedule), scenario)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(daemon.address.removeprefix("unix:path="))
     eventually(lambda: len(connections(daemon.address)) == 1)

@@ -372,8 +372,8 @@ def test_disagreeing_sources_are_logged_and_the_earliest_counts(
     async def scenario() -> None:
         lead = timedelta(seconds=300)
         sources: list[SignalSource] = [
-            AzureSource(azure.endpoint, vm="", lead=lead, acknowledge=False, pace=fast_schedule),
-            AwsSource(aws.endpoint, lead=lead, pace=fast_schedule),
+            AzureSource(azure.endpoint, vm="", lead=lead, acknowledge=False, make_schedule=fast_schedule),
+            AwsSource(aws.endpoint, lead=lead, make_schedule=fast_schedule),
         ]
         reclaim = ReclaimService(tmp_path, "b", sources)
         await reclaim.start()

@@ -153,7 +153,7 @@ class AwsSource:
         *,
         lead: timedelta,
         signals: AwsSignals = AwsSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], PollSchedule] = PollSchedule,
+        make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
         """`lead`: how long before the start of maintenance its hint becomes a notice.
@@ -165,7 +165,7 @@ class AwsSource:
         self._booted = booted
         self._session = Session(lambda: MetadataService(endpoint))
         self._lead = lead
-        self._pace = pace
+        self._make_schedule = make_schedule
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ class AwsSource:
             async with asyncio.TaskGroup() as group:
                 for name, poll, every in polls:
                     if name in self.names:
-                        group.create_task(poll_forever(name, poll, self._pace(every), sink))
+                        group.create_task(poll_forever(name, poll, self._make_schedule(every), sink))
         finally:
             self._session.close()
 

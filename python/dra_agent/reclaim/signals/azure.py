@@ -74,7 +74,7 @@ class AzureSource:
         lead: timedelta,
         acknowledge: bool,
         signals: AzureSignals = AzureSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], PollSchedule] = PollSchedule,
+        make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
         """`vm`: the VM's name, empty to read it. `acknowledge`: approve user-initiated events.
@@ -88,7 +88,7 @@ class AzureSource:
         self._vm = vm
         self._lead = lead
         self._acknowledge = acknowledge
-        self._pace = pace
+        self._make_schedule = make_schedule
         self._has_responded = False
         self._own_events: list[_Event] = []
         self._approved: set[str] = set()
@@ -97,7 +97,7 @@ class AzureSource:
     async def run(self, sink: SignalSink) -> None:
         """Poll once a second, as Azure recommends."""
         try:
-            await poll_forever("azure", self.poll, self._pace(POLL_INTERVAL_S), sink)
+            await poll_forever("azure", self.poll, self._make_schedule(POLL_INTERVAL_S), sink)
         finally:
             self._service.close()
 

@@ -58,20 +58,20 @@ class FileSource:
         self,
         path: Path,
         *,
-        pace: Callable[[float], PollSchedule] = PollSchedule,
+        make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         now: Callable[[], datetime] = STEADY.now,
         wall: Callable[[], datetime] = wall_now,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._path = path
-        self._pace = pace
+        self._make_schedule = make_schedule
         self._now = now
         self._wall = wall
         self._sleep = sleep
 
     async def run(self, sink: SignalSink) -> None:
         """Poll once a second: one system call."""
-        await poll_forever("file", self.poll, self._pace(POLL_INTERVAL_S), sink)
+        await poll_forever("file", self.poll, self._make_schedule(POLL_INTERVAL_S), sink)
 
     async def released(self) -> None:
         """Nothing waits for the release."""

@@ -139,13 +139,13 @@ class GcpSource:
         maintenance: timedelta,
         lead: timedelta,
         signals: GcpSignals = GcpSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], PollSchedule] = PollSchedule,
+        make_schedule: Callable[[float], PollSchedule] = PollSchedule,
     ) -> None:
         """`preemption` and `maintenance`: from the value to the end of the instance.
 
         `lead`: how long before announced maintenance its hint becomes a notice.
         """
-        self._pace = pace
+        self._make_schedule = make_schedule
         values = {
             "gcp.preempted": MetadataValue(
                 endpoint,
@@ -188,7 +188,7 @@ class GcpSource:
             async with asyncio.TaskGroup() as group:
                 for name, value in self._values.items():
                     poll: PollFunction = value.poll
-                    group.create_task(poll_forever(name, poll, self._pace(POLL_INTERVAL_S), sink))
+                    group.create_task(poll_forever(name, poll, self._make_schedule(POLL_INTERVAL_S), sink))
         finally:
             for value in self._values.values():
                 value.close()

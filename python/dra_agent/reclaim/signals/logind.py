@@ -42,12 +42,12 @@ class LogindSource:
         self,
         address: str,
         *,
-        pace: Callable[[float], PollSchedule] = PollSchedule,
+        make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         treatment: Treatment = "notice",
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         self._address = address
-        self._pace = pace(POLL_INTERVAL_S)
+        self._schedule = make_schedule(POLL_INTERVAL_S)
         self._now = now
         self._treatment = treatment
         self._lock: int | None = None
@@ -67,7 +67,7 @@ class LogindSource:
                 await self._follow(bus, sink)
             except SourceError as error:
                 sink.failed("logind", str(error))
-                wait = self._pace.after_failure(None)
+                wait = self._schedule.after_failure(None)
             finally:
                 self._release_lock()
                 if bus is not None:
@@ -94,7 +94,7 @@ class LogindSource:
         while True:
             # Polled too, so that a lost signal is detected late instead of never.
             await self._report(bus, sink, await _property(bus, "PreparingForShutdown", bool))
-            self._pace.after_success()
+            self._schedule.after_success()
             signal = await bus.signal(CHECK_INTERVAL_S)
             while signal is not None:
                 preparing = _meaning(signal, owner)

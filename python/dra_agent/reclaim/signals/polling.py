@@ -45,19 +45,19 @@ class PollSchedule:
         return seconds * (1.0 + JITTER_SHARE * (2.0 * self._spread() - 1.0))
 
 
-async def poll_forever(name: str, poll: PollFunction, pace: PollSchedule, sink: SignalSink) -> None:
+async def poll_forever(name: str, poll: PollFunction, schedule: PollSchedule, sink: SignalSink) -> None:
     """Poll and report until cancelled."""
     while True:
         try:
             signals = await poll()
         except SourceError as error:
             sink.failed(name, str(error))
-            wait = pace.after_failure(error.retry_after)
+            wait = schedule.after_failure(error.retry_after)
         except Exception as error:  # an unexpected response must not end the polling
             log.debug("unexpected response", extra={"source": name}, exc_info=True)
             sink.failed(name, f"{type(error).__name__}: {error}")
-            wait = pace.after_failure(None)
+            wait = schedule.after_failure(None)
         else:
             sink.observed(name, signals)
-            wait = pace.after_success()
+            wait = schedule.after_success()
         await asyncio.sleep(wait)
