@@ -61,8 +61,10 @@ class Site:
 
     def use(self, pid: int, gib: int, ids: dict[str, int]) -> None:
         """Let a process use memory of an instance."""
-        instances = {"gpu_instance": ids["gi"], "compute_instance": ids["ci"]}
-        inject.start_process(self.root, ADDRESS, pid, gib * GIB, PAIR, **instances)
+        gpu_instance, compute_instance = ids["gi"], ids["ci"]
+        inject.start_process(
+            self.root, ADDRESS, pid, gib * GIB, PAIR, gpu_instance=gpu_instance, compute_instance=compute_instance
+        )
 
     def play(self, percent: int, ids: dict[str, int]) -> None:
         """Let an instance compute."""

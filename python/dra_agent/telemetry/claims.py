@@ -102,10 +102,10 @@ class AverageOwners:
             sample = found.get((claim, name), samples.get(name))
             if sample is None or self._holders.get(name) == claim:
                 continue
-            names = PARTITION_AVERAGES if name in partitions else (*AVERAGES, "throttle_reasons")
+            names = list(PARTITION_AVERAGES if name in partitions else (*AVERAGES, "throttle_reasons"))
             if claim.uid in recent and (of_device := samples.get(name)) is not None:
                 # What is counted by process is of the claim alone.
-                names += tuple(one for one in UTILIZATION if getattr(of_device, one) is not None)
+                names += (one for one in UTILIZATION if getattr(of_device, one) is not None)
             absent: dict[str, Any] = dict.fromkeys(names)
             if (own := msgspec.structs.replace(sample, **absent)) != sample:
                 found[claim, name] = own
