@@ -228,7 +228,7 @@ def read_kubeconfig(*paths: Path, context: str | None = None) -> ClientConfig:
     if cluster is None or (user is None and chosen.user):
         missing = f"cluster {chosen.cluster!r}" if cluster is None else f"user {chosen.user!r}"
         raise UsageError(f"the kubeconfig has no {missing}", where=where)
-    return _access(*cluster, *(user or (cluster[0], _User())), chosen.namespace)
+    return _client_config(*cluster, *(user or (cluster[0], _User())), chosen.namespace)
 
 
 def _parse(path: Path) -> _Kubeconfig:
@@ -258,7 +258,7 @@ def _parse(path: Path) -> _Kubeconfig:
         raise UsageError("not a kubeconfig: it has a date or number that cannot be read", where=where) from error
 
 
-def _access(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, namespace: str) -> ClientConfig:
+def _client_config(cluster_path: Path, cluster: _Cluster, path: Path, user: _User, namespace: str) -> ClientConfig:
     """Combine a cluster and a user; files that they name are relative to the file that each is defined in."""
     where = str(cluster_path)
     if user.auth_provider is not None:

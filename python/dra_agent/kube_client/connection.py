@@ -160,14 +160,14 @@ def set_keepalive(raw: socket.socket) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_TIMEOUT_MS)
 
 
-def tls_context(access: ClientConfig, certificate: Pem | None = None, key: Pem | None = None) -> ssl.SSLContext | None:
-    """Make the context for new connections; none for plain http. `certificate` and `key` override those of the access.
+def tls_context(config: ClientConfig, certificate: Pem | None = None, key: Pem | None = None) -> ssl.SSLContext | None:
+    """Make the context for new connections; none for plain http. `certificate` and `key` override those of `config`.
 
     Raises UnavailableError where a file is missing or no certificate: it may be about to be replaced.
     """
-    if access.server.startswith("http://"):
+    if config.server.startswith("http://"):
         return None
-    authority = access.authority
+    authority = config.authority
     try:
         if authority is None:
             context = ssl.create_default_context()
@@ -179,19 +179,19 @@ def tls_context(access: ClientConfig, certificate: Pem | None = None, key: Pem |
     except (ssl.SSLError, OSError) as error:
         raise UnavailableError(
             f"the certificate of the cluster's authority cannot be used: {error.strerror or error}",
-            where=str(authority.path if authority is not None and authority.path is not None else access.source),
+            where=str(authority.path if authority is not None and authority.path is not None else config.source),
         ) from error
-    if access.insecure:
+    if config.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    certificate, key = certificate or access.certificate, key or access.key
+    certificate, key = certificate or config.certificate, key or config.key
     if certificate is not None and key is not None:
         try:
             with memory_file(_read(certificate)) as certificate_path, memory_file(_read(key)) as key_path:
                 context.load_cert_chain(certificate_path, key_path, password="")  # never prompt on a terminal
         except (ssl.SSLError, OSError) as error:
             raise UnavailableError(
-                f"the client certificate cannot be used: {error.strerror or error}", where=access.source
+                f"the client certificate cannot be used: {error.strerror or error}", where=config.source
             ) from error
     return context
 

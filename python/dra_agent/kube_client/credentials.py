@@ -58,14 +58,14 @@ class _Credential(msgspec.Struct):
     status: _Status
 
 
-async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredentials:
-    """Run the command of an access. Raises UnavailableError where it fails, hangs, or prints something else."""
+async def run_command(command: ExecCommand, config: ClientConfig) -> ExecCredentials:
+    """Run the command of a configuration. Raises UnavailableError where it fails, hangs, or prints something else."""
     spec: dict[str, Any] = {"interactive": False}
     if command.provide_cluster_info:
-        spec["cluster"] = _cluster(command, access)
+        spec["cluster"] = _cluster(command, config)
     request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": spec}
     environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
-    where = f"{access.source}: exec {command.command}"
+    where = f"{config.source}: exec {command.command}"
     try:
         process = await asyncio.create_subprocess_exec(
             command.command,
@@ -105,23 +105,23 @@ async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredent
     )
 
 
-def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
+def _cluster(command: ExecCommand, config: ClientConfig) -> dict[str, Any]:
     """Build ExecCredential.spec.cluster, with the field names of a kubeconfig."""
-    cluster_info: dict[str, Any] = {"server": access.server, "config": command.cluster_config}
-    if access.server_name:
-        cluster_info["tls-server-name"] = access.server_name
-    if access.insecure:
+    cluster_info: dict[str, Any] = {"server": config.server, "config": command.cluster_config}
+    if config.server_name:
+        cluster_info["tls-server-name"] = config.server_name
+    if config.insecure:
         cluster_info["insecure-skip-tls-verify"] = True
-    if access.proxy_url:
-        cluster_info["proxy-url"] = access.proxy_url
-    if access.authority is not None:
-        data = access.authority.data
-        if data is None and access.authority.path is not None:
+    if config.proxy_url:
+        cluster_info["proxy-url"] = config.proxy_url
+    if config.authority is not None:
+        data = config.authority.data
+        if data is None and config.authority.path is not None:
             try:
-                data = user_file.read(access.authority.path, MAX_FILE_BYTES)
+                data = user_file.read(config.authority.path, MAX_FILE_BYTES)
             except OSError as error:
                 reason = f"the certificate of the cluster's authority cannot be read: {error.strerror}"
-                raise UnavailableError(reason, where=str(access.authority.path)) from error
+                raise UnavailableError(reason, where=str(config.authority.path)) from error
         cluster_info["certificate-authority-data"] = base64.b64encode(data or b"").decode()
     return cluster_info
 
@@ -138,12 +138,12 @@ class Identity(NamedTuple):
     """The identity of one moment; immutable, so that any thread may use it."""
 
     version: int
-    access: ClientConfig
+    config: ClientConfig
     authorization: str | None
     """The value of the Authorization header."""
     context: ssl.SSLContext | None
     printed: ExecCredentials | None
-    """What the command printed, if the access has one."""
+    """What the command printed, if the configuration has one."""
     files: _Stamps
     """The files that it was read from."""
 
@@ -152,7 +152,7 @@ class Credentials:
     """The current identity of the agent. `version` grows when it changes: older connections are not reused."""
 
     def __init__(self, read: Callable[[], ClientConfig], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`read` reloads the access. Raises its errors, and errors of the files."""
+        """`read` reloads the configuration. Raises its errors, and errors of the files."""
         self._read = read
         self._clock = clock
         self.version = 0
@@ -168,17 +168,17 @@ class Credentials:
 
     def _load(self) -> None:
         self._checked_at = self._clock()
-        access = self._read()
-        files = _stamps(access)
-        token = access.token
-        if access.token_file is not None:
+        config = self._read()
+        files = _stamps(config)
+        token = config.token
+        if config.token_file is not None:
             try:
-                token = user_file.read(access.token_file, MAX_FILE_BYTES).decode("ascii").strip()
+                token = user_file.read(config.token_file, MAX_FILE_BYTES).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
-                raise UnavailableError(f"the token cannot be read: {error}", where=str(access.token_file)) from error
-        _check(token, str(access.token_file or access.source))
-        context = tls_context(access)
-        self.access, self._files, self._token, self._context = access, files, token, context
+                raise UnavailableError(f"the token cannot be read: {error}", where=str(config.token_file)) from error
+        _check(token, str(config.token_file or config.source))
+        context = tls_context(config)
+        self.config, self._files, self._token, self._context = config, files, token, context
         self._printed = None
         self._changed()
 
@@ -186,7 +186,7 @@ class Credentials:
         """Return the current Authorization header and TLS context."""
         if self._clock() - self._checked_at >= CHECK_INTERVAL_S:
             self._check_files()
-        if self.access.command is not None:
+        if self.config.command is not None:
             async with self._running:
                 if self._printed is None or not self._printed.is_valid():
                     await self._run()
@@ -200,16 +200,16 @@ class Credentials:
         now = self._clock()
         if now - self._checked_at >= CHECK_INTERVAL_S:
             # The first claim after a quiet time: files that are unchanged need no event loop.
-            if _stamps(identity.access) != identity.files:
+            if _stamps(identity.config) != identity.files:
                 return None
             self._checked_at = now
-        if identity.access.command is not None and (identity.printed is None or not identity.printed.is_valid()):
+        if identity.config.command is not None and (identity.printed is None or not identity.printed.is_valid()):
             return None
         return identity
 
     async def invalidate(self, version: int) -> bool:
         """Check for newer credentials than those of `version`, which were rejected; return whether there are any."""
-        if self.access.command is not None:
+        if self.config.command is not None:
             async with self._running:
                 if self.version == version:
                     await self._run()
@@ -220,29 +220,29 @@ class Credentials:
 
     def _check_files(self) -> None:
         self._checked_at = self._clock()
-        if _stamps(self.access) == self._files:
+        if _stamps(self.config) == self._files:
             return
         try:
             self._load()
         except AgentError as error:
             log.warning("new credentials cannot be used, the old ones are kept", extra={"reason": str(error)})
             return
-        log.info("credentials for the API server were replaced", extra={"source": self.access.source})
+        log.info("credentials for the API server were replaced", extra={"source": self.config.source})
 
     async def _run(self) -> None:
-        command = self.access.command
+        command = self.config.command
         if command is None:
             return
-        printed = await run_command(command, self.access)
-        _check(printed.token, f"{self.access.source}: exec {command.command}")
+        printed = await run_command(command, self.config)
+        _check(printed.token, f"{self.config.source}: exec {command.command}")
         self._printed = printed
-        self._context = tls_context(self.access, self._printed.certificate, self._printed.key)
+        self._context = tls_context(self.config, self._printed.certificate, self._printed.key)
         self._changed()
 
     def _changed(self) -> None:
         self.version += 1
         self._identity = Identity(
-            self.version, self.access, self._authorization(), self._context, self._printed, self._files
+            self.version, self.config, self._authorization(), self._context, self._printed, self._files
         )
         for changed in self._watchers:
             changed()
@@ -251,8 +251,8 @@ class Credentials:
         token = self._printed.token if self._printed is not None else self._token
         if token:
             return f"Bearer {token}"
-        if self.access.basic is not None:
-            return "Basic " + base64.b64encode(":".join(self.access.basic).encode()).decode()
+        if self.config.basic is not None:
+            return "Basic " + base64.b64encode(":".join(self.config.basic).encode()).decode()
         return None
 
 
@@ -262,10 +262,10 @@ def _check(token: str | None, where: str) -> None:
         raise UnavailableError("the token has characters that no token has", where=where)
 
 
-def _stamps(access: ClientConfig) -> _Stamps:
+def _stamps(config: ClientConfig) -> _Stamps:
     """A value that changes when one of the files is replaced."""
-    files = [Path(access.source), access.token_file]
-    files += [pem.path for pem in (access.authority, access.certificate, access.key) if pem is not None]
+    files = [Path(config.source), config.token_file]
+    files += [pem.path for pem in (config.authority, config.certificate, config.key) if pem is not None]
     return tuple(_stamp(path) for path in files if path is not None)
 
 

@@ -78,7 +78,7 @@ class HttpTransport:
     @property
     def server(self) -> str:
         """The address of the API server."""
-        return self._credentials.access.server
+        return self._credentials.config.server
 
     async def json(self, request: Request, *, timeout: float | None = None) -> dict[str, Any]:
         """Send a request and return the object of the response. Raises the errors of `kube_client.errors`.
@@ -256,14 +256,14 @@ class HttpTransport:
             return connection.version, connection, status, answered
 
     async def _connection(self, context: ssl.SSLContext | None) -> Connection:
-        version, access = self._credentials.version, self._credentials.access
+        version, config = self._credentials.version, self._credentials.config
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable and connection.version == version:
                 return connection
             connection.close()
         return await open_connection(
-            access.server, context, server_name=access.server_name, version=version, proxy=access.proxy
+            config.server, context, server_name=config.server_name, version=version, proxy=config.proxy
         )
 
     def _close_outdated(self) -> None:

@@ -136,8 +136,8 @@ class _Connection:
 
     def __init__(self, identity: Identity, names: NameLookup, deadline_s: float) -> None:
         """Connect; raises OSError, TimeoutError at the deadline, ValueError for a name that no certificate can have."""
-        access = identity.access
-        parts = urlsplit(access.server)
+        config = identity.config
+        parts = urlsplit(config.server)
         host = parts.hostname or ""
         self._prefix = parts.path
         self.version = identity.version
@@ -145,7 +145,7 @@ class _Connection:
         """Whether another request may be sent: the last response was read completely."""
         self._head = _Head(parts.netloc)
         port = parts.port or (443 if identity.context else 80)
-        proxy = access.proxy
+        proxy = config.proxy
         nearest = (host, port) if proxy is None else (proxy.host, proxy.port)
         sock = names.connect(*nearest, Deadline(deadline_s))
         try:
@@ -155,7 +155,7 @@ class _Connection:
             if proxy is not None:
                 _open_tunnel(sock, Tunnel(proxy, host, port), deadline_s)
             if identity.context is not None:
-                sock = identity.context.wrap_socket(sock, server_hostname=access.server_name or host)
+                sock = identity.context.wrap_socket(sock, server_hostname=config.server_name or host)
         except BaseException:
             sock.close()
             raise
