@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from allocator.cases import allocated_claim, claim, device, make_request, slice_of
+from dra_agent.cli import capacity_nodes
 from dra_agent.cli.capacity_nodes import node_source
 from dra_agent.cli.main import main
 from dra_agent.explain.capacity import capacity, copy_of_pod
@@ -43,6 +44,7 @@ def pod_spec(*claims: Json, **spec: Any) -> Json:
     return {"containers": [{"name": "c"}], "resourceClaims": list(claims), **spec}
 
 
+NAMES = ("added-1", "added-2", "added-3")
 OWN = {"name": "own", "resourceClaimTemplateName": "one"}
 POD: Json = {
     "apiVersion": "v1",
@@ -273,6 +275,7 @@ def test_a_pod_whose_template_is_missing_does_not_fit(command: Command) -> None:
         ("delete-claim=b", "is not a change"),
         ("add=0:l40s", "adds not 1 to 10000 nodes"),
         ("add=99999999999999999999:l40s", "adds not 1 to 10000 nodes"),
+        ("add=6000:n1.json --if add=6000:n1.json", "adds 12000 nodes together, at most 10000 can be added"),
         ("add=1:nope", "unknown profile"),
         ("add=1:cluster.json", "has not the slices of exactly one node"),
         ("replace=n1", "is not a change"),
@@ -283,7 +286,7 @@ def test_a_pod_whose_template_is_missing_does_not_fit(command: Command) -> None:
     ],
 )
 def test_a_change_that_cannot_be_made_is_wrong_use(command: Command, change: str, message: str) -> None:
-    code, text, error = command("pod/train", "--from", "cluster.json", "--if", change)
+    code, text, error = command("pod/train", "--from", "cluster.json", "--if", *change.split())
     assert (code, text) == (2, "") and message in error and "internal error" not in error
 
 
@@ -345,3 +348,44 @@ def test_pools_of_added_nodes_have_distinct_names(tmp_path: Path, node_name: str
     added, _ = node_source(argparse.Namespace())(str(file), ["added-1", "added-2"])
     assert [entry["spec"]["pool"]["name"] for entry in added] == copies
     assert [entry["spec"]["nodeName"] for entry in added] == ["added-1", "added-2"]
+
+
+def test_added_nodes_of_a_profile_share_the_devices_of_one() -> None:
+    added, labels = node_source(argparse.Namespace(is_plugin=True))("l40s", list(NAMES))
+    by_node = {name: [entry["spec"] for entry in added if entry["spec"]["nodeName"] == name] for name in NAMES}
+    assert [len(specs) for specs in by_node.values()] == [len(added) // 3] * 3 and labels == {}
+    first = by_node["added-1"]
+    for specs in by_node.values():
+        assert all(spec["devices"] is one["devices"] for spec, one in zip(specs, first, strict=True))
+    pools = [spec["pool"]["name"] for spec in by_node["added-3"]]
+    assert pools == [spec["pool"]["name"].replace("added-1", "added-3") for spec in first]
+    assert len({(entry["metadata"]["name"]) for entry in added}) == len(added)
+
+
+def test_slices_of_added_nodes_keep_their_order(tmp_path: Path) -> None:
+    file = tmp_path / "node.json"
+    spec = {"nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 12}}
+    objects = [
+        {
+            "apiVersion": API,
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"s{index:02}"},
+            "spec": {**spec, "driver": "d.example.com", "devices": [{"name": f"d{index}"}]},
+        }
+        for index in reversed(range(12))
+    ]
+    write(objects, str(file))
+    added, _ = node_source(argparse.Namespace())(str(file), ["added-1"])
+    added.sort(key=lambda entry: str(entry["metadata"]["name"]))
+    assert [entry["spec"]["devices"][0]["name"] for entry in added] == [f"d{index}" for index in range(12)]
+
+
+def test_devices_of_all_added_nodes_together_have_a_limit(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    write([slices("n1", 5)], "n1.json")
+    monkeypatch.setattr(capacity_nodes, "MAX_ADDED_DEVICES", 99)
+    query = ("pod/train", "--from", "cluster.json", "-o", "name")
+    changes = ("--if", "add=10:n1.json", "--if", "add=9:n1.json")
+    assert command(*query, *changes)[0] == 0
+    code, text, error = command(*query, *changes, "--if", "replace=n1:n1.json")
+    assert (code, text) == (2, "")
+    assert "the nodes of all changes have 100 devices together, at most 99 can be added; add fewer nodes" in error

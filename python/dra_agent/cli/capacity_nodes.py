@@ -9,19 +9,40 @@ from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.changes import HOSTNAME, NodeSource
 
+MAX_ADDED_DEVICES = 250_000
+"""Devices of all added and replaced nodes together. The allocator needs one to two KiB for each."""
+
 
 def node_source(args: argparse.Namespace) -> NodeSource:
-    """Return the source of slices; `--config` determines driver, rules and partitions of profiles and recordings."""
+    """Return the source of slices; `--config` determines driver, rules and partitions of profiles and recordings.
+
+    The source raises UsageError if the nodes that it made have more than MAX_ADDED_DEVICES.
+    """
+    total = 0
 
     def make(kind: str, names: list[str]) -> tuple[list[Object], dict[str, str]]:
+        nonlocal total
         if Path(kind).is_file():
-            return _of_file(kind, names)
-        return _of_host(args, kind, names), {}
+            node, slices, labels = _of_file(kind)
+        else:
+            node, slices, labels = names[0], _of_host(args, kind, names[0]), {}
+        # A slice without devices needs memory, too.
+        total += len(names) * sum(max(1, len(entry["spec"].get("devices") or ())) for entry in slices)
+        if total > MAX_ADDED_DEVICES:
+            raise UsageError(
+                f"the nodes of all changes have {total} devices together, at most {MAX_ADDED_DEVICES} can be added",
+                where="--if",
+                hint="add fewer nodes",
+            )
+        # All nodes share the devices of one. The allocator reads the slices of a pool in the order of their names.
+        slices.sort(key=lambda entry: str(entry["metadata"]["name"]))
+        return [_renamed(entry, index, node, name) for name in names for index, entry in enumerate(slices)], labels
 
     return make
 
 
-def _of_host(args: argparse.Namespace, kind: str, names: list[str]) -> list[Object]:
+def _of_host(args: argparse.Namespace, kind: str, node: str) -> list[Object]:
+    """Return the slices of one node with the devices of a profile or a recording."""
     from tempfile import TemporaryDirectory
 
     import msgspec
@@ -39,14 +60,11 @@ def _of_host(args: argparse.Namespace, kind: str, names: list[str]) -> list[Obje
     with TemporaryDirectory(prefix="dra-agent-") as directory, progress(f"reading the devices of {kind}"):
         host = simulated_host(config, Path(directory))
         inventory = collect(host, topology.scan(host), config.inventory, driver=config.driver_name)
-    return [
-        entry
-        for name in names
-        for entry in desired_slices(inventory, node=name, driver=config.driver_name, naming="fixed").slices
-    ]
+    return desired_slices(inventory, node=node, driver=config.driver_name, naming="fixed").slices
 
 
-def _of_file(path: str, names: list[str]) -> tuple[list[Object], dict[str, str]]:
+def _of_file(path: str) -> tuple[str, list[Object], dict[str, str]]:
+    """Return the name, slices and labels of the node that a file describes."""
     from dra_agent.explain.dump import read_dump
 
     dump = read_dump([path], "default")
@@ -59,8 +77,7 @@ def _of_file(path: str, names: list[str]) -> tuple[list[Object], dict[str, str]]
     labels: dict[str, str] = next(
         (one["metadata"].get("labels") or {} for one in dump.nodes or () if one["metadata"]["name"] == node), {}
     )
-    copies = [_renamed(entry, index, node, name) for name in names for index, entry in enumerate(slices)]
-    return copies, {key: value for key, value in labels.items() if key != HOSTNAME}
+    return node, slices, {key: value for key, value in labels.items() if key != HOSTNAME}
 
 
 def _renamed(entry: Object, index: int, node: str, name: str) -> Object:
@@ -74,6 +91,6 @@ def _renamed(entry: Object, index: int, node: str, name: str) -> Object:
         new += f"-{name}"
     return {
         **entry,
-        "metadata": {"name": f"{name}-{index}"},
+        "metadata": {"name": f"{name}-{index:05}"},
         "spec": {**spec, "nodeName": name, "pool": {**pool, "name": new}},
     }

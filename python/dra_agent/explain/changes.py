@@ -11,7 +11,7 @@ from dra_agent.errors import UsageError
 from dra_agent.explain.snapshot import Snapshot
 
 MAX_ADDED_NODES = 10_000
-"""Nodes that one change can add."""
+"""Nodes that all changes of a query together can add."""
 FORMS = (
     "cordon=NODE",
     "uncordon=NODE",
@@ -74,8 +74,11 @@ def apply_changes(snapshot: Snapshot, changes: Iterable[Change], source: NodeSou
     """Return a snapshot with the changes, in their order; the given one is unchanged.
 
     Raises:
-        UsageError: A node, taint or claim of a change does not exist, or an added node does.
+        UsageError: A node, taint or claim of a change does not exist, or an added node does; or too many are added.
     """
+    changes = list(changes)
+    if (number := sum(change.number for change in changes)) > MAX_ADDED_NODES:
+        raise UsageError(f"adds {number} nodes together, at most {MAX_ADDED_NODES} can be added", where="--if")
     added = 0
     for change in changes:
         match change.action:
