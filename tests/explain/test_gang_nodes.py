@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
-from deadlines import DeadlineClock
+from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster
-from dra_agent.explain import gang_explanation, gang_limits, gang_nodes, gang_placement
+from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang, Member, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.gang_placement import Placer
@@ -22,6 +22,7 @@ from dra_agent.explain.kueue_flavors import Flavor, FlavorChoice
 from dra_agent.explain.snapshot import Snapshot
 from dra_agent.explain.workloads import PodSet
 
+__all__ = ["deadline_clock"]
 Json = dict[str, Any]
 CLASS: Json = {"metadata": {"name": "any"}, "spec": {}}
 LATE = "1 pod can be placed; the others have no result in time"
@@ -65,15 +66,6 @@ def gang_on(
 
 def tolerating(name: str, *keys: str) -> Flavor:
     return Flavor(name, tolerations=[{"key": key, "operator": "Exists"} for key in keys])
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> DeadlineClock:
-    """Replace the clock of the explanation."""
-    found = DeadlineClock()
-    for module in (gang_explanation, gang_limits, gang_nodes, gang_placement):
-        monkeypatch.setattr(module, "time", found)
-    return found
 
 
 def test_tolerations_are_compared_once_for_equal_nodes() -> None:
@@ -136,12 +128,12 @@ def test_nodes_with_other_taints_have_their_own_result() -> None:
     assert reason == "the pod does not tolerate the node's taint only:NoSchedule"
 
 
-def test_the_comparison_of_nodes_ends_with_the_deadline(clock: DeadlineClock) -> None:
+def test_the_comparison_of_nodes_ends_with_the_deadline(deadline_clock: DeadlineClock) -> None:
     compared: list[str] = []
 
     def observed(name: str) -> Json:
         def read() -> None:
-            clock.pass_(1)
+            deadline_clock.pass_(1)
             compared.append(name)
 
         return Observed(node(name, "x"), "spec", read)
@@ -156,19 +148,21 @@ def test_the_comparison_of_nodes_ends_with_the_deadline(clock: DeadlineClock) ->
     assert answer["kinds"][0]["usable_nodes"] == len(set(compared))
 
 
-def test_nodes_that_were_compared_in_time_have_no_note(clock: DeadlineClock) -> None:
+def test_nodes_that_were_compared_in_time_have_no_note(deadline_clock: DeadlineClock) -> None:
     answer = explain_gang(*gang_on([node("n0")]), deadline=10)
     assert answer["fits"] and not any("not evaluated" in note for note in answer["notes"])
 
 
-def test_the_counts_of_devices_end_with_the_deadline(clock: DeadlineClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counts_of_devices_end_with_the_deadline(
+    deadline_clock: DeadlineClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each count gets what the ones before it left."""
     given: list[float] = []
     capacity = Cluster.capacity
 
     def counted(self: Any, *arguments: Any, deadline: float, **others: Any) -> Any:
         given.append(deadline)
-        clock.pass_(3)
+        deadline_clock.pass_(3)
         return capacity(self, *arguments, deadline=600, **others)
 
     monkeypatch.setattr(Cluster, "capacity", counted)
@@ -194,7 +188,7 @@ def test_no_order_is_made_after_the_deadline() -> None:
     (kind,) = gang.kinds
     gang.kinds = [replace(kind, name=f"k{number}", members=Members(kind.members)) for number in range(50)]
     gang.order = list(range(50))
-    placer = Placer(Cluster(snapshot.slices or (), [CLASS]), gang, [["n0"]] * 50, end=0)
+    placer = Placer(Cluster(snapshot.slices or (), [CLASS]), gang, [["n0"]] * 50, Deadline(0))
     found = search(placer, gang, gang.order)
     assert found.tried == 0 and found.outcome is None
     assert len(made) <= 2 * 50, "the first order, and the next one if that was tried already"

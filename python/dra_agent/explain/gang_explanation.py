@@ -5,21 +5,22 @@ docs/how-to/operate/gangs.md describes the result.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Cluster
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_placement import Outcome, Placer
-from dra_agent.explain.gang_remedy import MAX_TOPOLOGIES, remedy
+from dra_agent.explain.gang_remedy import remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
+from dra_agent.explain.gang_topology import Topology, topologies
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
@@ -29,6 +30,8 @@ MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
 SWEEPS_SHARE = 0.3
 """The part of the time in which the nodes of each kind are examined before members are placed."""
+MIN_FAILURE_S = 1.0
+"""For the reason why a member fits nowhere, if the deadline is over."""
 MIN_COUNT_S = 1.0
 """For all counts of devices, if the deadline is over."""
 ASSUMED = (
@@ -48,15 +51,11 @@ class _Evaluation:
     """For each kind, the nodes that its pod permits."""
     fitting: list[list[str]]
     """For each kind, those of them on which one member fits alone."""
-    end: float
+    deadline: Deadline
     blocked: list[Counter[str]] = field(default_factory=list)
     """For each kind, why other nodes are not usable."""
     unknown: dict[str, str] = field(default_factory=dict)
     """Nodes of which it is not known if a kind can use them, with the reason."""
-
-    @property
-    def seconds(self) -> float:
-        return max(0.0, self.end - time.monotonic())
 
 
 def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, deadline: float = 10.0) -> Object:
@@ -118,31 +117,30 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         return {**result, "summary": reason}
     if snapshot.nodes is None:
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
-    end = time.monotonic() + deadline
     gates = gates_in_use(snapshot.slices or ())
     result["notes"] += notes_of(gates)
-    evaluation = _evaluation(snapshot, gang, gates, end)
+    evaluation = _evaluation(snapshot, gang, gates, Deadline.of(deadline))
     if node is not None and node not in evaluation.known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
     return _explained(result, evaluation, snapshot, node)
 
 
-def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float) -> _Evaluation:
+def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], deadline: Deadline) -> _Evaluation:
     known = nodes_of(snapshot)
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
     slices = snapshot.slices or []
     cluster = Cluster(slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
-    found = _Evaluation(gang, cluster, known, [], [], end)
-    sweeps_end = time.monotonic() + found.seconds * SWEEPS_SHARE
-    comparison = NodeComparison(known, end, has_fields=snapshot.nodes is not None)
+    found = _Evaluation(gang, cluster, known, [], [], deadline)
+    sweeps_deadline = Deadline.of(deadline.remaining() * SWEEPS_SHARE)
+    comparison = NodeComparison(known, deadline, has_fields=snapshot.nodes is not None)
     for kind in gang.kinds:
         permitted = comparison.permitted(kind)
         usable = permitted.usable
         found.usable.append(usable)
         found.blocked.append(permitted.blocked)
         found.unknown |= permitted.unknown
-        seconds = sweeps_end - time.monotonic()
-        if not kind.members or seconds <= 0:
+        seconds = sweeps_deadline.remaining()
+        if not kind.members or not seconds:
             found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
             continue
         sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=seconds)
@@ -150,73 +148,87 @@ def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], end: float
     return found
 
 
+@dataclass
+class _Attempt:
+    """The order of kube-scheduler on the nodes of one topology."""
+
+    topology: Topology
+    placer: Placer
+    outcome: Outcome = field(default_factory=lambda: Outcome([], [], is_late=False))
+    failure: Object = field(default_factory=dict)
+    """Why the first member that fits nowhere does not fit; empty if that is not evaluated."""
+
+
 def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node: str | None) -> Object:
     gang = evaluation.gang
-    failure: Object = {}
-    allowed: set[str] = set()
-
-    def explain_failure(kind: int, claims: list[Object]) -> None:
-        failure.clear()
-        usable = [name for name in evaluation.usable[kind] if name in allowed]
-        failure.update(_failure(evaluation, kind, claims, usable if node is None else [node]))
-
-    attempts: list[tuple[Outcome, Placer, Object]] = []
-    for allowed in _topologies(evaluation):
-        nodes = [[name for name in names if name in allowed] for names in evaluation.fitting]
-        placer = Placer(evaluation.cluster, gang, nodes, evaluation.end)
-        outcome = placer.run(gang.order, on_failure=explain_failure)
-        attempts.append((outcome, placer, dict(failure) if outcome.failed else {}))
-        if is_enough(gang, outcome) or not evaluation.seconds:
-            break
-    if not attempts:
+    choices = topologies(gang, evaluation.known, evaluation.fitting)
+    if not choices:
         return {**result, "summary": f"the nodes have no value of label {gang.topology} that permits all pods"}
+    attempts = _attempts(evaluation, choices, node)
+    result["fits"] = is_enough(gang, attempts[-1].outcome)
     # As kube-scheduler does: of several values of the label, the one with the most pods.
-    attempts.sort(key=lambda attempt: -len(attempt[0].placed))
-    outcome, _, failed = attempts[0]
-    result.update(placements(gang, outcome.placed))
+    best = max(attempts, key=lambda attempt: len(attempt.outcome.placed))
+    late = None if result["fits"] and gang.topology else _late(choices, attempts)
+    result.update(placements(gang, best.outcome.placed))
     for number, kind in enumerate(result["kinds"]):
         kind |= {"usable_nodes": len(evaluation.usable[number]), "fits_alone_on": len(evaluation.fitting[number])}
-    result["fits"] = is_enough(gang, outcome)
-    result["failure"] = _failed_member(evaluation, outcome, failed) if failed else None
-    usable = len(evaluation.usable[outcome.failed[0][0]]) if outcome.failed else 0
-    result["summary"] = summary(gang, outcome, result["failure"], usable)
+    usable = 0
+    if best.outcome.failed and (late is None or gang.topology is None):
+        result["failure"] = _failed_member(evaluation, best, node)
+        usable = len(best.topology.nodes.intersection(evaluation.usable[best.outcome.failed[0][0]]))
+    result["summary"] = summary(gang, best.outcome, result["failure"], usable, topology=best.topology.suffix, late=late)
+    if len(attempts) > 1 and not result["fits"]:
+        where = f"{len(attempts)} values of label {gang.topology}"
+        result["notes"].append(f"of {where}, this is the one with the most pods: {best.topology.value}")
     if evaluation.unknown:
         # Neither a search nor a proof is possible: a pod may be permitted on such a node.
         (name, reason), *others = evaluation.unknown.items()
         more = f" and {len(others)} more" if others else ""
         result["notes"].append(f"node {name}{more}: {reason}")
-    elif not result["fits"] and not outcome.is_late:
-        end = time.monotonic() + max(MIN_COUNT_S, evaluation.seconds)
-        proof = impossible(gang, snapshot, evaluation.fitting, end)
-        result["search"] = remedy(gang, snapshot, [placer for _, placer, _ in attempts], outcome, proof)
+    elif not result["fits"] and late is None:
+        proof = impossible(gang, snapshot, evaluation.fitting, evaluation.deadline.at_least(MIN_COUNT_S))
+        result["search"] = remedy(gang, snapshot, [one.placer for one in attempts], best.outcome, proof)
     return result
 
 
-def _topologies(evaluation: _Evaluation) -> list[set[str]]:
-    """Return the nodes on which all members may be: all nodes, or those with one value of the label of the group."""
-    label = evaluation.gang.topology
-    if label is None:
-        return [set(evaluation.known)]
-    by_value: dict[str, set[str]] = {}
-    for name, node in evaluation.known.items():
-        value = ((node.get("metadata") or {}).get("labels") or {}).get(label)
-        if value is not None:
-            by_value.setdefault(str(value), set()).add(name)
-    running = {name for kind in evaluation.gang.kinds for name in kind.running}
-    return [names for _, names in sorted(by_value.items()) if names >= running][:MAX_TOPOLOGIES]
+def _attempts(evaluation: _Evaluation, choices: Sequence[Topology], node: str | None) -> list[_Attempt]:
+    """Place the members in each topology until one has enough of them, or the deadline; the last one may be late."""
+    attempts = []
+    for topology in choices:
+        nodes = [[name for name in names if name in topology.nodes] for names in evaluation.fitting]
+        placer = Placer(evaluation.cluster, evaluation.gang, nodes, evaluation.deadline)
+        attempt = _Attempt(topology, placer)
+        # Of several topologies only the best one is explained, because that may take longer than to place the members.
+        on_failure = _explainer(evaluation, attempt, node, evaluation.deadline) if len(choices) == 1 else None
+        attempt.outcome = placer.run(evaluation.gang.order, on_failure=on_failure)
+        attempts.append(attempt)
+        if is_enough(evaluation.gang, attempt.outcome) or not evaluation.deadline.remaining():
+            break
+    return attempts
 
 
-def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: list[str]) -> Object:
+def _late(choices: Sequence[Topology], attempts: Sequence[_Attempt]) -> str | None:
+    """Return what has no result at the deadline, as the begin of a sentence; None if everything has one."""
+    number = len(choices) - len(attempts) + sum(attempt.outcome.is_late for attempt in attempts)
+    if not number:
+        return None
+    if choices[0].label is None:
+        return "the others have"
+    have = "has" if number == 1 else "have"
+    return f"{number} of {len(choices)} values of label {choices[0].label} {have}"
+
+
+def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: list[str], deadline: Deadline) -> Object:
     """Explain why a member fits nowhere, while the earlier ones have their devices."""
     cluster = evaluation.cluster
     if not names:
         blocked = evaluation.blocked[kind].most_common(1)
         return {"node": None, "reason": blocked[0][0] if blocked else "there is no node", "explanation": None}
-    sweep = cluster.fits(claims, nodes=names, deadline=evaluation.seconds)
+    sweep = cluster.fits(claims, nodes=names, deadline=deadline.remaining())
     reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
     by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
     chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
-    seconds = evaluation.seconds / len(chosen)
+    seconds = deadline.remaining() / len(chosen)
     entries: list[Object] = [
         {"node": name, "obstacles": [], "explanation": cluster.explain(name, claims, deadline=seconds)}
         for name in chosen
@@ -225,6 +237,29 @@ def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: li
     return {"node": best["node"], "reason": why(best["explanation"]), "explanation": best["explanation"]}
 
 
-def _failed_member(evaluation: _Evaluation, outcome: Outcome, failure: Object) -> Object:
-    kind, member = outcome.failed[0]
-    return {"member": member.name, "kind": evaluation.gang.kinds[kind].name, "failed": len(outcome.failed), **failure}
+def _explainer(
+    evaluation: _Evaluation, attempt: _Attempt, node: str | None, deadline: Deadline
+) -> Callable[[int, list[Object]], None]:
+    """Return what explains the first member that fits nowhere, while the earlier ones have their devices."""
+
+    def explain(kind: int, claims: list[Object]) -> None:
+        usable = [name for name in evaluation.usable[kind] if name in attempt.topology.nodes]
+        if usable or node is not None or not evaluation.usable[kind]:
+            names = usable if node is None else [node]
+            attempt.failure = _failure(evaluation, kind, claims, names, deadline)
+        else:
+            reason = f"its pod permits none of the nodes{attempt.topology.suffix}"
+            attempt.failure = {"node": None, "reason": reason, "explanation": None}
+
+    return explain
+
+
+def _failed_member(evaluation: _Evaluation, attempt: _Attempt, node: str | None) -> Object:
+    kind, member = attempt.outcome.failed[0]
+    if not attempt.failure:
+        deadline = evaluation.deadline.at_least(MIN_FAILURE_S)
+        placer = Placer(evaluation.cluster, evaluation.gang, attempt.placer.nodes, deadline)
+        placer.run(evaluation.gang.order, on_failure=_explainer(evaluation, attempt, node, deadline))
+    name, number = evaluation.gang.kinds[kind].name, len(attempt.outcome.failed)
+    late = {"node": None, "reason": "the reason has no result in time", "explanation": None}
+    return {"member": member.name, "kind": name, "failed": number, **(attempt.failure or late)}

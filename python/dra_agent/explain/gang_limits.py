@@ -7,13 +7,13 @@ it is never too low.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
+from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
@@ -31,14 +31,14 @@ class _Need(NamedTuple):
     """Devices of each member."""
 
 
-def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], end: float) -> str | None:
+def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], deadline: Deadline) -> str | None:
     """Return why no placement has enough members; None if that is not certain.
 
     Arguments:
         gang: The members.
         snapshot: The cluster.
         nodes: For each kind, the nodes on which one member fits alone.
-        end: The deadline of all counts of devices together, of the monotonic clock.
+        deadline: Of all counts of devices together.
     """
     for number, kind in enumerate(gang.kinds):
         if kind.members and not nodes[number] and gang.total - len(kind.members) < gang.needed:
@@ -59,12 +59,12 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], e
         if need.devices > 1 and _has_shares(slices):
             continue  # Which devices shares are taken from decides how many requests for several devices fit.
         members = len(gang.kinds[need.kind].members)
-        most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, end)
+        most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, deadline)
         if most is not None and most < members:
             each = f" ({need.devices} devices)" if need.devices > 1 else ""
             name = gang.kinds[need.kind].name
             return f"there are devices for request {need.request}{each} of {most} pods, and {name} has {members}"
-    return _too_few_in_total(gang, cluster, needs, nodes, end)
+    return _too_few_in_total(gang, cluster, needs, nodes, deadline)
 
 
 def _without_counters(slices: Iterable[Object]) -> list[Object]:
@@ -91,7 +91,7 @@ def _has_shares(slices: Iterable[Object]) -> bool:
 
 
 def _too_few_in_total(
-    gang: Gang, cluster: Cluster, needs: Sequence[_Need], nodes: Sequence[Sequence[str]], end: float
+    gang: Gang, cluster: Cluster, needs: Sequence[_Need], nodes: Sequence[Sequence[str]], deadline: Deadline
 ) -> str | None:
     same: dict[str, list[_Need]] = {}
     for need in needs:
@@ -99,7 +99,7 @@ def _too_few_in_total(
     for group in same.values():
         wanted = sum(need.devices * len(gang.kinds[need.kind].members) for need in group)
         everywhere = sorted({node for need in group for node in nodes[need.kind]})
-        found = _copies(cluster, group[0].exactly, 1, everywhere, wanted, end)
+        found = _copies(cluster, group[0].exactly, 1, everywhere, wanted, deadline)
         if found is not None and found < wanted:
             where = f"class {group[0].exactly.get('deviceClassName')}"
             return f"the pods need {wanted} devices of {where}, and {found} are available to them"
@@ -121,10 +121,12 @@ def _needs(gang: Gang) -> Iterator[_Need]:
                 yield _Need(number, str(request.get("name")), selecting, exactly.get("count") or 1)
 
 
-def _copies(cluster: Cluster, exactly: Object, count: int, nodes: Sequence[str], needed: int, end: float) -> int | None:
+def _copies(
+    cluster: Cluster, exactly: Object, count: int, nodes: Sequence[str], needed: int, deadline: Deadline
+) -> int | None:
     """Return how many times the nodes have `count` of these devices; None if it is not known exactly, or enough."""
-    seconds = end - time.monotonic()
-    if seconds <= 0:
+    seconds = deadline.remaining()
+    if not seconds:
         return None
     request = {"name": "devices", "exactly": {**exactly, "allocationMode": "ExactCount", "count": count}}
     claim = {"metadata": {"name": "devices"}, "spec": {"devices": {"requests": [request]}}}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
+from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import MemberKind
 from dra_agent.explain.kueue_flavors import NOT_EVALUATED, FlavoredPods
 
@@ -30,16 +30,16 @@ class PermittedNodes:
 class NodeComparison:
     """Compares the nodes with kinds of pods: once for all kinds with the same constraints."""
 
-    def __init__(self, nodes: Mapping[str, Object], end: float, *, has_fields: bool) -> None:
+    def __init__(self, nodes: Mapping[str, Object], deadline: Deadline, *, has_fields: bool) -> None:
         """Compare nothing yet.
 
         Arguments:
             nodes: The nodes by name.
-            end: The deadline, of the monotonic clock. What is not compared until then is unknown.
+            deadline: What is not compared until then is unknown.
             has_fields: The nodes are objects of the API. Otherwise only their names are known, and all are usable.
         """
         self._nodes = nodes
-        self._end = end
+        self._deadline = deadline
         self._has_fields = has_fields
         self._known: dict[tuple[str, str], PermittedNodes] = {}
 
@@ -61,7 +61,7 @@ class NodeComparison:
             found.usable = sorted(self._nodes)
             return found
         for name, node in self._nodes.items():
-            if time.monotonic() >= self._end:
+            if not self._deadline.remaining():
                 found.unknown[name] = _LATE
             elif not (reasons := pods.blockers(node)):
                 found.usable.append(name)

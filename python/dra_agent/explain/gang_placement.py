@@ -7,7 +7,6 @@ of `firstAvailable`, then the one with the fewest members, then the first by nam
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from dra_agent.api_object import Object, allocation_of, identity_of, requests_of, results_of
 from dra_agent.cluster import Cluster
+from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang, Member
 
 MAX_ALTERNATIVES = 8
@@ -56,24 +56,24 @@ class Choice(NamedTuple):
 class Placer:
     """Places members. One order is placed at a time, and nothing of it stays in the cluster."""
 
-    def __init__(self, cluster: Cluster, gang: Gang, nodes: Sequence[Sequence[str]], end: float) -> None:
+    def __init__(self, cluster: Cluster, gang: Gang, nodes: Sequence[Sequence[str]], deadline: Deadline) -> None:
         """Use a cluster that nothing else changes.
 
         Arguments:
             cluster: The devices; claims that are allocated are held.
             gang: The members.
             nodes: For each kind of member, the nodes on which one may fit.
-            end: The deadline, of the monotonic clock.
+            deadline: Of all orders together.
         """
         self.cluster = cluster
         self.gang = gang
         self.nodes = nodes
-        self.end = end
+        self.deadline = deadline
 
     @property
     def seconds(self) -> float:
         """The time until the deadline."""
-        return max(0.0, self.end - time.monotonic())
+        return self.deadline.remaining()
 
     def run(
         self,

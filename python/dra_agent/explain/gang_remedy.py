@@ -12,8 +12,6 @@ from dra_agent.explain.gang_report import placements
 from dra_agent.explain.gang_search import Found, search
 from dra_agent.explain.snapshot import Snapshot
 
-MAX_TOPOLOGIES = 32
-"""Values of a label that are evaluated."""
 UPSTREAM = "kubernetes/kubernetes#138765"
 """kube-scheduler does not reconsider the devices of earlier pods of a gang."""
 
@@ -66,7 +64,7 @@ def _search(gang: Gang, placers: Sequence[Placer]) -> Found:
         is_complete &= found.is_complete
         if found.outcome is not None:
             break
-    found.tried, found.is_complete = tried, is_complete and len(placers) < MAX_TOPOLOGIES
+    found.tried, found.is_complete = tried, is_complete
     return found
 
 
