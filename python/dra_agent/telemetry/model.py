@@ -53,6 +53,9 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """How often a link failed."""
     nvlink_receive_bytes: float | None = None
     nvlink_transmit_bytes: float | None = None
+    xgmi_read_bytes: float | None = None
+    """Of all links of XGMI, AMD's links between GPUs."""
+    xgmi_write_bytes: float | None = None
     pcie_receive_bytes: float | None = None
     pcie_transmit_bytes: float | None = None
     xid_errors: float | None = None
@@ -76,6 +79,8 @@ COUNTERS = (
     "rdma_link_downed",
     "nvlink_receive_bytes",
     "nvlink_transmit_bytes",
+    "xgmi_read_bytes",
+    "xgmi_write_bytes",
     "pcie_receive_bytes",
     "pcie_transmit_bytes",
     "xid_errors",
