@@ -39,7 +39,7 @@ def metrics() -> Metrics:
 
 
 def decoded(families: Iterable[Metric], *, names_claims: bool = True) -> list[metrics_pb2.Metric]:
-    def start_of(name: str, labels: Mapping[str, str]) -> int:
+    def start_of(name: str, labels: Mapping[str, str], value: float, time_ns: int) -> int:
         return START_NS
 
     body, points = encode_metrics(families, resource({"a": "b"}), start_of, NOW_NS, names_claims=names_claims)

@@ -51,7 +51,7 @@ class Rig:
         self.exporter = Exporter(
             Sender(parse_endpoint(collector.url), OtlpSettings()),
             {},
-            start_of=lambda: lambda name, labels: 0,
+            start_of=lambda: lambda name, labels, value, time_ns: 0,
             names_claims=False,
             now=self.clock,
             jitter=lambda: 0.0,

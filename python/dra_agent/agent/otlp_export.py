@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dra_agent import __version__
 from dra_agent.agent.config import Config
-from dra_agent.clock import wall_now
 from dra_agent.errors import UsageError
 from dra_agent.otlp.endpoint import parse_endpoint
 from dra_agent.otlp.spans import SpanQueue, Tracer
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
-    from dra_agent.otlp.encoding import StartOf
     from dra_agent.otlp.exporter import Exporter
     from dra_agent.prepare.ledger import LedgerEntry
 
@@ -43,6 +40,7 @@ class OtlpExport:
 
     def start(self, metrics: Metrics, entries: Entries) -> None:
         """Start to export; `entries` are the claims in the ledger. Raises UsageError for an unusable file."""
+        from dra_agent.agent.counter_starts import counter_starts
         from dra_agent.metrics.otlp import OtlpMetrics
         from dra_agent.otlp.exporter import Exporter
         from dra_agent.otlp.sender import Sender
@@ -56,7 +54,7 @@ class OtlpExport:
             interval_s=settings.interval,
             timeout_s=settings.timeout,
             collect=metrics.collect if settings.metrics else None,
-            start_of=counter_starts(entries),
+            start_of=counter_starts(entries).read,
             spans=None if self.tracer is None else self.tracer.queue,
             names_claims=self._names_claims,
         )
@@ -89,27 +87,3 @@ def resource_attributes(config: Config) -> dict[str, str]:
         "dra_agent.driver": config.driver_name,
     }
     return own | config.otlp.attributes
-
-
-def counter_starts(entries: Entries) -> Callable[[], StartOf]:
-    """Return a function that reads when counters were 0, for one export.
-
-    Counters of this process: when it began. Of the hardware: when the host started. Of a claim: when it was recorded.
-    """
-    from dra_agent.metrics.telemetry import CLAIM_COUNTERS, DEVICE_COUNTERS
-
-    process = int(wall_now().timestamp() * 1e9)
-    # In whole seconds, so that it does not differ from one process to the next.
-    boot = round(wall_now().timestamp() - time.clock_gettime(time.CLOCK_BOOTTIME)) * 10**9
-
-    def read() -> StartOf:
-        recorded = {(entry.namespace, entry.name): entry.started_at for entry in entries()}
-
-        def start_of(name: str, labels: Mapping[str, str]) -> int:
-            if name in CLAIM_COUNTERS:
-                return int((recorded.get((labels.get("namespace", ""), labels.get("claim", ""))) or 0) * 1e9)
-            return boot if name in DEVICE_COUNTERS else process
-
-        return start_of
-
-    return read

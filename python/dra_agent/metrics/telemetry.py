@@ -20,7 +20,9 @@ _DEVICE_LABELS = ["device", "family", "product", "pool"]
 _CLAIM_LABELS = ["namespace", "claim", "device"]
 
 DEVICE_COUNTERS = frozenset(f"{_DEVICE}_{name}_total" for name in COUNTERS)
-"""Counters of the hardware, which began before this process."""
+"""Counters of the hardware, which began before this process, and XIDs."""
+XID_COUNTER = f"{_DEVICE}_xid_errors_total"
+"""Counted by the agent, from events of the driver."""
 CLAIM_COUNTERS = frozenset(f"{_CLAIM}_{name}_total" for name in (*COUNTERS, "idle_seconds"))
 """Counters that survive a restart of the agent."""
 

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 CLAIM_LABEL = "claim"
 """Series with this label name a claim."""
-StartOf = Callable[[str, Mapping[str, str]], int]
-"""Returns when a counter was 0, by the name and labels of its series: nanoseconds since the epoch; 0: not known."""
+StartOf = Callable[[str, Mapping[str, str], float, int], int]
+"""Returns when a counter was 0, by the name and labels of its series, and the value and time of the point.
+
+Times are nanoseconds since the epoch; 0: not known.
+"""
 
 _SCOPE = InstrumentationScope(name="dra_agent", version=__version__)
 _UNITS = {
@@ -133,7 +136,7 @@ def _add_numbers(metrics: Any, family: Metric, samples: Sequence[Sample], start_
         for sample in same:
             points.add(
                 attributes=_attributes(sample.labels),
-                start_time_unix_nano=start_of(name, sample.labels) if is_counter else 0,
+                start_time_unix_nano=start_of(name, sample.labels, sample.value, now_ns) if is_counter else 0,
                 time_unix_nano=now_ns,
                 as_double=sample.value,
             )
@@ -158,7 +161,7 @@ def _add_histogram(metric: Any, family: Metric, samples: Sequence[Sample], start
         counts = [int(one["buckets"][bound]) for bound in bounds]
         metric.histogram.data_points.add(
             attributes=_attributes(one["labels"]),
-            start_time_unix_nano=start_of(family.name, one["labels"]),
+            start_time_unix_nano=start_of(family.name, one["labels"], one["_count"], now_ns),
             time_unix_nano=now_ns,
             count=int(one["_count"]),
             sum=one["_sum"],
