@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -115,6 +116,25 @@ def test_the_tables_have_the_last_values_and_their_age(served: Rig, root: Path, 
     shared = [row for row in claims if row[1] == NIC]
     assert [row[0] for row in shared] == ["team-a/other", "team-a/train"]
     assert all(set(row[2:]) == {"-"} for row in shared)
+
+
+def test_counters_are_in_the_wide_tables(served: Rig, root: Path, top: Top) -> None:
+    served.entries = [claim("train", held(GPU), held(NIC))]
+    served.xids = {GPU: 1}
+    for received_gib in (3, 5):
+        inject.traffic(root, "ens5", received_bytes=received_gib << 30, sent_bytes=1 << 30)
+        served.sample()
+    text = top("--once", "-o", "wide")[1]
+    assert "XID" not in top("--once")[1]
+
+    def cells(heading: str, device: str) -> dict[str, str]:
+        lines = text[text.index(f"\n{heading} ") + 1 :].splitlines()
+        names, *rows = (re.split(r" {3,}", line.strip()) for line in lines[: [*lines, ""].index("")])
+        return next(dict(zip(names, row, strict=True)) for row in rows if device in row)
+
+    assert cells("DEVICE", NIC)["NETWORK"] == "5.0Gi/1.0Gi"
+    assert cells("CLAIM", NIC)["NETWORK"] == "2.0Gi/0.0Gi", "since the first sample of the claim"
+    assert [cells("DEVICE", GPU)[name] for name in ("NETWORK", "ECC", "XID")] == ["-", "0/0", "1"]
 
 
 def test_a_request_samples_nothing(served: Rig, root: Path, top: Top) -> None:

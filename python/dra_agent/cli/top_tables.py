@@ -97,7 +97,7 @@ def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None 
                 [*node_column, *_DEVICE_COLUMNS],
                 [[*([one.node] if node_column else []), *_device_cells(one)] for one in devices],
                 ("claim", "temp", "power", "memory", "util"),
-                ("product", "mem util", *_ACTIVITY_COLUMNS, "clock", "throttled"),
+                ("product", "mem util", *_ACTIVITY_COLUMNS, "clock", "throttled", *_COUNTER_COLUMNS),
                 (),
             )
         )
@@ -107,7 +107,7 @@ def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None 
                 [*node_column, *_CLAIM_COLUMNS],
                 [[*([one.node] if node_column else []), *_claim_cells(one)] for one in claims],
                 ("temp", "power", "memory", "idle", "util"),
-                (*_ACTIVITY_COLUMNS, "energy"),
+                (*_ACTIVITY_COLUMNS, "energy", *_COUNTER_COLUMNS),
                 (),
             )
         )
@@ -144,11 +144,16 @@ def share_rows(counts: Sequence[int], rows: int) -> list[int]:
 
 _NODE_COLUMNS = ["node", "devices", "held", "util", "memory", "power", "temp", "why"]
 _ACTIVITY_COLUMNS = ["sm", "tensor", "mem bw"]
+_COUNTER_COLUMNS = ["network", "rdma", "pcie", "nvlink", "xgmi", "ecc", "xid"]
+"""Received and sent bytes, corrected and uncorrected errors, and XIDs."""
 _DEVICE_COLUMNS = [
     *("device", "util", "memory", "power", "temp", "claim", "product", "mem util"),
-    *(*_ACTIVITY_COLUMNS, "clock", "throttled"),
+    *(*_ACTIVITY_COLUMNS, "clock", "throttled", *_COUNTER_COLUMNS),
 ]
-_CLAIM_COLUMNS = ["claim", "device", "util", "memory", "power", "temp", "idle", *_ACTIVITY_COLUMNS, "energy"]
+_CLAIM_COLUMNS = [
+    *("claim", "device", "util", "memory", "power", "temp", "idle"),
+    *(*_ACTIVITY_COLUMNS, "energy", *_COUNTER_COLUMNS),
+]
 
 
 def _node_cells(one: NodeValues) -> list[object]:
@@ -158,7 +163,7 @@ def _node_cells(one: NodeValues) -> list[object]:
         one.devices if is_read else None,
         one.held if is_read else None,
         _percent(one.gpu_utilization_ratio),
-        _memory(one.memory_used_bytes, one.memory_limit_bytes),
+        _gibibytes(one.memory_used_bytes, one.memory_limit_bytes),
         _rounded(one.power_watts, "W"),
         _rounded(one.temperature_celsius, "C"),
         one.problem,
@@ -170,7 +175,7 @@ def _device_cells(one: DeviceValues) -> list[object]:
     return [
         one.device,
         _percent(values.gpu_utilization_ratio),
-        _memory(values.memory_used_bytes, values.memory_limit_bytes),
+        _gibibytes(values.memory_used_bytes, values.memory_limit_bytes),
         _rounded(power_of(values), "W"),
         _rounded(values.temperature_celsius, "C"),
         ", ".join(one.claims),
@@ -179,6 +184,7 @@ def _device_cells(one: DeviceValues) -> list[object]:
         *_activity(values),
         _rounded(None if values.sm_clock_hertz is None else values.sm_clock_hertz / 1e6, "MHz"),
         ", ".join(values.throttle_reasons or ()),
+        *_counters(values),
     ]
 
 
@@ -190,12 +196,13 @@ def _claim_cells(one: ClaimValues) -> list[object]:
         f"{one.namespace}/{one.name}",
         one.device,
         _percent(values.gpu_utilization_ratio),
-        _memory(values.memory_used_bytes, values.memory_limit_bytes),
+        _gibibytes(values.memory_used_bytes, values.memory_limit_bytes),
         _rounded(power_of(values), "W"),
         _rounded(values.temperature_celsius, "C"),
         None if one.idle_seconds is None else duration(int(one.idle_seconds)),
         *_activity(values),
         None if values.energy_joules is None else f"{values.energy_joules / 1000:.1f}kJ",
+        *_counters(values),
     ]
 
 
@@ -209,6 +216,19 @@ def _activity(values: DeviceSample) -> list[object]:
     return [_percent(ratio) for ratio in ratios]
 
 
+def _counters(values: DeviceSample) -> list[object]:
+    ecc = (values.ecc_corrected_errors, values.ecc_uncorrected_errors)
+    return [
+        _gibibytes(values.network_receive_bytes, values.network_transmit_bytes),
+        _gibibytes(values.rdma_receive_bytes, values.rdma_transmit_bytes),
+        _gibibytes(values.pcie_receive_bytes, values.pcie_transmit_bytes),
+        _gibibytes(values.nvlink_receive_bytes, values.nvlink_transmit_bytes),
+        _gibibytes(values.xgmi_read_bytes, values.xgmi_write_bytes),
+        None if ecc == (None, None) else "/".join("?" if count is None else f"{count:.0f}" for count in ecc),
+        _rounded(values.xid_errors, ""),
+    ]
+
+
 def _percent(ratio: float | None) -> str | None:
     return None if ratio is None else f"{ratio * 100:.0f}%"
 
@@ -217,10 +237,10 @@ def _rounded(value: float | None, unit: str) -> str | None:
     return None if value is None else f"{value:.0f}{unit}"
 
 
-def _memory(used: int | None, limit: int | None) -> str | None:
-    if used is None and limit is None:
+def _gibibytes(*numbers: float | None) -> str | None:
+    if all(number is None for number in numbers):
         return None
-    return "/".join("?" if number is None else f"{number / (1 << 30):.1f}Gi" for number in (used, limit))
+    return "/".join("?" if number is None else f"{number / (1 << 30):.1f}Gi" for number in numbers)
 
 
 def _node_key(one: NodeValues, field: str) -> tuple[object, ...]:
