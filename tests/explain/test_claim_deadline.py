@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,15 +12,16 @@ import pytest
 from allocator.cases import allocated_claim, claim, device, make_request, model, slice_of
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster, Sweep
-from dra_agent.explain import pending
+from dra_agent.explain import claim_explanation, pending
 from dra_agent.explain.claim_explanation import explain_claim, explain_pod
 from dra_agent.explain.pending import LATE, MAX_EXPLAINED_NODES, SnapshotCluster, search_s, shown_node
+from dra_agent.explain.pod_claims import PodClaim, pod_claims
 from dra_agent.explain.snapshot import Snapshot
 
 __all__ = ["deadline_clock"]
 
 Json = dict[str, Any]
-TIMEOUT = "no result within 2000 ms: there are too many combinations of devices"
+TIMEOUT = "no result within 2000 ms: there are too many combinations"
 
 
 def snapshot_of(number: int, *others: Json, expression: str = model("B"), devices: int = 1) -> Snapshot:
@@ -156,7 +158,7 @@ def test_nodes_without_a_result_in_time_are_not_evaluated(
     SlowAllocator(deadline_clock, monkeypatch, late=["n001", "n002"])
     answer = explained(snapshot_of(3))
     assert answer["unexamined"] == ["n001", "n002"]
-    assert "fits on none of 1 nodes; n000: request main: none of 1 device matches" in answer["summary"]
+    assert "fits on none of 1 node; n000: request main: none of 1 device matches" in answer["summary"]
     assert answer["summary"].endswith("; 2 nodes are not evaluated in time")
     assert [entry["devices"] for entry in answer["nodes"][1:]] == [LATE, LATE]
     assert "devices and their holders are not listed for 2 nodes: there was no time" in answer["notes"]
@@ -167,7 +169,7 @@ def test_a_claim_without_a_result_on_any_node_is_not_evaluated(
 ) -> None:
     SlowAllocator(deadline_clock, monkeypatch, late=["n000"])
     answer = explained(snapshot_of(1))
-    assert answer["summary"] == f"is not evaluated on node n000: {TIMEOUT}"
+    assert answer["summary"] == "is not evaluated on node n000: no result in time: there are too many combinations"
     shown = shown_node(answer)
     assert shown is not None and shown["explanation"]["claims"], "its devices are known nevertheless"
 
@@ -199,6 +201,39 @@ def test_several_claims_use_one_reading_of_the_cluster(monkeypatch: pytest.Monke
     cluster = SnapshotCluster(snapshot)
     answers = [explain_claim(snapshot, waiting, cluster=cluster) for waiting in snapshot.claims]
     assert ["free on" in answer["summary"] for answer in answers] == [False, True] and len(made) == 1
+
+
+def test_only_the_pods_that_name_a_claim_are_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pod(name: str, status: Json | None = None, **spec: Any) -> Json:
+        return {"metadata": {"name": name, "namespace": "default"}, "spec": spec, "status": status or {}}
+
+    def named(claim_name: str) -> list[Json]:
+        return [{"name": "gpu", "resourceClaimName": claim_name}]
+
+    snapshot = snapshot_of(1)
+    of_template = [{"name": "gpu", "resourceClaimTemplateName": "template"}]
+    generated = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "claim"}]}
+    extended = {"extendedResourceClaimStatus": {"resourceClaimName": "claim"}}
+    snapshot.groups = [{"metadata": {"name": "ring", "namespace": "default"}, "spec": {"resourceClaims": of_template}}]
+    snapshot.groups[0]["status"] = generated
+    snapshot.pods = [
+        *(pod(f"other-{index}", resourceClaims=named(f"other-{index}")) for index in range(50)),
+        pod("named", resourceClaims=named("claim")),
+        pod("of-template", generated, resourceClaims=of_template),
+        pod("extended", extended, containers=[]),
+        pod("member", resourceClaims=of_template, schedulingGroup={"podGroupName": "ring"}),
+    ]
+    counts: Counter[str] = Counter()
+    find = pod_claims
+
+    def counted(found: Snapshot, pod: Json) -> list[PodClaim]:
+        counts[pod["metadata"]["name"]] += 1
+        return find(found, pod)
+
+    monkeypatch.setattr(claim_explanation, "pod_claims", counted)
+    users = ["named", "of-template", "extended", "member"]
+    assert [entry["pod"] for entry in explained(snapshot)["pods"]] == [f"default/{name}" for name in users]
+    assert set(counts) == set(users)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 10.0, 60.0])

@@ -13,7 +13,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
 from dra_agent.explain.pending import DEADLINE_S, NodeQuery, SnapshotCluster, evaluate_nodes, with_summary
 from dra_agent.explain.pod_claims import PodClaim, group_notes, pod_claims
-from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.snapshot import Snapshot, group_name
 
 
 def explain_pod(
@@ -78,6 +78,7 @@ def explain_claim(
         pod
         for pod in snapshot.pods or ()
         if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+        and _may_use(pod, name)
         and any(need.claim is claim for need in pod_claims(snapshot, pod))
     ]
     entry = _claim_entry(PodClaim(name, claim))
@@ -109,6 +110,17 @@ def explain_claim(
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
         return with_summary(result, False, f"{unused}; {result['summary']}")
     return result
+
+
+def _may_use(pod: Object, claim: str) -> bool:
+    """Return whether a pod names a claim, or its group may: few of the pods of a namespace do."""
+    status = pod.get("status") or {}
+    entries = (
+        *((pod.get("spec") or {}).get("resourceClaims") or ()),
+        *(status.get("resourceClaimStatuses") or ()),
+        status.get("extendedResourceClaimStatus") or {},
+    )
+    return bool(group_name(pod)) or any(entry.get("resourceClaimName") == claim for entry in entries)
 
 
 def _claim_entry(need: PodClaim) -> dict[str, Any]:

@@ -202,7 +202,8 @@ def _add_explanations(
             if explanation is None or (is_timeout and is_known):
                 late += 1
             elif is_timeout:
-                entry |= {"devices": f"{NOT_EVALUATED}: {explanation['error']}", "explanation": explanation}
+                cause = explanation["error"].partition(": ")[2]
+                entry |= {"devices": f"{LATE}: {cause}" if cause else LATE, "explanation": explanation}
             elif not explanation["pools"] and not explanation["error"]:
                 entry |= {"fits": False, "devices": "no driver has published devices for it"}
                 unexamined.discard(entry["node"])
@@ -233,7 +234,9 @@ def _notes(entries: Sequence[dict[str, Any]], explained: int, without_list: int)
             "those of another one"
         )
     elif without_list:
-        notes.append(f"devices and their holders are not listed for {without_list} nodes: there was no time")
+        notes.append(
+            f"devices and their holders are not listed for {_number_of_nodes(without_list)}: there was no time"
+        )
     return notes
 
 
@@ -283,8 +286,8 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
     if not known:
         where = f"node {nodes[0]['node']}" if len(nodes) == 1 else f"any of {len(nodes)} nodes"
         return False, f"is not evaluated on {where}: {nodes[0]['devices'].removeprefix(NOT_EVALUATED + ': ')}"
-    late = f"; {len(unexamined)} node{'s are' if len(unexamined) > 1 else ' is'} {NOT_EVALUATED} in time"
-    rest = late if unexamined else ""
+    verb = "are" if len(unexamined) > 1 else "is"
+    rest = f"; {_number_of_nodes(len(unexamined))} {verb} {NOT_EVALUATED} in time" if unexamined else ""
     blocked = [entry for entry in known if entry["fits"]]
     if blocked:
         first = blocked[0]
@@ -294,7 +297,7 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
     text = why(best["explanation"]) if best["explanation"] is not None else best["devices"]
     if len(nodes) == 1:
         return False, f"does not fit on node {best['node']}: {text}"
-    return False, f"fits on none of {len(known)} nodes; {best['node']}: {text}{rest}"
+    return False, f"fits on none of {_number_of_nodes(len(known))}; {best['node']}: {text}{rest}"
 
 
 def why(explanation: dict[str, Any]) -> str:
@@ -338,6 +341,10 @@ def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
     return f"node{'s' if len(names) > 1 else ''} {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+
+
+def _number_of_nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"
 
 
 def with_summary(result: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
