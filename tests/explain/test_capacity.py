@@ -14,6 +14,7 @@ from allocator.cases import allocated_claim, claim, device, make_request, slice_
 from dra_agent.cli import capacity_nodes
 from dra_agent.cli.capacity_nodes import node_source
 from dra_agent.cli.main import main
+from dra_agent.cluster import Cluster
 from dra_agent.explain.capacity import capacity, copy_of_pod
 from dra_agent.explain.snapshot import Snapshot
 
@@ -235,8 +236,53 @@ def test_a_named_claim_is_shared_by_all_copies() -> None:
     found = capacity(snapshot, copy_of_pod(snapshot, pod))
     assert (found["total"], found["total_is_partial"]) == (6, False)
     assert any("6 more pods can share it" in note for note in found["notes"])
+    (row,) = found["nodes"]
+    assert (row["copies"], row["at_limit"], row["causes"]) == (6, False, ["consumers"])
+    assert row["reason"] == "claim default/held can be reserved for 6 more pods"
     both = {**POD, "spec": pod_spec({"name": "common", "resourceClaimName": "held"}, OWN)}
     assert capacity(snapshot, copy_of_pod(snapshot, both))["total"] == 3
+
+
+def test_a_claim_that_no_more_pods_can_share_is_the_reason(command: Command) -> None:
+    shared = {**HELD, "metadata": {**HELD["metadata"], "name": "held", "namespace": "default"}}
+    users = [{"resource": "pods", "name": f"p{number}"} for number in range(256)]
+    shared["status"] = {**shared["status"], "reservedFor": users}
+    others = [one for one in CLUSTER if one["kind"] not in ("Pod", "ResourceClaim")]
+    pod = {**POD, "spec": pod_spec({"name": "common", "resourceClaimName": "held"})}
+    write([*others, pod, {"apiVersion": API, "kind": "ResourceClaim", **shared}], "shared.json")
+    code, text, _ = command("pod/train", "--from", "shared.json")
+    assert code == 1 and text.startswith("pod default/train: fits on none of 4 nodes\n")
+    assert "0+" not in text and "the limit of copies" not in text
+    (row,) = [line.split(maxsplit=3) for line in text.splitlines() if line.startswith("n1 ")]
+    assert row == ["n1", "0", "consumers", "claim default/held can be reserved for no more pods"]
+
+
+def shares(name: str) -> Json:
+    """Return a device that any number of claims can share."""
+    entry = slice_of(device("d0", allowMultipleAllocations=True), name=name, pool=f"{name}/gpu", nodeName=name)
+    return {"apiVersion": API, "kind": "ResourceSlice", **entry}
+
+
+def test_as_many_copies_are_counted_as_are_needed(command: Command) -> None:
+    write([CLASS, TEMPLATE, POD, node("n1"), shares("n1")], "shares.json")
+    query = ("pod/train", "--from", "shares.json", "--limit", "3", "--timeout", "600")
+    code, text, _ = command(*query)
+    assert code == 0 and text.startswith("pod default/train: at least 3 more fit on 1 of 1 nodes, at most 3 on one\n")
+    code, text, _ = command(*query, "--replicas", "7")
+    assert code == 0 and "at least 7 more fit on 1 of 1 nodes, at most 7 on one; 7 start together\n" in text
+
+
+@pytest.mark.parametrize(("replicas", "start"), [("1", "one more fits"), ("9", "9 start together")])
+def test_a_partial_total_that_is_too_small_decides_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch, replicas: str, start: str
+) -> None:
+    counted = Cluster.capacity
+    monkeypatch.setattr(Cluster, "capacity", lambda *given, **others: counted(*given, **{**others, "deadline": 0}))
+    write([CLASS, TEMPLATE, POD, node("n1"), slices("n1", 4)], "late.json")
+    query = ("pod/train", "--from", "late.json", "--replicas", replicas)
+    code, text, _ = command(*query)
+    assert code == 1 and f"at least 0 more fit on 0 of 1 nodes, at most 0 on one; whether {start} is not known" in text
+    assert json.loads(command(*query, "-o", "json")[1])["fits"] is None
 
 
 def test_a_running_pod_is_counted_as_a_further_one(command: Command) -> None:

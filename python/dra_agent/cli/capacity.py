@@ -23,7 +23,7 @@ EPILOG = (
     )
     + """
 Files of a cluster: kubectl get resourceslices,deviceclasses,nodes -o yaml > cluster.yaml
-exit code: 0 the copies fit, 1 they do not, 2 wrong use
+exit code: 0 the copies fit, 1 they do not or that is not known, 2 wrong use
 """
 )
 DEADLINE_S = 10
@@ -70,7 +70,11 @@ def add_query_flags(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=_count, metavar="N", help="how many copies are needed (default: those of the workload, or 1)"
     )
     parser.add_argument(
-        "--limit", type=_count, default=1000, metavar="N", help="maximum number of copies on a node (default 1000)"
+        "--limit",
+        type=_count,
+        default=1000,
+        metavar="N",
+        help="maximum number of copies on a node; not less than the copies that are needed (default 1000)",
     )
     add_timeout_flag(parser, DEADLINE_S, purpose="for the result")
 
@@ -82,7 +86,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the capacity; 0 if the copies fit, 1 if they do not."""
+    """Print the capacity; 0 if the copies fit, 1 if they do not or if that is not known."""
     from dra_agent.cli.capacity_input import read_query
     from dra_agent.cli.capacity_nodes import node_source
     from dra_agent.explain.changes import apply_changes, parse_change
@@ -98,10 +102,13 @@ def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> i
     from dra_agent.cli.terminal import progress
     from dra_agent.explain.capacity import capacity
 
-    with progress("evaluating the nodes"):
-        result = capacity(snapshot, copy, node=args.node, limit=args.limit, deadline=args.timeout)
     needed = args.replicas or copy.replicas
-    result = {**result, "changes": args.changes, "replicas": needed, "fits": result["total"] >= needed}
+    limit = max(args.limit, min(needed, MAX_LIMIT))
+    with progress("evaluating the nodes"):
+        result = capacity(snapshot, copy, node=args.node, limit=limit, deadline=args.timeout)
+    # A partial total is a lower bound.
+    fits = True if result["total"] >= needed else None if result["total_is_partial"] else False
+    result = {**result, "changes": args.changes, "replicas": needed, "fits": fits}
     if args.output == "table":
         _print(result)
     else:
@@ -142,9 +149,11 @@ def _summary(result: dict[str, Any]) -> str:
         text = f"fits on none of {len(nodes)} nodes" if len(nodes) > 1 else f"does not fit on node {nodes[0]['node']}"
     if any(row["has_network_devices"] for row in nodes):
         text += "; nodes share devices, so a node has its number only if no copy is on another"
-    if result["replicas"] > 1:
-        starts = "start together" if result["fits"] else "do not start together"
-        text += f"; {result['replicas']} {starts}"
+    if result["fits"] is None:
+        start = f"{result['replicas']} start together" if result["replicas"] > 1 else "one more fits"
+        text += f"; whether {start} is not known"
+    elif result["replicas"] > 1:
+        text += f"; {result['replicas']} {'start' if result['fits'] else 'do not start'} together"
     if result["unexamined"]:
         text += f"; {len(result['unexamined'])} nodes have no complete result in time"
     return text

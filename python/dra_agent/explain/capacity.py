@@ -5,7 +5,7 @@ Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ MAX_CONSUMERS = 256
 """Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
 BLOCKED = "node"
 """The cause of a node on which the pod cannot run, for reasons that do not concern devices."""
+CONSUMERS = "consumers"
+"""The cause of a node on which more copies would fit, if a claim that they share could be reserved for more pods."""
 NOT_CONSIDERED = (
     "not considered: CPU, memory and number of pods of a node, spread and pod affinity, quota of further copies"
 )
@@ -146,11 +148,15 @@ def capacity(
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )
     open_nodes = [name for name in known if not blocked.get(name) and node in (None, name)]
-    remaining = min((remaining_consumers(claim) for claim in copy.shared), default=None)
+    most_used = min(copy.shared, key=remaining_consumers, default=None)
+    remaining = None if most_used is None else remaining_consumers(most_used)
     if remaining is not None:
         limit = min(limit, remaining)
     found = cluster.capacity(copy.claims, shared=copy.shared, nodes=open_nodes, limit=limit, deadline=deadline)
-    rows = _rows(found) + [
+    rows = _rows(found)
+    if most_used is not None and limit == remaining:
+        _limit_by_consumers(rows, most_used)
+    rows += [
         _row(name, reason="; ".join(reasons), causes=[BLOCKED])
         for name, reasons in blocked.items()
         if reasons and node in (None, name)
@@ -197,6 +203,16 @@ def fields_read(node: Object) -> Iterator[None]:
         raise PermanentError(
             f"the pod or Node {name} has a field of a wrong type: {error}", hint="export both again with kubectl"
         ) from None
+
+
+def _limit_by_consumers(rows: Iterable[Object], claim: Object) -> None:
+    """Name the claim that all copies share as the reason why no more of them fit on a node."""
+    remaining = remaining_consumers(claim)
+    number = f"{remaining or 'no'} more pod{'' if remaining == 1 else 's'}"
+    for row in rows:
+        if row["at_limit"]:
+            reason = f"claim {full_name(claim)} can be reserved for {number}"
+            row.update(at_limit=False, causes=[CONSUMERS], reason=reason)
 
 
 def _rows(found: Capacity) -> list[Object]:

@@ -54,11 +54,8 @@ def summary(
         return f"{text}; {late} no result in time"
     if failure is None:
         return text
-    fits_nowhere = (
-        f"fits on none of {usable} nodes{topology}"
-        if usable > 1
-        else f"does not fit{topology and ' on nodes'}{topology}"
-    )
+    nowhere = f" on nodes{topology}" if topology else ""
+    fits_nowhere = f"fits on none of {usable} nodes{topology}" if usable > 1 else f"does not fit{nowhere}"
     at = f"{failure['node']}: " if failure["node"] else ""
     return f"{text}; {failure['member']} {fits_nowhere}; {at}{failure['reason']}"
 
