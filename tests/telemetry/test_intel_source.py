@@ -107,6 +107,13 @@ def test_a_gpu_under_i915(site: Site) -> None:
     ), "gt1 only has media engines"
 
 
+def test_memory_under_a_build_of_intel(site: Site) -> None:
+    site.write({"drm/card1/lmem_total_bytes": 16 << 30, "drm/card1/lmem_avail_bytes": 12 << 30})
+    assert site.read() == DeviceSample(memory_used_bytes=4 << 30, memory_limit_bytes=16 << 30)
+    site.write({"drm/card1/lmem_total_bytes": 0, "drm/card1/lmem_avail_bytes": 0, f"{I915}name": "i915"})
+    assert site.read() == DeviceSample(), "an integrated GPU has no local memory"
+
+
 def test_energy_and_limit_of_the_package_where_the_card_has_none(site: Site) -> None:
     site.write({f"{XE}name": "xe", f"{XE}energy2_input": 9_000_000, f"{XE}power2_max": 120_000_000})
     assert site.read() == DeviceSample(energy_joules=9.0, power_limit_watts=120.0)

@@ -1,7 +1,7 @@
 """Intel GPUs: energy, average power, power limit, temperature, clock and throttling from files of i915 and xe.
 
-Both drivers report how busy a GPU is through perf events, which are not read, and neither has a file with the memory
-in use.
+Both drivers report how busy a GPU is through perf events, which are not read. Only Intel's builds of i915 have a file
+with the memory in use.
 
 The energy register has 32 bits, and the drivers add up its growth only when the file is read: at 1 kW it wraps after
 4.4 minutes, and a longer interval loses energy (Linux, drivers/gpu/drm/i915/i915_hwmon.c, hwm_energy, and
@@ -65,18 +65,22 @@ class IntelSource:
             now = self._elapsed()
             power = _average(before, now, energy)
             self._energy[device.name] = now, energy
+        used, total = _local_memory(function)
+        if total is None:
+            total = self._registered_memory(device.pci_address)
         sample = DeviceSample(
+            memory_used_bytes=used,
+            memory_limit_bytes=total,
             average_power_watts=power,
             energy_joules=energy,
             power_limit_watts=limit,
             temperature_celsius=temperature,
             sm_clock_hertz=gts.clock_hertz,
             throttle_reasons=gts.throttle_reasons,
-            memory_limit_bytes=self._memory(device.pci_address),
         )
         return sample if has_sensors or sample != DeviceSample() else None
 
-    def _memory(self, address: str) -> int | None:
+    def _registered_memory(self, address: str) -> int | None:
         """Return the device memory that xe has registered with the cgroup controller dmem, in regions of its tiles.
 
         The file has lines "drm/ADDRESS/vram0 BYTES" (Linux 6.14, Documentation/admin-guide/cgroup-v2.rst, "DMEM").
@@ -102,6 +106,18 @@ def _energy(sensors: Path) -> tuple[float | None, float | None]:
     # A limit of 0 is a limit that is disabled.
     limit = read_number(sensors, f"power{number}_max", factor=_MICRO_FACTOR) or None
     return read_number(sensors, f"energy{number}_input", factor=_MICRO_FACTOR), limit
+
+
+def _local_memory(function: Path) -> tuple[int | None, int | None]:
+    """Return the bytes of local memory in use, and all of it, from files that Intel's builds of i915 have.
+
+    Both are sums over the regions of the card (i915_sysfs.c, lmem_total_bytes_show and lmem_avail_bytes_show).
+    """
+    for card in function.glob("drm/card[0-9]*"):
+        total, available = (read_number(card, f"lmem_{name}_bytes") for name in ("total", "avail"))
+        if total:
+            return None if available is None else int(total - available), int(total)
+    return None, None
 
 
 def _average(before: tuple[float, float] | None, now: float, joules: float) -> float | None:
