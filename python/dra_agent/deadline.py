@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from dra_agent.errors import RetryableError
 
+CALL_TIMEOUT_S = 40.0
+"""Seconds for one prepare or unprepare. The kubelet's timeout is 45 s, and it retries a minute or more later."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:

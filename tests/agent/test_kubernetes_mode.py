@@ -193,7 +193,7 @@ def test_the_kubelet_gets_responses_while_the_nvidia_library_hangs(
     claim = allocate(fake_api, "one", "nic-0000-00-05-0")
     # On every machine the response comes long before the deadline of the kubelet.
     agent = kubernetes(
-        "--config", str(config), patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 1.0"
+        "--config", str(config), patch="from dra_agent.kubelet_plugin import service\nservice.CALL_TIMEOUT_S = 1.0"
     )
 
     async def scenario() -> None:
@@ -264,7 +264,7 @@ def test_without_an_api_server_prepare_fails_and_unprepare_works(
 ) -> None:
     claim, other = allocate(fake_api, "one"), allocate(fake_api, "two", "nic-0000-00-05-0")
     # On every machine the response comes long before the deadline of the kubelet.
-    agent = kubernetes(patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 5.0").ready()
+    agent = kubernetes(patch="from dra_agent.kubelet_plugin import service\nservice.CALL_TIMEOUT_S = 5.0").ready()
 
     async def scenario() -> None:
         async with registered(kubelet_dir) as driver:

@@ -70,11 +70,11 @@ def test_a_call_that_hangs_has_a_response_at_its_deadline(
 
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             response = await driver.call(method, [CLAIM_C], timeout=DEADLINE_S)
             assert f"still {method[:-1]}ing it; the kubelet will retry" in response.claims["u"].error
             assert len(plugin.in_flight) == 1, "the work continues"
-            monkeypatch.setattr(service, "BUDGET_S", DEADLINE_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", DEADLINE_S)
             gate.set()
             await eventually_async(lambda: not plugin.in_flight)
             assert not (await driver.call(method, [CLAIM_C])).claims["u"].error
@@ -177,11 +177,11 @@ def test_a_read_that_ends_after_the_response_is_not_repeated(
 
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             assert (
                 "still preparing it" in (await driver.call("prepare", [CLAIM_C], timeout=DEADLINE_S)).claims["u"].error
             )
-            monkeypatch.setattr(service, "BUDGET_S", DEADLINE_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", DEADLINE_S)
             gate.set()
             await eventually_async(lambda: not plugin.in_flight)
             assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_agent.claim import ClaimDevice, ClaimRef
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.kubelet_plugin import plugin, service
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
@@ -149,7 +149,7 @@ def test_a_claim_that_cannot_be_fetched_in_time_may_be_retried(
 
     async def scenario() -> None:
         async with node.registered() as (_, driver):
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             response = await driver.call("prepare", [CLAIM_C, ("default", "hangs", "v")])
             assert "cannot be read: no connection" in response.claims["u"].error
             assert response.claims["v"].error == (
@@ -181,7 +181,7 @@ def test_a_call_returns_before_the_deadline_of_its_caller(
 
     run(scenario())
     # gRPC sends the remaining time of a deadline, rounded up to 0.1 s.
-    assert remaining[0] <= 20.0 - service.SPARE_S + 0.1 and remaining[1] <= service.BUDGET_S
+    assert remaining[0] <= 20.0 - service.SPARE_S + 0.1 and remaining[1] <= CALL_TIMEOUT_S
 
 
 class VirtualTimeSelector(selectors.DefaultSelector):
@@ -216,7 +216,7 @@ def test_a_retried_call_joins_a_slow_prepare(node: Node, run: Run, monkeypatch: 
             canceled_call = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
             await eventually_async(lambda: node.devices.calls)
             canceled_call.cancel()
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             for _ in range(3):
                 response = await driver.call("prepare", [CLAIM_C])
                 assert "still preparing it" in response.claims["u"].error
@@ -243,7 +243,7 @@ def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run, monkeypatch
             canceled_call = asyncio.create_task(driver.call("prepare", [CLAIM_C]))
             await eventually_async(lambda: node.devices.calls)
             canceled_call.cancel()
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             response = await driver.call("unprepare", [CLAIM_C])
             assert "still preparing it" in response.claims["u"].error
             monkeypatch.undo()
@@ -290,7 +290,7 @@ def test_calls_wait_until_the_devices_are_known(node: Node, run: Run, monkeypatc
 
     async def scenario() -> None:
         async with node.registered(serve=False) as (plugin, driver):
-            monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
+            monkeypatch.setattr(service, "CALL_TIMEOUT_S", SHORT_BUDGET_S)
             response = await driver.call("prepare", [CLAIM_C])
             assert "still starting" in response.claims["u"].error
             monkeypatch.undo()
@@ -502,8 +502,8 @@ def test_a_uid_with_two_names_is_refused_without_affecting_others(node: Node, ru
     run(scenario())
 
 
-def test_the_budget_is_well_below_the_timeout_of_the_kubelet() -> None:
-    assert service.BUDGET_S + 2 * service.SPARE_S < 45
+def test_the_timeout_is_well_below_that_of_the_kubelet() -> None:
+    assert CALL_TIMEOUT_S + 2 * service.SPARE_S < 45
 
 
 def test_a_stop_does_not_wait_for_work_that_ends_meanwhile() -> None:

@@ -202,7 +202,7 @@ def test_a_claim_that_is_read_again_has_a_span_for_each_attempt(rig: Rig) -> Non
 
 
 def test_a_call_that_is_answered_at_its_deadline_is_late(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "BUDGET_S", 0.2)
+    monkeypatch.setattr(service, "CALL_TIMEOUT_S", 0.2)
     rig.node.claims.claims["c"] = claim("c", "u")
     gate = rig.node.devices.gates["u"] = threading.Event()
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dra_agent.reclaim.announcements import condition_of, condition_type, has_notice_condition, withdrawn
+from dra_agent.reclaim.announcements import cancelled_message, condition_of, condition_type, has_notice_condition
 from dra_agent.reclaim.node_status import cordoned_by
 from dra_agent.reclaim.release_tracker import is_created_for_pod
 from dra_agent.reclaim.signal import Signal
@@ -61,8 +61,8 @@ def test_without_a_notice_the_condition_is_false() -> None:
 @pytest.mark.parametrize(("refused", "text"), [(1, "1 claim was"), (2, "2 claims were")])
 def test_a_withdrawal_reports_refused_claims(refused: int, text: str) -> None:
     withdrawal = "the reclaim was withdrawn; devices can be allocated again"
-    assert withdrawn(0) == withdrawal
-    assert withdrawn(refused).startswith(f"{withdrawal}; {text} refused meanwhile: ")
+    assert cancelled_message(0) == withdrawal
+    assert cancelled_message(refused).startswith(f"{withdrawal}; {text} refused meanwhile: ")
 
 
 def test_only_the_condition_of_this_driver_counts() -> None:

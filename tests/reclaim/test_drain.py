@@ -492,10 +492,10 @@ def test_at_the_deadline_remaining_claims_are_reported_with_pods(env: DrainEnvir
         # The pods are known before the deadline passes.
         await eventually_async(lambda: env.controller.progress.claims[0].pods)
         await env.notice(0)
-        await eventually_async(lambda: "kept" in env.milestones())
+        await eventually_async(lambda: "not_released" in env.milestones())
 
     env.run(scenario)
-    assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(env.reports)["kept"]
+    assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(env.reports)["not_released"]
 
 
 def test_a_claim_released_without_an_agent_is_not_overdue(env: DrainEnvironment) -> None:
@@ -845,7 +845,7 @@ def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment, monkeyp
         await eventually_async(lambda: env.controller.progress.claims[0].pods)
         await env.notice(0)
         await eventually_async(lambda: '"overdue"' in env.saved_progress())
-        assert "kept" in env.milestones()
+        assert "not_released" in env.milestones()
 
     env.run(first)
     env.reports.clear()
@@ -857,7 +857,7 @@ def test_overdue_claims_are_known_after_a_restart(env: DrainEnvironment, monkeyp
         assert record.overdue is not None and record.state == "prepared"
 
     env.run(second)
-    assert "kept" not in env.milestones()
+    assert "not_released" not in env.milestones()
 
 
 def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -867,7 +867,7 @@ def test_overdue_claims_are_reported_once_over_restarts(env: DrainEnvironment, m
     async def first() -> None:
         held.extend(env.hold(name) for name in ("one", "two"))
         await env.notice(0)
-        await eventually_async(lambda: '"kept":"0 of 2' in env.saved_progress())
+        await eventually_async(lambda: '"not_released":"0 of 2' in env.saved_progress())
 
     def states() -> list[str]:
         return [record.state for record in env.controller.progress.claims]

@@ -37,10 +37,10 @@ def test_a_notice_is_recognized_within_the_clock_tolerance(tmp_path: Path, offse
 
 def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     claim = {"uid": "u", "namespace": "ns", "name": "c", "seen": "2026-01-31T12:00:01Z"}
-    kept = {"boot": "boot", "noticed": "2026-01-31T12:00:00Z", "told": {"notice": "n"}, "claims": [claim]}
+    kept = {"boot": "boot", "noticed": "2026-01-31T12:00:00Z", "told": {"notice": "n", "kept": "k"}, "claims": [claim]}
     (tmp_path / "reclaim-claims.json").write_text(json.dumps({"version": 1, "kept": kept}))
     loaded = ProgressFile(tmp_path, "boot").load(NOTICED)
-    assert loaded.reported == {"notice": "n"}
+    assert loaded.reported == {"notice": "n", "not_released": "k"}
     assert [(one.uid, one.seen - NOTICED) for one in loaded.claims] == [("u", timedelta(seconds=1))]
 
 

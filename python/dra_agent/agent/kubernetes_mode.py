@@ -158,7 +158,7 @@ class KubernetesMode:
             driver=self._config.driver_name,
             confirm_after_s=self._config.claims.release_gone_after,
             claim_pods=self._claim_pods,
-            active=self._leadership.is_leader,
+            is_leader=self._leadership.is_leader,
         )
         stack = KubernetesStack(
             monitor=self._liveness,

@@ -10,15 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 40.0
-"""Seconds of one call, as for the kubelet's. A set-up that has begun has its own timeout."""
 LEAST_S = 10.0
 """Minimum seconds for a claim, also if this agent started long after the allocation."""
 FIRST_PAUSE_S = 1.0

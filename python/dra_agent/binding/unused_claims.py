@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from dra_agent.binding.nominated_pods import ClaimName
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import NotFoundError
@@ -24,7 +24,6 @@ from dra_agent.status.device_status import DeviceKey, allocated
 log = logging.getLogger(__name__)
 
 GET_TIMEOUT_S = 10.0
-RELEASE_TIMEOUT_S = 40.0
 
 
 class UnusedClaims:
@@ -84,7 +83,7 @@ class UnusedClaims:
         except AgentError:
             return
         try:
-            await asyncio.to_thread(self._preparer.unprepare, entry.uid, Deadline.of(RELEASE_TIMEOUT_S))
+            await asyncio.to_thread(self._preparer.unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
         except AgentError as error:
             log.warning("claim not released yet", extra={"claim": entry.uid, "reason": str(error)})
         else:

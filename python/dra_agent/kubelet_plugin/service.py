@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from dra_agent.claim import ClaimRef
+from dra_agent.deadline import CALL_TIMEOUT_S
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.kubelet_plugin import late_response
 from dra_agent.kubelet_plugin.call_watchdog import CallWatchdog
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 40.0
-"""Timeout of a call. The kubelet's timeout is 45 s, and it retries a minute or more later."""
 SPARE_S = 0.5
 """Minimum seconds between the response and the caller's deadline."""
 
@@ -146,8 +145,10 @@ class DraService:
 
     def _response(self, call: _Call, operation: Operation, requested: Sequence[Any], context: Context) -> Any:
         remaining_s = context.time_remaining()
-        budget = BUDGET_S if remaining_s is None else min(BUDGET_S, remaining_s - min(SPARE_S, remaining_s / 4))
-        deadline_s = time.monotonic() + budget
+        timeout_s = CALL_TIMEOUT_S
+        if remaining_s is not None:
+            timeout_s = min(timeout_s, remaining_s - min(SPARE_S, remaining_s / 4))
+        deadline_s = time.monotonic() + timeout_s
         tried: AgentError | None = None
         if len(requested) == 1 and self._preparer.is_set and late_response.is_possible(context):
             claim = ClaimRef(requested[0].uid, requested[0].namespace, requested[0].name)

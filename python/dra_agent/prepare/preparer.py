@@ -28,7 +28,7 @@ from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.cdi.names import check_uid
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.clock import wall_now
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import allocation as allocations
@@ -57,8 +57,6 @@ log = logging.getLogger(__name__)
 
 STARTED = "started"
 COMPLETED = "completed"
-CALL_TIMEOUT_S = 40.0
-"""Default timeout of a request; the kubelet's is 45 s."""
 LEDGER_TIMEOUT_S = 5.0
 """Minimum timeout for the ledger after a change of hardware, even if the caller's deadline is earlier."""
 

@@ -92,7 +92,7 @@ def has_notice_condition(node: Mapping[str, Any], driver: str) -> bool:
     return any(one.get("type") == condition_type(driver) and one.get("status") == "True" for one in conditions)
 
 
-def announced(state: ReclaimState) -> str:
+def notice_message(state: ReclaimState) -> str:
     """Return the message of a notice or hint: when the node is reclaimed, and the source."""
     cause = state.cause
     text = "" if cause is None else f"{cause.source}: {cause.description}"
@@ -102,8 +102,8 @@ def announced(state: ReclaimState) -> str:
     return f"the node is reclaimed{when} ({text}); claims are being released"
 
 
-def withdrawn(refused: int) -> str:
-    """Return the message of a withdrawal. `refused` is the number of claims that were refused meanwhile."""
+def cancelled_message(refused: int) -> str:
+    """Return the message of a cancelled reclaim. `refused` is the number of claims that were refused meanwhile."""
     text = "the reclaim was withdrawn; devices can be allocated again"
     if not refused:
         return text

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.announcements import announced, summary, withdrawn
+from dra_agent.reclaim.announcements import cancelled_message, notice_message, summary
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
@@ -62,13 +62,13 @@ RESUME_CHECK_S = 1.0
 
 log = logging.getLogger(__name__)
 
-Milestone = Literal["hint", "notice", "cancelled", "released", "kept"]
+Milestone = Literal["hint", "notice", "cancelled", "released", "not_released"]
 _REASONS: dict[Milestone, Reason] = {
     "hint": RECLAIM_HINT,
     "notice": RECLAIM_NOTICE,
     "cancelled": RECLAIM_CANCELLED,
     "released": CLAIMS_RELEASED,
-    "kept": CLAIMS_NOT_RELEASED,
+    "not_released": CLAIMS_NOT_RELEASED,
 }
 
 
@@ -96,7 +96,7 @@ class DrainReporter:
 
     def report(self, milestone: Milestone, message: str) -> None:
         """Report a milestone. The Event of a notice follows the taints, or `EVENT_DELAY_S` seconds."""
-        level = logging.WARNING if milestone in ("notice", "kept") else logging.INFO
+        level = logging.WARNING if milestone in ("notice", "not_released") else logging.INFO
         log.log(level, "reclaim of the node", extra={"what": milestone, "note": message})
         if milestone == "notice":
             self._pending.append(message)
@@ -162,7 +162,7 @@ class DrainController:
     @property
     def progress(self) -> Progress:
         """Progress of the release of claims."""
-        closed = self._taints.seconds is not None or self._taints.withdrawn
+        closed = self._taints.seconds is not None or self._taints.untaintable_unpublished
         return Progress(
             tainted_after=self._taints.seconds,
             claims=tuple(msgspec.structs.replace(record) for record in self._claims.records.values()),
@@ -184,7 +184,7 @@ class DrainController:
             if not self._active and self._state.noticed == state.noticed:
                 self._begin(self._state, saved)
                 if received_now:
-                    self._reporter.report("notice", announced(self._state))
+                    self._reporter.report("notice", notice_message(self._state))
 
     def refused(self, uid: str, namespace: str, name: str) -> None:
         """Track a claim of this node that was not prepared because of the notice."""
@@ -207,11 +207,11 @@ class DrainController:
             self._claims.reset()
         if after.phase == "notice":
             self._begin(after)
-            self._reporter.report("notice", announced(after))
+            self._reporter.report("notice", notice_message(after))
         elif after.phase == "hint":
-            self._reporter.report("hint", announced(after))
+            self._reporter.report("hint", notice_message(after))
         else:
-            self._reporter.report("cancelled", withdrawn(refused))
+            self._reporter.report("cancelled", cancelled_message(refused))
 
     async def stop(self) -> None:
         """Stop all tasks; taints stay as they are."""
@@ -280,7 +280,7 @@ class DrainController:
                 record.tainted = max(tainted, record.seen)
 
     async def _report_release(self) -> None:
-        overdue_reported = "kept" in self._reported
+        overdue_reported = "not_released" in self._reported
         # Reading claims is many requests; those for the slices come first.
         await self._taints.wait(READ_DELAY_S)
         while True:
@@ -311,7 +311,7 @@ class DrainController:
     def _report_overdue(self) -> None:
         for record in self._claims.records.values():
             record.overdue = None if record.released else record.overdue or self._now()
-        self._report_once("kept", self._summary())
+        self._report_once("not_released", self._summary())
 
     async def _notify_sources(self) -> None:
         await self._taints.wait(READ_DELAY_S)

@@ -196,7 +196,7 @@ class Evictor:
             if decision.act in ("evict", "delete"):
                 evicted = await self._actions.apply(namespace, name, uid, decision)
                 for one in uses:
-                    one.record.kept = "" if evicted else f"a disruption budget blocks the eviction of {name}"
+                    one.record.blocked_reason = "" if evicted else f"a disruption budget blocks the eviction of {name}"
                 return RETRY_AFTER_S
             if decision.act == "leave" and self._ignored.get(uid) != decision.why:
                 self._ignored[uid] = decision.why

@@ -126,6 +126,8 @@ class StateFile:
 PROGRESS_FILE = "reclaim-claims.json"
 _PROGRESS_VERSION = 1
 _MAX_PROGRESS_BYTES = 16 * 1024 * 1024
+_EARLIER_MILESTONES = {"kept": "not_released"}
+"""Milestones by their names in files of earlier agents."""
 
 
 class SavedClaim(ClaimRef, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -202,8 +204,10 @@ class ProgressFile:
             return fresh
         kept: SavedProgress = by_clock_of(found.kept, found.booted, self._clock.booted)
         # Converted times may differ by the time between two reads of the clocks.
-        same = abs(kept.noticed - noticed) < STEP
-        return msgspec.structs.replace(kept, noticed=noticed) if same else fresh
+        if abs(kept.noticed - noticed) >= STEP:
+            return fresh
+        reported = {_EARLIER_MILESTONES.get(name, name): message for name, message in kept.reported.items()}
+        return msgspec.structs.replace(kept, noticed=noticed, reported=reported)
 
     def save(self, kept: SavedProgress) -> None:
         """Write the file; a write error is logged once."""

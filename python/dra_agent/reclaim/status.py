@@ -32,7 +32,7 @@ class ClaimReleaseStatus(msgspec.Struct):
     """When the deadline passed and it was not released."""
     unknown: str = ""
     """Why the last request to the API server failed; without Kubernetes, the result of its hook."""
-    kept: str = ""
+    blocked_reason: str = ""
     """The reason why a pod of it remains, although the agent would evict it."""
     requested_at: float = float("-inf")
     """Time of the last request, in the loop's time."""
@@ -190,5 +190,5 @@ def _claim(record: ClaimReleaseStatus, noticed: datetime | None) -> ClaimStatus:
         unprepared=since(record.unprepared),
         overdue=record.overdue is not None,
         pods=record.pods,
-        why=record.unknown or ("" if record.unprepared else record.kept),
+        why=record.unknown or ("" if record.unprepared else record.blocked_reason),
     )

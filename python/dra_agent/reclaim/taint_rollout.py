@@ -38,7 +38,7 @@ class TaintRollout:
         """When every device was tainted, perhaps in an earlier run of the agent."""
         self.seconds: float | None = None
         """From the notice until every device was tainted; None while that is not known."""
-        self.withdrawn = False
+        self.untaintable_unpublished = False
         """Whether devices that cannot be tainted are not published any more, so that no claim can get them."""
 
     def publish(self) -> None:
@@ -52,7 +52,7 @@ class TaintRollout:
     def reset(self, completed_at: datetime | None = None) -> None:
         """Prepare for a notice; `completed_at` is the time that an earlier run of the agent saved."""
         self.completed_at = completed_at
-        self.seconds, self.withdrawn = None, False
+        self.seconds, self.untaintable_unpublished = None, False
         self._complete.clear()
 
     @property
@@ -94,7 +94,7 @@ class TaintRollout:
                 self._publisher.devices_changed()
             # If the feature gate is off, the publisher withdraws devices that it cannot taint: they get no new claims.
             late = elapsed >= WARN_AFTER_S
-            self.withdrawn = late and not pending
+            self.untaintable_unpublished = late and not pending
             if late and not warned:
                 warned = True
                 log.error("devices are not tainted: their pods are not evicted", extra={"devices": len(untainted)})

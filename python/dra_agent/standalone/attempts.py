@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from dra_agent.api_object import Object, identity_of
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import KeyedBackoff
@@ -20,9 +20,6 @@ from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now
 
 log = logging.getLogger(__name__)
-
-CALL_TIMEOUT_S = 40.0
-"""Seconds that one attempt waits for others; as long as for the kubelet's."""
 
 
 class ClaimAttempts:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.api_object import results_of
 from dra_agent.claim import ClaimDevice
 from dra_agent.clock import boottime
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, require_unused
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.health.published_health import unusable_reason
@@ -43,8 +43,6 @@ PERIOD_S = 1200.0
 RETRY_S = 60.0
 """Seconds between two attempts to release a deleted claim."""
 GET_TIMEOUT_S = 10.0
-RELEASE_TIMEOUT_S = 40.0
-"""Timeout for locks of the claim's devices; the same as for the kubelet's unprepare."""
 
 
 class OrphanedClaims:
@@ -61,11 +59,11 @@ class OrphanedClaims:
         driver: str,
         confirm_after_s: float = CONFIRM_AFTER_S,
         claim_pods: ClaimPods | None = None,
-        active: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = boottime,
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`confirm_after_s`: 0 never releases on its own. `active`: whether this agent is the one that does so.
+        """`confirm_after_s`: 0 never releases on its own. `is_leader`: whether this agent is the one that does so.
 
         `claim_pods` gets each claim that was read.
         """
@@ -77,7 +75,7 @@ class OrphanedClaims:
         self._driver = driver
         self._confirm_after_s = confirm_after_s
         self._claim_pods = claim_pods
-        self._active = active
+        self._is_leader = is_leader
         self._now = now
         self._spread = spread
         self._unprepare: Callable[[str, Deadline], object] | None = None
@@ -210,7 +208,7 @@ class OrphanedClaims:
         for uid in [uid for uid, due in self._due.items() if due <= self._now()]:
             self._due.pop(uid, None)
             entry = entries.get(uid)
-            if entry is None or not self._active():
+            if entry is None or not self._is_leader():
                 self._deleted_since.pop(uid, None)
                 continue
             await self._check(entry)
@@ -257,7 +255,7 @@ class OrphanedClaims:
 
     async def _do_release(self, entry: LedgerEntry) -> None:
         assert self._unprepare is not None
-        await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(RELEASE_TIMEOUT_S))
+        await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
         self._deleted_since.pop(entry.uid, None)
 
     async def _is_deleted(self, entry: LedgerEntry) -> bool | None:
