@@ -77,7 +77,7 @@ class Gang:
         shared: bool = False,
         **spec: Any,
     ) -> None:
-        """Create the group and its pods; `shared`: they share one claim of the template, and have none of their own."""
+        """Create the group and its pods; `shared`: they share one claim of the template."""
         self.namespace, self.name, self._template, self._spec = namespace, name, template, spec
         self.pods: list[str] = []
         claims = [{"name": "devices", "resourceClaimTemplateName": template}] if shared else []
