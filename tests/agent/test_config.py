@@ -83,7 +83,6 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
         "standalone": "true",
         "device_metadata": "true",
         "claim_status": "false",
-        "net_devices": "true",
         "second_manager": "publish",
         "node_labels": "nfd",
         "log_level": "error",

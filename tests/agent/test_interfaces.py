@@ -56,9 +56,7 @@ def prepared_claim(
     interface_name: str, start: Start, state: Path, tmp_path: Path
 ) -> Iterator[tuple[AgentProcess, list[str]]]:
     """An agent and the hook command of a prepared claim; a veth interface has the name of the NIC."""
-    flags = ("--simulate", "dgx-h100", "--net-devices")
-    agent = start(*flags).ready()
-    agent.wait_for("--net-devices is without effect")
+    agent = start("--simulate", "dgx-h100").ready()
     hardware = (state / "simulated/dgx-h100/sys/class/net" / interface_name / "address").read_text().strip()
     ip("link", "delete", "dra-killed", check=False)  # of a run that was killed
     ip("link", "add", interface_name, "address", hardware, "type", "veth", "peer", "name", "dra-killed")

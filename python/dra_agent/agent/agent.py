@@ -155,10 +155,8 @@ class Agent:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
-        # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
-        if config.net_devices:
-            log.warning("--net-devices is without effect: interfaces are moved with every container runtime")
         shared_as = self._shared_as
+        # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
         lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)
         ownership = host_ownership.join(config, stack.callback)

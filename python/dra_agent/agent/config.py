@@ -96,8 +96,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     node_labels: Literal["off", "node", "nfd"] = "off"
     """Labels of the Node for the fabric: none, written to the Node, or a feature file of NFD."""
     nfd_features_dir: Path = Path("/etc/kubernetes/node-feature-discovery/features.d")
-    net_devices: bool = False
-    """Without effect. Earlier agents needed it if the container runtime moved interfaces."""
     inventory: InventorySettings = InventorySettings()
     reclaim: ReclaimSettings = ReclaimSettings()
     health: HealthSettings = HealthSettings()
@@ -173,7 +171,6 @@ HELP = {
     "log_format": "text or json",
     "pod_uid": "uid of the agent's pod, for rolling updates (default: none)",
     "device_metadata": "mount files that describe the devices into containers",
-    "net_devices": "without effect: interfaces are moved with every container runtime",
     "claim_status": "devices that are described in a claim's status: off, nics or all",
     "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
     "node_labels": "labels of the Node for NVLink domain, subnet, rack and switches: off, node, or nfd for a feature "

@@ -252,7 +252,7 @@ def _consumed(devices: Sequence[Device], sets: Sequence[CounterSet]) -> tuple[Co
 def pool_name(node: str, family: Family, group: str = "") -> str:
     """Name a pool of a node: separate ones for each family, so that a change in one never disturbs another.
 
-    The name ends with the family, independent of its group: `device_key` recognizes a device after its group has changed.
+    The name ends with the family also in a group: `device_key` recognizes a device after its group has changed.
     """
     return f"{node}/{group}/{family}" if group else f"{node}/{family}"
 

@@ -139,9 +139,6 @@ def clean_orphans(
     return problems
 
 
-log = logging.getLogger(__name__)
-
-
 def lock_names(devices: Iterable[ClaimDevice | HeldDevice]) -> set[str]:
     """Return the lock names of a claim's allocated devices; without the parent devices of partitions."""
     return {f"{item.pool}/{item.device}" for item in devices if isinstance(item, ClaimDevice) or item.request}
