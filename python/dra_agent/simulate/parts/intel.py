@@ -132,5 +132,5 @@ def _nodes(card: int, memory: int) -> DrmNodes:
 
 def _sensors(number: int, driver: str, limit_watts: int, **files: int) -> dict[str, str | int]:
     """Return the files of an idle GPU's sensors, after the kernel's ABI documents sysfs-driver-intel-*-hwmon."""
-    own = {"name": driver, "energy1_input": 0, "power1_max": limit_watts * 1_000_000}
-    return {f"hwmon/hwmon{number}/{name}": value for name, value in {**own, **files}.items()}
+    own: dict[str, str | int] = {"name": driver, "energy1_input": 0, "power1_max": limit_watts * 1_000_000, **files}
+    return {f"hwmon/hwmon{number}/{name}": value for name, value in own.items()}
