@@ -20,7 +20,9 @@ from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone import service as service_module
 from dra_agent.standalone.allocator import ClusterAllocator
-from dra_agent.standalone.protocol import MAX_LINE_BYTES, Apply, Client, Delete, Get, ListClaims
+from dra_agent.standalone.claim import RUN
+from dra_agent.standalone.index import ClaimIndex
+from dra_agent.standalone.protocol import MAX_LINE_BYTES, Apply, Client, Delete, Get, ListClaims, ListClasses
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.store import Store
@@ -250,7 +252,7 @@ def running(directory: Path, preparer: Any, allocator: ClusterAllocator) -> Iter
 def test_requests_are_answered_while_a_claim_is_evaluated(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", 0.2)
+    monkeypatch.setattr(requests_module, "FIRST_TRY_S", 0.2)
     tried, may_continue = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -276,7 +278,7 @@ def test_requests_are_answered_while_a_claim_is_evaluated(
 def test_an_agent_stops_during_an_allocation(
     tmp_path: Path, preparer: Any, allocator: CountingAllocator, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests_module, "RESPOND_AFTER_S", 0.1)
+    monkeypatch.setattr(requests_module, "FIRST_TRY_S", 0.1)
     monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
     tried, may_continue = threading.Event(), threading.Event()
 
@@ -324,6 +326,87 @@ def test_20000_claims_are_accepted_and_restored_after_a_restart(
     with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
         assert client.call(Get("default", "c00000"))["phase"] == "Pending"
         assert client.call(Delete("ResourceClaim", "c19999")) is True
+
+
+@pytest.mark.parametrize(
+    "work", [(intake, "received"), (Store, "put_all")], ids=["while it is read", "as it is stored"]
+)
+def test_requests_that_read_do_not_wait_for_one_that_applies(
+    tmp_path: Path,
+    preparer: Any,
+    allocator: CountingAllocator,
+    claim: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    work: tuple[Any, str],
+) -> None:
+    began, may_continue = threading.Event(), threading.Event()
+    unblocked = getattr(*work)
+
+    def blocked(*arguments: Any) -> Any:
+        began.set()
+        assert may_continue.wait(10 * DEADLINE_S)
+        return unblocked(*arguments)
+
+    with (
+        running(tmp_path, preparer, allocator) as service,
+        Client(service.socket) as client,
+        Client(service.socket) as applying,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        client.call(Apply([CLASS, claim("waits", 3)]))
+        monkeypatch.setattr(*work, blocked)
+        try:
+            applied = pool.submit(applying.call, Apply([claim("a", 4), claim("b", 5)]))
+            assert began.wait(DEADLINE_S)
+            assert [view["name"] for view in client.call(ListClaims(), timeout_s=DEADLINE_S)] == ["waits"]
+            assert client.call(Get("default", "waits"), timeout_s=DEADLINE_S)["phase"] == "Pending"
+            assert len(client.call(ListClasses(), timeout_s=DEADLINE_S)) == 1
+            assert not applied.done()
+        finally:
+            may_continue.set()
+        assert [result["action"] for result in applied.result(DEADLINE_S)] == ["created", "created"]
+        assert [view["name"] for view in client.call(ListClaims())] == ["waits", "a", "b"]
+
+
+def test_a_run_that_ends_while_its_claim_is_stored_leaves_no_claim(
+    counted: ClaimQueue, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_continue = threading.Event(), threading.Event()
+    put_all = Store.put_all
+
+    def blocked(*arguments: Any) -> Any:
+        began.set()
+        assert may_continue.wait(10 * DEADLINE_S)
+        return put_all(*arguments)
+
+    of_run = claim("a", 3)
+    of_run["metadata"]["annotations"] = {RUN: "token"}
+    with ThreadPoolExecutor(2) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "put_all", blocked)
+            applied = pool.submit(counted.apply, [of_run])
+            assert began.wait(DEADLINE_S)
+            released = pool.submit(counted.release_run, "default", "a", "token")
+            may_continue.set()
+            applied.result(DEADLINE_S)
+        released.result(DEADLINE_S)
+    assert phases(counted) == {}
+
+
+def test_the_lock_of_the_queue_is_held_for_a_few_claims_at_a_time(
+    counted: ClaimQueue, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+    add = ClaimIndex.add
+
+    def recorded(index: ClaimIndex, claims: Any) -> None:
+        sizes.append(len(claims))
+        add(index, claims)
+
+    monkeypatch.setattr(ClaimIndex, "add", recorded)
+    counted.apply([claim(f"c{number}", 3 + number) for number in range(1200)])
+    assert sizes == [500, 500, 200]
+    assert [view.name for view in counted.views()] == [f"c{number}" for number in range(1200)]
 
 
 def test_a_request_with_too_many_objects_is_refused(

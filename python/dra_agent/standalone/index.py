@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
@@ -42,7 +42,7 @@ class ClaimIndex:
         self.deleting: dict[str, KnownClaim] = {}
         self._classes: list[Object] | None = None
         load(store, CLASS)
-        load(store, CLAIM, self._index)
+        load(store, CLAIM, lambda claim, position: self._index(claim, position, digest_of(claim["spec"])))
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -88,9 +88,18 @@ class ClaimIndex:
         """Read every claim, oldest first."""
         return (stored.value for stored in self._store.each(CLAIM))
 
-    def put(self, claims: Iterable[Object], classes: Mapping[str, Object] | None = None) -> None:
-        """Keep claims, and classes by name, all or none; raises PermanentError for one not in the stored form."""
-        claims, classes = list(claims), classes or {}
+    def put(self, claims: Iterable[Object]) -> None:
+        """Keep claims, all or none; raises PermanentError for one not in the stored form."""
+        claims = list(claims)
+        self.write(claims)
+        self.add((claim, digest_of(claim["spec"])) for claim in claims)
+
+    def write(self, claims: Sequence[Object], classes: Mapping[str, Object] | None = None) -> None:
+        """Write claims, and classes by name, all or none; `add` and `class_changed` have to follow.
+
+        Safe without the lock of the queue. Raises PermanentError for an object that is not in the stored form.
+        """
+        classes = classes or {}
         for value in (*classes.values(), *claims):
             check(value)
         self._store.put_all(
@@ -99,13 +108,14 @@ class ClaimIndex:
                 *((CLAIM, *identity_of(claim), claim) for claim in claims),
             ]
         )
-        for name in classes:
-            self._class_changed(name)
-        for claim in claims:
+
+    def add(self, claims: Iterable[tuple[Object, bytes]]) -> None:
+        """Add written claims, each with the digest of its spec, or replace them."""
+        for claim, digest in claims:
             known = self.find(*identity_of(claim))
             if known is None:
                 self._last += 1
-            self._index(claim, self._last if known is None else known.position)
+            self._index(claim, self._last if known is None else known.position, digest)
 
     def delete(self, known: KnownClaim) -> None:
         """Remove a claim."""
@@ -117,19 +127,20 @@ class ClaimIndex:
         """Remove a class; return False if it does not exist."""
         found = self._store.delete(CLASS, "", name)
         if found:
-            self._class_changed(name)
+            self.class_changed(name)
         return found
 
-    def _class_changed(self, name: str) -> None:
+    def class_changed(self, name: str) -> None:
+        """Have the waiting claims that name a class tried with what is stored now."""
         self._classes = None
         self.waiting.class_changed(name)
 
-    def _index(self, claim: Object, position: int) -> None:
+    def _index(self, claim: Object, position: int, digest: bytes) -> None:
         namespace, name = identity_of(claim)
         metadata = claim["metadata"]
         uid = metadata["uid"]
         self._unindex(uid)
-        known = KnownClaim(uid, namespace, name, position, digest_of(claim.get("spec")))
+        known = KnownClaim(uid, namespace, name, position, digest)
         self._by_key[known.key] = self._by_uid[uid] = known
         self._last = max(self._last, position)
         if "deletionTimestamp" in metadata:

@@ -1,12 +1,14 @@
-"""Validates and stores applied objects, all or none. The spec of a stored claim never changes."""
+"""What applied objects change, and their validation. The spec of a stored claim never changes."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from dra_agent.api_object import Object, identity_of
 from dra_agent.errors import PermanentError, RetryableError
@@ -20,57 +22,79 @@ MAX_CLAIMS = 50_000
 """Claims that are kept: some 40 MiB of index, and a few seconds of a start."""
 
 
-def store_all(values: list[Object], store: Store, claims: ClaimIndex) -> list[ApplyResult]:
-    """Store DeviceClasses and ResourceClaims, all or none, and return the result of each.
+class Incoming(NamedTuple):
+    """An object of a request, in the stored form."""
 
-    Raises:
-        PermanentError: A kind that is not kept, a spec that differs from the kept one, too many claims.
-        RetryableError: A claim of that name is being deleted, or the store cannot be written.
+    value: Object
+    key: tuple[str, str]
+    """Namespace and name."""
+    digest: bytes
+    """Of its spec."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What a request changes, and its results in the order of its objects."""
+
+    results: list[ApplyResult] = field(default_factory=list)
+    classes: dict[str, Object] = field(default_factory=dict)
+    """New and changed classes, by name."""
+    new: list[Incoming] = field(default_factory=list)
+    changed: list[Incoming] = field(default_factory=list)
+    """Stored claims that are to be tried again."""
+
+    def claims(self) -> list[tuple[Object, bytes]]:
+        """Return the claims to store, each with the digest of its spec; new ones get their uid and time here."""
+        created = now()
+        new = [(_stamped(one.value, created, namespace=one.key[0]), one.digest) for one in self.new]
+        return [*new, *((one.value, one.digest) for one in self.changed)]
+
+
+def receive(values: Iterable[Object]) -> list[Incoming]:
+    """Return the objects of a request in the stored form. It needs no lock, and most of the time of a long request.
+
+    Raises PermanentError for a kind that is not kept, and for a claim that is there twice.
     """
-    values = [received(value) for value in values]
-    _check(values, claims)
-    changed = [_changed(value, claims) for value in values if value["kind"] == CLAIM]
-    classes: dict[str, Object] = {}
-    applied = [_class(value, store, classes) if value["kind"] == CLASS else _claim(value, claims) for value in values]
-    claims.put((claim for claim in changed if claim is not None), classes)
-    return applied
-
-
-def now() -> str:
-    """Return the time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _check(values: list[Object], claims: ClaimIndex) -> None:
+    incoming: list[Incoming] = []
     seen: set[tuple[str, str]] = set()
-    for value in values:
+    for value in map(received, values):
         if value["kind"] not in (CLASS, CLAIM):
             raise PermanentError(
                 f"{value['kind']} is a kind that the agent does not store", hint=f"apply {CLASS} and {CLAIM} objects"
             )
-        if value["kind"] == CLASS:
-            continue
         key = namespace, name = identity_of(value)
-        if key in seen:
+        if value["kind"] == CLAIM and key in seen:
             raise PermanentError(f"claim {namespace}/{name} is there twice", hint="remove one of them")
-        seen.add(key)
-        known = claims.find(namespace, name)
-        if known is None:
-            continue
-        if known.uid in claims.deleting:
-            raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is deleted")
-        spec = value["spec"]
-        if known.digest != digest_of(spec) and claims.read(known)["spec"] != spec:
-            raise PermanentError(
-                f"claim {namespace}/{name}: spec cannot be changed once it is applied",
-                hint=f"delete it first: dra-agent claim delete {name} -n {namespace}",
-            )
-    count = len(claims) + sum(claims.find(*key) is None for key in seen)
+        if value["kind"] == CLAIM:
+            seen.add(key)
+        incoming.append(Incoming(value, key, digest_of(value["spec"])))
+    return incoming
+
+
+def plan(incoming: Iterable[Incoming], store: Store, claims: ClaimIndex) -> Change:
+    """Return what a request changes, without changing anything. The lock of the queue is held.
+
+    Raises:
+        PermanentError: A spec that differs from the kept one, or too many claims.
+        RetryableError: A claim of that name is being deleted, or the store cannot be read.
+    """
+    change = Change()
+    for one in incoming:
+        change.results.append(
+            _class(one.value, store, change.classes) if one.value["kind"] == CLASS else _claim(one, claims, change)
+        )
+    count = len(claims) + len(change.new)
     if count > MAX_CLAIMS:
         raise PermanentError(
             f"{count} claims would be kept, {MAX_CLAIMS} at most",
             hint="delete those that are not needed any more, see `dra-agent claim list`",
         )
+    return change
+
+
+def now() -> str:
+    """Return the time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _class(value: Object, store: Store, changed: dict[str, Object]) -> ApplyResult:
@@ -79,35 +103,36 @@ def _class(value: Object, store: Store, changed: dict[str, Object]) -> ApplyResu
     known = changed.get(name) or store.get(CLASS, "", name)
     if known is not None and known["spec"] == value["spec"]:
         return ApplyResult(CLASS, name, "unchanged")
-    changed[name] = _stamped(value, known)
+    changed[name] = _stamped(value, now(), known)
     return ApplyResult(CLASS, name, "created" if known is None else "configured")
 
 
-def _claim(value: Object, claims: ClaimIndex) -> ApplyResult:
-    namespace, name = identity_of(value)
+def _claim(one: Incoming, claims: ClaimIndex, change: Change) -> ApplyResult:
+    namespace, name = one.key
     known = claims.find(namespace, name)
     if known is None:
+        change.new.append(one)
         return ApplyResult(CLAIM, name, "created", namespace)
-    unchanged = known.uid in claims.waiting or known.uid in claims.allocated
-    return ApplyResult(CLAIM, name, "unchanged" if unchanged else "configured", namespace)
-
-
-def _changed(value: Object, claims: ClaimIndex) -> Object | None:
-    """Return the claim to store; None if it is stored like that already."""
-    namespace, name = identity_of(value)
-    known = claims.find(namespace, name)
-    if known is None:
-        return _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
+    if known.uid in claims.deleting:
+        raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is deleted")
+    if known.digest != one.digest and claims.read(known)["spec"] != one.value["spec"]:
+        raise PermanentError(
+            f"claim {namespace}/{name}: spec cannot be changed once it is applied",
+            hint=f"delete it first: dra-agent claim delete {name} -n {namespace}",
+        )
     if known.uid in claims.waiting or known.uid in claims.allocated:
-        return None
+        return ApplyResult(CLAIM, name, "unchanged", namespace)
     claim = claims.read(known)
-    return None if claim["metadata"].get("annotations", {}).pop(FAILED, None) is None else claim
+    if claim["metadata"].get("annotations", {}).pop(FAILED, None) is not None:
+        change.changed.append(Incoming(claim, one.key, known.digest))
+    return ApplyResult(CLAIM, name, "configured", namespace)
 
 
-def _stamped(value: Object, known: Object | None) -> Object:
-    before = known["metadata"] if known else {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+def _stamped(value: Object, created: str, known: Object | None = None, **metadata: str) -> Object:
+    """Return an object with the metadata that the agent sets: of the stored one, or as created at this time."""
+    before = known["metadata"] if known else {"uid": str(uuid.uuid4()), "creationTimestamp": created}
     kept = {key: before[key] for key in ("uid", "creationTimestamp")}
-    return {**value, "metadata": {**value["metadata"], **kept}}
+    return {**value, "metadata": {**value["metadata"], **metadata, **kept}}
 
 
 VALIDATION_TIMEOUT_S = 30.0

@@ -28,7 +28,7 @@ from dra_agent.standalone.claim import (
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
-from dra_agent.standalone.intake import now, store_all
+from dra_agent.standalone.intake import now, plan, receive
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
+CLAIMS_AT_A_TIME = 500
+"""Claims that are handled while the lock is held; other work of the queue comes between."""
 MAX_BATCH_GROUPS = 64
 """Claims with different specs that are read at a time to be tried."""
 
@@ -76,7 +78,10 @@ class ClaimQueue:
         self._slices = slices
         self._allocator = allocator
         self._clock = clock
+        self._changes = threading.RLock()
+        """Held by one request that changes stored objects at a time, before `_lock`; for as long as it takes."""
         self._lock = threading.RLock()
+        """Guards the index and the attempts, for short times: everything waits for it."""
         self._claims = ClaimIndex(store)
         self._evaluation = Evaluation(store.path.parent)
         self._evaluation.park_interrupted(self._claims)
@@ -103,10 +108,27 @@ class ClaimQueue:
             return restored
 
     def apply(self, values: list[Object]) -> list[ApplyResult]:
-        """Store DeviceClasses and ResourceClaims, all or none; raises AgentError for an invalid object."""
-        with self._lock:
-            self._ended_runs.refuse(values)
-            return store_all(values, self._store, self._claims)
+        """Store DeviceClasses and ResourceClaims, all or none, and return the result of each.
+
+        Raises AgentError for an invalid object.
+
+        The lock is held only to compare them with the stored ones, and then for a few claims at a time: a request may
+        have thousands.
+        """
+        with self._changes:
+            incoming = receive(values)
+            with self._lock:
+                self._ended_runs.refuse(values)
+                change = plan(incoming, self._store, self._claims)
+            claims = change.claims()
+            self._claims.write([claim for claim, _ in claims], change.classes)
+            with self._lock:
+                for name in change.classes:
+                    self._claims.class_changed(name)
+            for first in range(0, len(claims), CLAIMS_AT_A_TIME):
+                with self._lock:
+                    self._claims.add(claims[first : first + CLAIMS_AT_A_TIME])
+            return change.results
 
     def delete(self, namespace: str, name: str) -> str:
         """Start to release a claim and return its uid; `reconcile` completes it.
@@ -115,7 +137,7 @@ class ClaimQueue:
 
         A claim without devices is deleted when this returns.
         """
-        with self._lock:
+        with self._changes, self._lock:
             known = self._claims.require(namespace, name)
             uid = known.uid
             if uid in self._claims.waiting and not self._attempts.is_in_flight(uid):
@@ -133,7 +155,7 @@ class ClaimQueue:
 
         A claim with this token can no longer be applied.
         """
-        with self._lock:
+        with self._changes, self._lock:
             self._ended_runs.add(token)
             known = self._claims.find(namespace, name)
             if known is None or token_of(self._claims.read(known)) != token:
@@ -142,7 +164,7 @@ class ClaimQueue:
 
     def delete_class(self, name: str) -> None:
         """Delete a DeviceClass; allocated claims keep their devices. Raises NoSuchObjectError."""
-        with self._lock:
+        with self._changes, self._lock:
             if not self._claims.delete_class(name):
                 raise NoSuchObjectError(f"there is no DeviceClass {name}")
 
@@ -246,7 +268,8 @@ class ClaimQueue:
         with self._lock:
             untried = self._claims.waiting.untried()
             if keys is None:
-                return [self._view(claim, untried) for claim in self._claims.all()]
+                claims = (claim for claim in self._claims.all() if self._claims.of_uid(claim["metadata"]["uid"]))
+                return [self._view(claim, untried) for claim in claims]
             found = (self._claims.find(*key) for key in keys)
             return [self._view(self._claims.read(known), untried) for known in found if known is not None]
 

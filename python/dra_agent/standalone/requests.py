@@ -1,6 +1,6 @@
 """The requests of the command line: each is validated, given to the queue, and answered when it has a result.
 
-A request that waits does so between two steps of the queue, and leaves the thread of requests to others.
+A request that waits does so between two steps of the queue, and leaves the threads of requests to others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NodeDevices(Protocol):
 
 
 class Work(Protocol):
-    """Executes a call on the thread of requests."""
+    """Executes a call on a thread of requests."""
 
     def __call__(self, call: Callable[[], _T], /) -> Awaitable[_T]:
         """Return its result."""
@@ -72,15 +72,20 @@ class ClaimRequests:
         queue: ClaimQueue,
         steps: Steps,
         work: Work,
+        read: Work,
         devices: NodeDevices,
         node: str,
         driver: str,
         validate: Callable[[Object], list[str]],
     ) -> None:
-        """`validate` returns the errors of an object."""
+        """`validate` returns the errors of an object.
+
+        `work` is for calls that change stored objects, one after another, `read` for all others.
+        """
         self._queue = queue
         self._steps = steps
         self._work = work
+        self._read = read
         self._devices = devices
         self._node = node
         self._driver = driver
@@ -110,9 +115,9 @@ class ClaimRequests:
             case Get(namespace, name, wait):
                 return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
             case ListClaims():
-                return [self._with_health(view) for view in await self._work(self._queue.views)]
+                return [self._with_health(view) for view in await self._read(self._queue.views)]
             case ListClasses():
-                return await self._work(self._queue.classes)
+                return await self._read(self._queue.classes)
             case Delete():
                 return await self._delete(request, deadline)
             case ReleaseRun(namespace, name, token, wait):
@@ -120,7 +125,7 @@ class ClaimRequests:
                 self._steps.request()
                 return released is None or await self._wait_deleted(namespace, name, released, wait)
             case State():
-                return await self._work(self._state)
+                return await self._read(self._state)
 
     async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
         if len(request.objects) > MAX_OBJECTS_PER_APPLY:
@@ -133,9 +138,9 @@ class ClaimRequests:
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self._queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
-        uids = await self._work(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
+        uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
         await self._wait_settled(uids, deadline)
-        views = {(view.namespace, view.name): view for view in await self._work(lambda: self._queue.views(claims))}
+        views = {(view.namespace, view.name): view for view in await self._read(lambda: self._queue.views(claims))}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
     def _with_health(self, view: ClaimView) -> ClaimView:
@@ -154,7 +159,7 @@ class ClaimRequests:
         await self._wait_until(
             lambda: self._queue.is_final(namespace, name), deadline, where=f"claim {namespace}/{name}"
         )
-        return await self._work(lambda: self._queue.view(namespace, name))
+        return await self._read(lambda: self._queue.view(namespace, name))
 
     async def _delete(self, request: Delete, deadline: float) -> bool:
         if request.kind == CLASS:
@@ -188,7 +193,7 @@ class ClaimRequests:
         with self._server.waiting() as may_wait:
             while True:
                 steps_before = self._steps.count
-                if await self._work(is_reached):
+                if await self._read(is_reached):
                     return True
                 remaining_s = deadline - asyncio.get_running_loop().time()
                 if remaining_s <= 0:

@@ -1,7 +1,8 @@
 """Standalone mode as one running part: store, queue, socket, and the loop that allocates and prepares claims.
 
 Allocating happens on one worker thread, preparing and releasing on one for each claim: the event loop never waits for a
-disk or a vendor library, and no claim waits for another claim's device.
+disk or a vendor library, and no claim waits for another claim's device. Requests that change stored objects have one
+thread, requests that read another one: a request for all claims does not wait for one that applies thousands.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class StandaloneService:
             queue=self.queue,
             steps=self.steps,
             work=self._work,
+            read=self._read,
             devices=devices,
             node=node,
             driver=driver,
             validate=validate,
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="claims-read")
         self._stepper = ThreadPoolExecutor(1, thread_name_prefix="allocate")
         self._hung_calls: list[str] = []
         self._loop_task: asyncio.Task[None] | None = None
@@ -111,6 +114,7 @@ class StandaloneService:
         ends = {
             "allocating claims": _shut_down(self._stepper),
             "answering requests": _shut_down(self._worker),
+            "reading claims": _shut_down(self._reader),
             "preparing or releasing claims": self._workers.stop(),
         }
         tasks = {asyncio.create_task(end, name=operation) for operation, end in ends.items()}
@@ -131,7 +135,7 @@ class StandaloneService:
         Returns when nothing is under way, after `timeout_s` at the latest. A claim that a hung device keeps under way
         is released by a later step, once that is over: no other claim waits for it.
         """
-        await self._work(lambda: self.queue.suspend(why, release=release))
+        await self._read(lambda: self.queue.suspend(why, release=release))
         if self._loop_task is None:
             return
         try:
@@ -147,15 +151,15 @@ class StandaloneService:
 
     async def change_reason(self, why: str) -> None:
         """Change the reason of `suspend`."""
-        await self._work(lambda: self.queue.change_reason(why))
+        await self._read(lambda: self.queue.change_reason(why))
 
     async def views(self) -> list[ClaimView]:
         """Show every claim, oldest first."""
-        return await self._work(self.queue.views)
+        return await self._read(self.queue.views)
 
     async def allocated(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
-        return await self._work(self.queue.allocated_views)
+        return await self._read(self.queue.allocated_views)
 
     @property
     def waiting_requests(self) -> int:
@@ -164,7 +168,7 @@ class StandaloneService:
 
     async def resume(self) -> None:
         """Allocate and prepare again, in the old order."""
-        await self._work(self.queue.resume)
+        await self._read(self.queue.resume)
         self.steps.request()
 
     async def _run(self) -> None:
@@ -192,7 +196,12 @@ class StandaloneService:
             await self.steps.completed()
 
     async def _work(self, call: Callable[[], _T]) -> _T:
+        """Execute a call that changes stored objects."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    async def _read(self, call: Callable[[], _T]) -> _T:
+        """Execute a call that takes only a short time, and waits for no change of stored objects."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, call)
 
 
 async def _shut_down(pool: ThreadPoolExecutor) -> None:

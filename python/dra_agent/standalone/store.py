@@ -52,8 +52,15 @@ class StoredObject(msgspec.Struct, frozen=True):
     value: dict[str, Any]
 
 
+READ_CACHE_KIB = 256
+"""Pages that SQLite caches for reads, instead of its default of 2 MiB."""
+
+
 class Store:
-    """Objects by kind, namespace and name. Safe for threads; every change is on disk when its call returns."""
+    """Objects by kind, namespace and name. Safe for threads; every change is on disk when its call returns.
+
+    A read has its own connection: it returns the last committed state, and does not wait for a change under way.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Open the store of a state directory, which must exist.
@@ -70,6 +77,12 @@ class Store:
             if isinstance(error, sqlite3.OperationalError):
                 raise _refused(self.path, error) from error
             self._connection = self._replace(str(error))
+        self._read_lock = threading.Lock()
+        try:
+            self._reader = _open_reader(self.path)
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise _refused(self.path, error) from error
 
     def put(self, kind: str, namespace: str, name: str, value: dict[str, Any]) -> None:
         """Keep an object; one that was there before keeps its place in the order."""
@@ -158,14 +171,16 @@ class Store:
 
     def close(self) -> None:
         """Close the file."""
+        with self._read_lock:
+            self._reader.close()
         with self._lock:
             self._connection.close()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._read_lock:
             try:
-                yield self._connection
+                yield self._reader
             except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
                 raise RetryableError(
                     f"cannot be read: {error}",
@@ -230,6 +245,17 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _open_reader(path: Path) -> sqlite3.Connection:
+    reader = sqlite3.connect(path, check_same_thread=False)
+    try:
+        reader.execute(f"PRAGMA cache_size = -{READ_CACHE_KIB}")
+        reader.execute("PRAGMA query_only = ON")
+    except BaseException:
+        reader.close()
+        raise
+    return reader
 
 
 def _restrict(path: Path) -> None:
