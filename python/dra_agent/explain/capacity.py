@@ -13,6 +13,7 @@ from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
 from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
 from dra_agent.errors import PermanentError
 from dra_agent.explain.claim_admission import NewClaim, admission_blockers
+from dra_agent.explain.extended_resources import of_device_plugin
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
@@ -23,6 +24,8 @@ MAX_CONSUMERS = 256
 """Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
 BLOCKED = "node"
 """The cause of a node on which the pod cannot run, for reasons that do not concern devices."""
+DEVICE_PLUGIN = "device_plugin"
+"""The cause of a node whose device plugin serves an extended resource of the pod: its devices are not counted."""
 CONSUMERS = "consumers"
 """The cause of a node on which more copies would fit, if a claim that they share could be reserved for more pods."""
 NOT_CONSIDERED = (
@@ -45,6 +48,8 @@ class Copy:
     """The constraints of the pod; empty for a claim or a template, as a pod without tolerations has."""
     problems: list[str] = field(default_factory=list)
     """Why a further copy cannot exist."""
+    resources: Sequence[str] = ()
+    """The extended resources of the pod for which it has a claim."""
     replicas: int = 1
     """How many copies the object needs."""
     notes: list[str] = field(default_factory=list)
@@ -68,9 +73,13 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     """Return what another pod like this one needs: claims of templates are made again, named claims are shared."""
     spec = pod.get("spec") or {}
     named = {entry.get("name") for entry in spec.get("resourceClaims") or () if entry.get("resourceClaimName")}
-    # Quotas count the pod of a copy, too: it does not exist.
-    metadata = {key: value for key, value in pod["metadata"].items() if key != "uid"}
-    needs: list[PodClaim] = pod_claims(snapshot, {**pod, "metadata": metadata})
+    further = {
+        **pod,
+        # Quotas count the pod of a copy, too: it does not exist.
+        "metadata": {key: value for key, value in pod["metadata"].items() if key != "uid"},
+        "spec": {key: value for key, value in spec.items() if key != "nodeName"},
+    }
+    needs: list[PodClaim] = pod_claims(snapshot, further)
     claims: list[Object] = []
     shared: list[Object] = []
     new: list[NewClaim] = []
@@ -86,8 +95,9 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
         f"pod {snapshot.namespace}/{pod['metadata']['name']}",
         [_fresh(claim) for claim in claims],
         shared,
-        {**pod, "spec": {key: value for key, value in spec.items() if key != "nodeName"}},
+        further,
         [f"claim {need.name}: {problem}" for need in needs for problem in need.problems],
+        sorted({resource for need in needs for resource in need.resources}),
     )
     if not copy.problems:
         copy.problems = admission_blockers(snapshot, new, _COPY_NEEDS)
@@ -147,7 +157,9 @@ def capacity(
     blocked = (
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )
-    open_nodes = [name for name in known if not blocked.get(name) and node in (None, name)]
+    permitted = [name for name in known if not blocked.get(name) and node in (None, name)]
+    plugged = {name: names for name in permitted if (names := of_device_plugin(known[name], copy.resources))}
+    open_nodes = [name for name in permitted if name not in plugged]
     most_used = min(copy.shared, key=remaining_consumers, default=None)
     remaining = None if most_used is None else remaining_consumers(most_used)
     if remaining is not None:
@@ -161,9 +173,13 @@ def capacity(
         for name, reasons in blocked.items()
         if reasons and node in (None, name)
     ]
+    rows += [
+        _row(name, reason=f"not counted: its device plugin serves {', '.join(names)}", causes=[DEVICE_PLUGIN])
+        for name, names in plugged.items()
+    ]
     result["nodes"] = sorted(rows, key=lambda row: row["node"])
     result["total"] = found.total
-    result["total_is_partial"] = found.total_is_partial
+    result["total_is_partial"] = found.total_is_partial or bool(plugged)
     result["largest_on_one_node"] = max((row["copies"] for row in rows), default=0)
     result["unexamined"] = found.unexamined
     if remaining is not None and found.total >= remaining:

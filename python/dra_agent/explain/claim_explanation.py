@@ -12,7 +12,7 @@ from dra_agent.api_object import Object, allocation_of
 from dra_agent.deadline import Deadline
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
 from dra_agent.explain.pending import DEADLINE_S, NodeQuery, SnapshotCluster, evaluate_nodes, with_summary
-from dra_agent.explain.pod_claims import PodClaim, group_notes, pod_claims
+from dra_agent.explain.pod_claims import PodClaim, pod_claims, pod_notes
 from dra_agent.explain.snapshot import Snapshot, group_name
 
 
@@ -37,7 +37,7 @@ def explain_pod(
         "pods": [pod_state(pod)],
         "claims": claims,
         "nodes": [],
-        "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
+        "notes": [*snapshot.notes, *pod_notes(snapshot, pod)],
         "events": snapshot.events,
     }
     if not needs:
@@ -100,7 +100,7 @@ def explain_claim(
         on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
         return with_summary(result, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
     pod = pending[0] if pending else None
-    result["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
+    result["notes"] = [*snapshot.notes, *(pod_notes(snapshot, pod) if pod else ())]
     others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
     waiting = [claim, *(other for other in others if not allocation_of(other))]
     allocated = [other for other in others if allocation_of(other)]

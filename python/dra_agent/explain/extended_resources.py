@@ -55,6 +55,15 @@ def resources_of(pod: Object, classes: Iterable[Object]) -> dict[str, int]:
     return found
 
 
+def of_device_plugin(node: Object, resources: Iterable[str]) -> list[str]:
+    """Return which of these resources the device plugin of a node serves: a pod there gets no claim for them.
+
+    Source: filterExtendedResources.
+    """
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return [name for name in resources if (amount(allocatable.get(name)) or 0) > 0]
+
+
 def _requests(pod: Object, counts: list[int]) -> Iterable[tuple[int, int]]:
     """Yield for which containers devices are requested, and how many, of one resource.
 

@@ -50,6 +50,8 @@ class MemberKind:
     """Why a member cannot exist."""
     pod_set: str = ""
     """The name of its pod set; the name of the workload if that has one only."""
+    resources: Sequence[str] = ()
+    """The extended resources for which a member has a claim."""
     flavors: FlavorChoice = ()
     """For each resource group of Kueue, the flavors of which a member has one."""
 
@@ -193,7 +195,8 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         if number == len(found):
             problems = [problem for need in one.needs for problem in _problems(need)]
             kind_name = one.group or one.pod["metadata"]["name"]
-            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group))
+            resources = sorted({resource for need in one.needs for resource in need.resources})
+            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group, resources=resources))
         claims = [_trimmed(need.claim) for need in one.needs if need.claim is not None]
         found[number].members.append(Member(one.pod["metadata"]["name"], claims))
         order.append(number)
@@ -269,7 +272,8 @@ def _signature(one: _Pod, users: Counter[str]) -> str:
     ]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity")
     problems = [_problems(need) for need in one.needs]
-    fields = [one.group, spec.get("nodeSelector"), affinity, spec.get("tolerations"), claims, problems]
+    resources = [need.resources for need in one.needs]
+    fields = [one.group, spec.get("nodeSelector"), affinity, spec.get("tolerations"), claims, resources, problems]
     return json.dumps(fields, sort_keys=True)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
+from dra_agent.explain.extended_resources import of_device_plugin
 from dra_agent.explain.gang import MemberKind
 from dra_agent.explain.kueue_flavors import NOT_EVALUATED, FlavoredPods
 
@@ -41,7 +42,7 @@ class NodeComparison:
         self._nodes = nodes
         self._deadline = deadline
         self._has_fields = has_fields
-        self._known: dict[tuple[str, str], PermittedNodes] = {}
+        self._known: dict[tuple[str, ...], PermittedNodes] = {}
 
     def permitted(self, kind: MemberKind) -> PermittedNodes:
         """Return the nodes that the pods of a kind permit.
@@ -50,12 +51,12 @@ class NodeComparison:
             PermanentError: A field of a pod or node has a wrong type.
         """
         spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
-        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors)
+        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors), *kind.resources
         if constraints not in self._known:
-            self._known[constraints] = self._compared(FlavoredPods(kind.flavors, {"spec": spec}))
+            self._known[constraints] = self._compared(FlavoredPods(kind.flavors, {"spec": spec}), kind.resources)
         return self._known[constraints]
 
-    def _compared(self, pods: FlavoredPods) -> PermittedNodes:
+    def _compared(self, pods: FlavoredPods, resources: Sequence[str]) -> PermittedNodes:
         found = PermittedNodes()
         if not self._has_fields:
             found.usable = sorted(self._nodes)
@@ -63,7 +64,7 @@ class NodeComparison:
         for name, node in self._nodes.items():
             if not self._deadline.remaining():
                 found.unknown[name] = _LATE
-            elif not (reasons := pods.blockers(node)):
+            elif not (reasons := pods.blockers(node) or _plugin_blockers(node, resources)):
                 found.usable.append(name)
             else:
                 found.blocked["; ".join(reasons)] += 1
@@ -71,3 +72,8 @@ class NodeComparison:
                     found.unknown[name] = reasons[0]
         found.usable.sort()
         return found
+
+
+def _plugin_blockers(node: Object, resources: Sequence[str]) -> list[str]:
+    names = of_device_plugin(node, resources)
+    return [f"{NOT_EVALUATED}: its device plugin serves {', '.join(names)}"] if names else []

@@ -78,7 +78,11 @@ _SHAPES: dict[str, Object] = {
         }
     },
     "Pod": _POD,
-    "Node": {"metadata": {**_METADATA, "labels": {}}, "spec": {"taints": [{}]}},
+    "Node": {
+        "metadata": {**_METADATA, "labels": {}},
+        "spec": {"taints": [{}]},
+        "status": {"allocatable": {}},
+    },
     "JobSet": {
         "spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]},
         "status": {"conditions": _CONDITIONS},
