@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("python", "tests", "benchmarks", "deploy", "demo")
-UNITS = re.compile(r".*_(?:S|MS|NS|US|BYTES|HZ|WATTS|JOULES|PERCENT|SHARE|FACTOR|RATIO|TOLERANCE|PER_[A-Z]+)")
+UNITS = re.compile(r".*_(?:S|MS|NS|US|BYTES|MIB|HZ|WATTS|JOULES|PERCENT|SHARE|FACTOR|RATIO|TOLERANCE|PER_[A-Z]+)")
 COUNTS = re.compile(r"_?(?:MAX|MIN)_.*")
 """A limit without a unit is one of a count or a ratio, such as MAX_SLOWDOWN."""
 EXCEPTIONS = {"CONFIDENCE": "a probability"}
