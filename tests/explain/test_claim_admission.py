@@ -8,6 +8,7 @@ import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
 from dra_agent.explain.capacity import capacity, copy_of_claims, copy_of_pod
+from dra_agent.explain.changes import apply_changes, parse_change
 from dra_agent.explain.claim_explanation import explain_pod
 from dra_agent.explain.gang import gang_of_workload
 from dra_agent.explain.pod_claims import pod_claims
@@ -151,3 +152,26 @@ def test_pods_that_are_still_to_be_created_count_with_their_extended_resources()
     sets = [PodSet("", pod(amount="2", uid=None), 3)]
     gang = gang_of_workload(cluster, "Job default/train", "train", sets)
     assert gang.lacks_quota == [f"quota gpus allows 5 of {EXTENDED}, 0 are used, and the pods need 6"]
+
+
+def test_a_claim_that_is_deleted_for_a_query_uses_no_quota() -> None:
+    held = {**claim(make_request(count=2), name="held"), "status": {}}
+    asked = claim(make_request(count=2), name="one")
+    cluster = snapshot(quota(DEVICES, "3", "3"), quota(EXTENDED, "2", "2"), claims=(held,))
+
+    def refused(change: str) -> list[str]:
+        changed = apply_changes(cluster, [parse_change(change)], lambda kind, names: ([], {}))
+        return copy_of_claims(changed, [asked]).problems
+
+    assert len(refused("uncordon=n1")) == 2
+    assert refused("delete-claim=default/held") == []
+    # The claim for extended resources of a pod ends, and the pod still counts.
+    owner = {"kind": "Pod", "name": "train"}
+    annotations = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    held["metadata"] |= {"ownerReferences": [owner], "annotations": annotations}
+    cluster.pods = [pod(amount="2")]
+    (problem,) = refused("delete-claim=default/held")
+    assert f"quota gpus allows 2 of {EXTENDED}, 2 are used" in problem
+    # Quotas are those of the namespace.
+    held["metadata"]["namespace"] = "other"
+    assert len(refused("delete-claim=other/held")) == 2

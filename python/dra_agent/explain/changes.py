@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from dra_agent.api_object import Object, device_of, full_name, results_of
+from dra_agent.api_object import Object, device_of, full_name, identity_of, results_of
 from dra_agent.errors import UsageError
+from dra_agent.explain.claim_admission import quotas_without
 from dra_agent.explain.snapshot import Snapshot
 
 MAX_ADDED_NODES = 10_000
@@ -154,10 +155,15 @@ def _without_taint(snapshot: Snapshot, change: Change) -> Snapshot:
 
 
 def _without_claim(snapshot: Snapshot, change: Change) -> Snapshot:
-    left = [claim for claim in snapshot.claims if full_name(claim) != change.subject]
-    if len(left) == len(snapshot.claims):
+    deleted = next((claim for claim in snapshot.claims if full_name(claim) == change.subject), None)
+    if deleted is None:
         raise UsageError(f"there is no claim {change.subject}", where=f"--if {change.text}")
-    return replace(snapshot, claims=left)
+    is_local = identity_of(deleted)[0] == snapshot.namespace
+    return replace(
+        snapshot,
+        claims=[claim for claim in snapshot.claims if full_name(claim) != change.subject],
+        quotas=quotas_without(snapshot, deleted) if is_local else snapshot.quotas,
+    )
 
 
 def _with_nodes(snapshot: Snapshot, change: Change, names: list[str], source: NodeSource) -> Snapshot:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dra_agent.api_object import Object, requests_of, subrequests_of
-from dra_agent.explain.extended_resources import IMPLICIT
+from dra_agent.explain.extended_resources import IMPLICIT, resources_of
 from dra_agent.explain.kueue_amount import amount, text
 from dra_agent.explain.snapshot import Snapshot
 
@@ -21,6 +21,8 @@ ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 _CLAIMS = "count/resourceclaims.resource.k8s.io"
 _DEVICES = ".deviceclass.resource.k8s.io/devices"
 _REQUESTS = "requests."
+_FOR_EXTENDED_RESOURCES = "resource.kubernetes.io/extended-resource-claim"
+"""The annotation of the claim that kube-scheduler created for the extended resources of a pod."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ def quota_blockers(snapshot: Snapshot, claims: Sequence[NewClaim], subject: str)
                 name = quota["metadata"]["name"]
                 found.append(f"quota {name} allows {text(hard)} of {key}, {text(used)} are used, and {subject} {count}")
     return found
+
+
+def quotas_without(snapshot: Snapshot, claim: Object) -> list[Object]:
+    """Return the quotas as if a claim of the namespace was deleted; its pod remains."""
+    names = None if snapshot.classes is None else _extended_names(snapshot.classes)
+    owners = [one.get("name") for one in claim["metadata"].get("ownerReferences") or () if one.get("kind") == "Pod"]
+    is_extended = (claim["metadata"].get("annotations") or {}).get(_FOR_EXTENDED_RESOURCES) == "true"
+    pod = snapshot.pod(str(owners[0])) if owners and is_extended else None
+    resources = {} if pod is None else resources_of(pod, snapshot.classes or ())
+    usage = _usage(NewClaim(claim, resources), names)
+    return [quota if _has_scopes(quota) else _less_used(quota, usage) for quota in snapshot.quotas]
+
+
+def _less_used(quota: Object, usage: Mapping[str, int]) -> Object:
+    status = quota.get("status") or {}
+    used = {
+        key: value if (number := amount(value)) is None else text(max(Fraction(0), number - usage.get(key, 0)))
+        for key, value in (status.get("used") or {}).items()
+    }
+    return {**quota, "status": {**status, "used": used}}
 
 
 def _has_scopes(quota: Object) -> bool:

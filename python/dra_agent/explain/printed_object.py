@@ -69,7 +69,11 @@ _SHAPES: dict[str, Object] = {
         },
     },
     "DeviceClass": {"spec": {}},
-    "ResourceClaim": {"spec": _REQUESTS, "status": {"allocation": {"devices": {}}, "reservedFor": [{}]}},
+    "ResourceClaim": {
+        "metadata": {**_METADATA, "annotations": {}, "ownerReferences": [{}]},
+        "spec": _REQUESTS,
+        "status": {"allocation": {"devices": {}}, "reservedFor": [{}]},
+    },
     "ResourceClaimTemplate": {"spec": {"spec": _REQUESTS}},
     "DeviceTaintRule": {
         "spec": {
