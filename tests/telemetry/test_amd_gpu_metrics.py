@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
+from dra_agent import simulate
+from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
 from dra_agent.telemetry.model import DeviceSample, IncompleteError
 from dra_agent.telemetry.sources.amd import AmdSource
+from telemetry.rig import Rig
 
 ADDRESS = "0000:0c:00.0"
 GPU = Device(device_name("gpu", ADDRESS), "gpu", "amd", ADDRESS, {})
@@ -231,3 +236,21 @@ def test_memory_errors_in_another_format_are_named(tmp_path: Path) -> None:
     with pytest.raises(IncompleteError, match="memory errors are not known: ras/umc_err_count") as raised:
         read(tmp_path)
     assert raised.value.sample == DeviceSample(gpu_utilization_ratio=0.37)
+
+
+def test_doctor_names_a_gpu_whose_table_is_not_known(tmp_path: Path) -> None:
+    host = simulate.build("mi210", tmp_path / "host")
+    rig = Rig(host, tmp_path)
+    try:
+        name = next(device.name for device in rig.inventory.devices if device.family == "gpu")
+        address = next(device.pci_address for device in rig.inventory.devices if device.name == name)
+        (host.sysfs / "bus/pci/devices" / address / "gpu_metrics").write_bytes(b"")
+        rig.now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        rig.sample(after_s=0)
+        sample = rig.sampler.snapshot().samples[name]
+        assert (sample.temperature_celsius, sample.ecc_uncorrected_errors) == (40.0, 0)
+        findings = list(check_telemetry(CheckContext(host=host, state_dir=tmp_path)))
+    finally:
+        rig.close()
+    assert [finding.where for finding in findings] == [name]
+    assert "gpu_metrics has no header" in findings[0].message

@@ -16,6 +16,8 @@ from dra_agent.simulate.tree import WRITABLE, Tree
 XCP_NODES = 8
 """DRM devices of a GPU that can be partitioned, in every mode (MAX_XCP): one of the GPU, and seven platform devices."""
 _ROOT_ONLY = 0o400
+_IDLE_MILLIDEGREES = 40_000
+"""Junction temperature of an idle GPU; assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class AmdGpu:
         if not self.is_virtual:
             # From the FRU, which a guest cannot read.
             tree.files(site.path, {"product_name": self.name, "serial_number": self.serial})
+            tree.files(site.path, {"ras/umc_err_count": "ue: 0\nce: 0"})
+            tree.files(f"{site.path}/hwmon/hwmon{self.card}", {"name": "amdgpu", "temp2_input": _IDLE_MILLIDEGREES})
         if self.hive:
             tree.file(f"{site.path}/xgmi_device_id", self.unique_id)
         if self.die_ids:
