@@ -216,8 +216,8 @@ def test_claims_are_prepared_while_those_of_an_earlier_agent_are_repaired(
     """A repair can hang for as long as a driver does."""
     claim = allocate(fake_api, "one")
     agent = kubernetes(
-        patch="import threading\nfrom dra_agent.prepare import Preparer\n"
-        "Preparer.recover = lambda *_: print('repairing', file=sys.stderr, flush=True) or threading.Event().wait()"
+        patch="import threading\nfrom dra_agent.prepare.recovery import ClaimRecovery\n"
+        "ClaimRecovery.recover = lambda *_: print('repairing', file=sys.stderr, flush=True) or threading.Event().wait()"
     )
 
     async def scenario() -> None:

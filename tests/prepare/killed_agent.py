@@ -19,7 +19,7 @@ def main() -> None:
     node = SimulatedNode(root)
     node.ledger = JournalLedger(root / "state", "boot-1")
     node.start()
-    problems = node.preparer.recover().problems
+    problems = node.preparer.recovery.recover().problems
     if problems:
         sys.exit("\n".join(problems))
     report("ready")

@@ -24,7 +24,7 @@ def main() -> None:
     node.ledger = ledger
     node.locks = KeyedLocks(root / "state" / "locks", process=name)
     node.start()
-    if problems := node.preparer.recover().problems:
+    if problems := node.preparer.recovery.recover().problems:
         sys.exit("\n".join(problems))
     output_lock = threading.Lock()
 

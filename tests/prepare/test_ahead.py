@@ -77,7 +77,7 @@ def test_a_restart_keeps_the_claim_and_it_can_still_be_released(node: SimulatedN
     claim_ = claim("a", "gpu-0", config=[partition(2)])
     node.preparer.prepare_ahead(claim_)
     node.crash_and_restart()
-    assert node.preparer.recover().kept == ("a",)
+    assert node.preparer.recovery.recover().kept == ("a",)
     assert ahead(node) == ["a"], "a repair is not a request of the kubelet"
     assert node.preparer.release_ahead("a")
     assert node.hardware == {}

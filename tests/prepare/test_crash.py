@@ -40,7 +40,7 @@ def test_a_kill_at_any_point_of_prepare_is_recovered(
         with pytest.raises(Crash, match=point):
             node.preparer.prepare(claim_)
         node.crash_and_restart()
-        report = node.preparer.recover()
+        report = node.preparer.recovery.recover()
         assert report.problems == (), point
         assert "neighbour" in report.kept, point
         entry = node.ledger.get("a")
@@ -68,7 +68,7 @@ def test_a_kill_at_any_point_of_unprepare_is_recovered(tmp_path: Path, claim_: d
         with pytest.raises(Crash, match=point):
             node.preparer.unprepare("a")
         node.crash_and_restart()
-        assert node.preparer.recover().problems == ()
+        assert node.preparer.recovery.recover().problems == ()
         if node.ledger.get("a") is not None:
             assert node.usable("a"), f"{point}: a held claim must be usable"
         node.preparer.unprepare("a")
@@ -87,16 +87,16 @@ def test_a_kill_at_any_point_of_a_recovery_is_recovered(tmp_path: Path) -> None:
         node.specs.file("stranger").write_text("{}")
         node.crash_and_restart()
 
-    points = points_of(tmp_path, crash_during_prepare, lambda node: node.preparer.recover())
+    points = points_of(tmp_path, crash_during_prepare, lambda node: node.preparer.recovery.recover())
     assert len(points) > 6
     for index in range(len(points)):
         node = SimulatedNode(tmp_path / f"{index}")
         crash_during_prepare(node)
         node.points.arm(index)
         with pytest.raises(Crash):
-            node.preparer.recover()
+            node.preparer.recovery.recover()
         node.crash_and_restart()
-        assert node.preparer.recover().problems == ()
+        assert node.preparer.recovery.recover().problems == ()
         assert [entry.uid for entry in node.ledger.entries()] == ["done"] and node.usable("done")
         assert node.specs.claims().keys() == {"done"} and node.hardware == {}
 
@@ -115,7 +115,7 @@ def test_recovery_reports_its_findings(node: SimulatedNode) -> None:
         path.write_text("{}")
     del node.devices["gpu-3"]
     node.crash_and_restart()
-    report = node.preparer.recover()
+    report = node.preparer.recovery.recover()
     assert report.kept == ("kept",) and report.rebuilt == ("edited", "missing") and report.removed == ("stranger",)
     assert (
         len(report.problems) == 1 and "device gpu-3 of pool node-a/gpu: is not on this host now" in report.problems[0]
@@ -134,7 +134,7 @@ def test_a_claim_of_a_newer_agent_is_left_unchanged(node: SimulatedNode) -> None
     node.preparer.prepare(claim("newer", "gpu-0"))
     entry = node.memory.disk["newer"]
     node.memory.disk["newer"] = msgspec.structs.replace(entry, state="frozen", payload={"devices": "elsewhere"})
-    report = node.preparer.recover()
+    report = node.preparer.recovery.recover()
     assert "newer agent" in report.problems[0] and node.specs.file("newer").exists()
     assert node.preparer.unprepare("newer") and node.ledger.entries() == []
 
@@ -145,7 +145,7 @@ def test_a_spec_lost_at_run_time_is_written_again(node: SimulatedNode) -> None:
     node.specs.file("a").unlink()
     node.host.dev_path("/dev/dri/card2").unlink()
     node.specs.file("stranger").write_text("{}")
-    report = node.preparer.repair()
+    report = node.preparer.recovery.repair()
     assert report.rebuilt == ("a",) and report.kept == ("b",) and node.usable("a")
     assert len(report.problems) == 1 and "gpu-2" in report.problems[0]
     assert node.specs.file("stranger").exists(), (
@@ -165,5 +165,5 @@ def test_a_repair_does_not_restore_a_claim_released_meanwhile(
         return listed
 
     monkeypatch.setattr(node.ledger, "entries", release_after_read)
-    node.preparer.repair()
+    node.preparer.recovery.repair()
     assert node.specs.claims() == {}

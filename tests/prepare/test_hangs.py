@@ -118,7 +118,7 @@ def assert_other_devices_work(node: SimulatedNode, executor: DaemonExecutor) -> 
         future.result(TIMEOUT_S)
     kept = node.preparer.prepare(claim("kept", "gpu-2"))
     node.specs.file("kept").unlink()
-    report: RecoveryReport = executor.submit(node.preparer.recover).result(TIMEOUT_S)
+    report: RecoveryReport = executor.submit(node.preparer.recovery.recover).result(TIMEOUT_S)
     assert report.rebuilt == ("kept",) and report.problems == () and set(report.busy) <= {"sick"}
     assert node.preparer.prepare(claim("kept", "gpu-2")) == kept
     assert node.preparer.unprepare("kept")
@@ -136,7 +136,7 @@ def assert_waiting_calls_time_out(node: SimulatedNode, executor: DaemonExecutor)
 
 def assert_recovered(node: SimulatedNode, hung: Future[Any]) -> None:
     hung.exception(TIMEOUT_S)
-    assert node.preparer.recover().problems == ()
+    assert node.preparer.recovery.recover().problems == ()
     held = {entry.uid for entry in node.ledger.entries()}
     assert held <= {"sick"} and set(node.hardware.values()) == held and set(node.specs.claims()) == held
     assert node.preparer.prepare(WITH_SETUP) and node.usable("sick")
@@ -204,11 +204,11 @@ def test_a_hanging_repair_delays_neither_claims_nor_the_round(tmp_path: Path) ->
         def run_repair(description: str, call: Callable[[], T]) -> T:
             return (short_timeout if "sick" in description else regular)(description, call)
 
-        report = executor.submit(node.preparer.recover, run_repair).result(4 * TIMEOUT_S)
+        report = executor.submit(node.preparer.recovery.recover, run_repair).result(4 * TIMEOUT_S)
         assert report.rebuilt == ("zz",)
         assert len(report.problems) == 1 and "repair of claim sick has not ended" in report.problems[0]
         # The next round skips it at once.
-        assert executor.submit(node.preparer.repair).result(TIMEOUT_S).busy == ("sick",)
+        assert executor.submit(node.preparer.recovery.repair).result(TIMEOUT_S).busy == ("sick",)
         assert node.preparer.unprepare("zz")
         assert_other_devices_work(node, executor)
         hang.released.set()
@@ -299,7 +299,7 @@ def test_a_claim_being_released_is_not_restored_by_the_other_agent(tmp_path: Pat
     with threads() as executor:
         hung = executor.submit(old.preparer.unprepare, "sick")
         assert hang.reached.wait(TIMEOUT_S)
-        assert new.preparer.recover().busy == ("sick",)
+        assert new.preparer.recovery.recover().busy == ("sick",)
         repeated = executor.submit(new.preparer.prepare, WITH_SETUP, Deadline.of(TIMEOUT_S))
         hang.released.set()
         assert hung.result(TIMEOUT_S) is True

@@ -91,7 +91,7 @@ def test_a_claim_from_a_template_is_mounted_by_its_pod_claim_name(node: Simulate
     file.unlink()
     node.specs.file("uid-1").unlink()
     node.crash_and_restart()
-    assert node.preparer.recover().rebuilt == ("uid-1",)
+    assert node.preparer.recovery.recover().rebuilt == ("uid-1",)
     assert mounts(node, prepared[0].cdi_device_ids) == {path: file} and file.exists()
 
 
@@ -132,7 +132,7 @@ def test_each_request_has_one_file_with_its_first_device(node: SimulatedNode) ->
     assert [device["name"] for device in second["requests"][0]["devices"]] == ["gpu-1", "gpu-2"]
     # The same file is rebuilt from the ledger alone.
     node.metadata_dir.joinpath("a", "one.json").unlink()
-    node.preparer.repair()
+    node.preparer.recovery.repair()
     assert json.loads(next(iter(of_device["gpu-0"].values())).read_text()) == first
 
 
@@ -178,13 +178,13 @@ def test_running_containers_see_a_change_as_a_new_generation(node: SimulatedNode
         node.devices["gpu-0"] = msgspec.structs.replace(
             device, attributes={**device.attributes, "driverVersion": Attribute.of_version("6.14.0")}
         )
-        report = node.preparer.repair()
+        report = node.preparer.recovery.repair()
         metadata = json.load(bound)
     assert report.kept == ("a",), "a change is not damage"
     assert metadata["metadata"]["generation"] == 2
     assert metadata["requests"][0]["devices"][0]["attributes"]["driverVersion"] == {"version": "6.14.0"}
     node.devices["gpu-0"] = msgspec.structs.replace(device, attributes={})
-    node.preparer.repair()
+    node.preparer.recovery.repair()
     assert json.loads(file.read_text())["metadata"]["generation"] == 3, "nothing of the longer document remains"
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_file_is_repaired_in_place(node: SimulatedNode, damage: str) -
     file = node.metadata_dir / "a" / "gpus.json"
     content, inode = file.read_bytes(), file.stat().st_ino
     file.write_text(damage)
-    assert node.preparer.repair().rebuilt == ("a",)
+    assert node.preparer.recovery.repair().rebuilt == ("a",)
     assert file.read_bytes() == content and file.stat().st_ino == inode
 
 
@@ -222,12 +222,12 @@ def test_disabled_metadata_removes_existing_files(node: SimulatedNode) -> None:
     prepared = node.preparer.prepare(claim("a", "gpu-0"))
     node.metadata_enabled = False
     node.crash_and_restart()
-    assert node.preparer.recover().rebuilt == ("a",)
+    assert node.preparer.recovery.recover().rebuilt == ("a",)
     assert list(node.metadata_dir.iterdir()) == [] and mounts(node, prepared[0].cdi_device_ids) == {}
     assert node.preparer.prepare(claim("a", "gpu-0")) == prepared, "the CDI ids in the kubelet stay valid"
     node.metadata_enabled = True
     node.crash_and_restart()
-    node.preparer.recover()
+    node.preparer.recovery.recover()
     assert len(mounts(node, prepared[0].cdi_device_ids)) == 1 and node.usable("a")
 
 
@@ -253,7 +253,7 @@ def test_a_kill_at_any_point_of_prepare_is_recovered(
         with pytest.raises(Crash, match=point):
             node.preparer.prepare(claim_)
         node.crash_and_restart()
-        report = node.preparer.recover()
+        report = node.preparer.recovery.recover()
         assert report.problems == () and "neighbour" in report.kept, point
         present = {path.name for path in node.metadata_dir.iterdir()}
         is_kept = index >= points.index("after complete")
@@ -275,7 +275,7 @@ def test_a_kill_at_any_point_of_unprepare_is_recovered(tmp_path: Path) -> None:
         with pytest.raises(Crash, match=point):
             node.preparer.unprepare("a")
         node.crash_and_restart()
-        assert node.preparer.recover().problems == ()
+        assert node.preparer.recovery.recover().problems == ()
         if node.ledger.get("a") is not None:
             assert node.usable("a"), f"{point}: a held claim must be usable"
         node.preparer.unprepare("a")
@@ -289,6 +289,6 @@ def test_a_torn_file_is_repaired_at_startup(node: SimulatedNode) -> None:
     (node.metadata_dir / "a" / "two.json").unlink()
     (node.metadata_dir / "a" / ".two.json.1-1.tmp").write_bytes(b"{")
     node.crash_and_restart()
-    assert node.preparer.recover().rebuilt == ("a",) and node.usable("a")
+    assert node.preparer.recovery.recover().rebuilt == ("a",) and node.usable("a")
     for name in ("one", "two"):
         assert json.loads((node.metadata_dir / "a" / f"{name}.json").read_text())["metadata"]["uid"] == "a"

@@ -236,7 +236,7 @@ def test_two_agents_never_prepare_the_same_device(node: SimulatedNode, tmp_path:
     with pytest.raises(DeviceHeldError, match="/state/one"):
         second.preparer.prepare(claim("b", "gpu-0"))
     assert not second.ledger.entries()
-    assert second.preparer.recover().removed == ()
+    assert second.preparer.recovery.recover().removed == ()
     assert node.usable("a")
     node.preparer.unprepare("a")
     assert second.preparer.prepare(claim("b", "gpu-0"))
@@ -245,7 +245,7 @@ def test_two_agents_never_prepare_the_same_device(node: SimulatedNode, tmp_path:
     third.cdi = node.cdi
     third.ownership = SimulatedOwnership(files, tmp_path, "")
     third.start()
-    assert third.preparer.recover().removed == ()
+    assert third.preparer.recovery.recover().removed == ()
     assert third.specs.claims().keys() == {"b"}
 
 
@@ -336,7 +336,10 @@ def test_a_device_that_returns_after_a_reboot_is_owned_again(node: SimulatedNode
         node.crash_and_restart()
         assert node.ownership.reconcile(node.ledger, node.lookup) == []
         node.devices["gpu-0"] = device_
-        assert node.preparer.prepare(claim_) if operation == "prepare" else node.preparer.repair().problems == ()
+        if operation == "prepare":
+            assert node.preparer.prepare(claim_)
+        else:
+            assert node.preparer.recovery.repair().problems == ()
         with pytest.raises(DeviceHeldError, match=f"for claims {operation}"):
             acquire(agent(files, "other"), "b", [device_])
         node.preparer.unprepare(operation)

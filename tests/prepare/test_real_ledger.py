@@ -42,7 +42,7 @@ def test_a_claim_survives_a_restart_and_a_reboot(durable: SimulatedNode, tmp_pat
     for boot in ("boot-1", "boot-2"):
         with reopen(durable, tmp_path, boot):
             durable.specs.file("a").unlink()
-            assert durable.preparer.recover().rebuilt == ("a",)
+            assert durable.preparer.recovery.recover().rebuilt == ("a",)
             assert durable.usable("a") and durable.preparer.prepare(claim_) == prepared
 
 
@@ -106,7 +106,7 @@ def test_an_unfinished_setup_is_undone_after_a_crash(durable: SimulatedNode, tmp
     assert set(durable.hardware) == {"gpu-0", "gpu-1"}
     durable.points.arm(None)
     with reopen(durable, tmp_path):
-        assert durable.preparer.recover().rolled_back == ("a",)
+        assert durable.preparer.recovery.recover().rolled_back == ("a",)
         assert durable.hardware == {} and durable.ledger.entries() == []
 
 
@@ -148,7 +148,7 @@ def test_sigkill_at_any_moment_keeps_prepared_claims(tmp_path: Path) -> None:
         with JournalLedger(tmp_path / "state", "boot-1") as ledger:
             node.ledger = ledger
             node.start()
-            assert node.preparer.recover().problems == ()
+            assert node.preparer.recovery.recover().problems == ()
             held = {entry.uid: entry.devices[0].device for entry in ledger.entries()}
             lost = expected.keys() - held.keys() - {releasing}
             assert not lost, f"returned as prepared and lost: {lost}"

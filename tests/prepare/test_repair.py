@@ -250,7 +250,7 @@ def test_a_claim_that_is_prepared_while_files_are_removed_keeps_its_files(
         with monkeypatch.context() as patch:
             prepare = partial(node.preparer.prepare, claim(uid, "gpu-1"))
             interleaving = Interleaving(patch, node, step, prepare)
-            assert node.preparer.recover().problems == ()
+            assert node.preparer.recovery.recover().problems == ()
             if not interleaving.end():
                 break
         assert node.usable(uid), f"prepared at step {step} of {interleaving.steps}"

@@ -137,7 +137,7 @@ def test_default_parameters_are_set_up(node: SimulatedNode) -> None:
     assert recorded == [(["gpu-3"], 7), (["gpu-0", "gpu-1"], 1), (["gpu-2"], 5)]
     node.partitions.defaults.clear()
     node.crash_and_restart()
-    assert node.preparer.recover().kept == ("a",)
+    assert node.preparer.recovery.recover().kept == ("a",)
     node.preparer.unprepare("a")
     assert node.hardware == {}
 
@@ -176,7 +176,7 @@ def test_each_share_is_set_up_and_undone_separately(node: SimulatedNode) -> None
     ]
     assert node.hardware == {"gpu-0/s1": "a", "gpu-0/s2": "a", "gpu-0/s3": "b"}
     node.crash_and_restart()
-    assert node.preparer.recover().kept == ("a", "b")
+    assert node.preparer.recovery.recover().kept == ("a", "b")
     restored = node.partitions.seen[0].allocated
     assert restored.key == "gpu-0/s3" and restored.consumed_capacity == {"memory": "4Gi"}
     node.preparer.unprepare("a")
@@ -269,7 +269,7 @@ def test_a_repeated_setup_is_undone_with_its_latest_record(node: SimulatedNode) 
     node.hardware.clear()
     node.partitions.generation = 1  # after a reboot the partition has another identity
     node.crash_and_restart()
-    assert node.preparer.recover().problems == ()
+    assert node.preparer.recovery.recover().problems == ()
     assert node.memory.disk["a"].payload["setups"][0]["record"] == {"size": 2, "generation": 1}
     assert node.memory.disk["a"].state == "completed" and node.usable("a")
     node.preparer.unprepare("a")
@@ -303,5 +303,5 @@ def test_a_record_of_an_earlier_version_is_undone(node: SimulatedNode) -> None:
     ]
     assert [(item.pool, item.device) for item in entry.devices] == [(POOL, "gpu-0")]
     node.crash_and_restart()
-    assert node.preparer.recover().kept == ("a",)
+    assert node.preparer.recovery.recover().kept == ("a",)
     assert node.preparer.unprepare("a") and node.hardware == {}

@@ -62,7 +62,7 @@ def test_an_unfinished_claim_of_a_dead_agent_is_undone(tmp_path: Path) -> None:
     # The next claim for the device gets it; the other unfinished claim waits for a repair.
     assert new.preparer.prepare(claim("c", "gpu-0"))
     assert set(old.hardware) == {"gpu-1"}
-    report = new.preparer.recover()
+    report = new.preparer.recovery.recover()
     assert report.rolled_back == ("b",) and report.removed == ("stranger",)
     assert old.hardware == {} and new.specs.claims().keys() == {"kept", "c"}
     assert new.preparer.prepare(claim("kept", "gpu-2")) == kept
@@ -219,7 +219,7 @@ def test_two_agents_under_load_and_sigkill_agree(tmp_path: Path) -> None:
         node.ledger = ledger
         node.start()
         # The agent killed last may have left an unfinished claim or file.
-        assert node.preparer.recover().problems == ()
+        assert node.preparer.recovery.recover().problems == ()
         entries = ledger.entries()
         assert {entry.devices[0].device: entry.uid for entry in entries} == held
         assert all(entry.state == "completed" for entry in entries) and len(entries) == len(held)

@@ -107,7 +107,7 @@ class Agent(RuleBasedStateMachine):
 
     def _restart(self) -> None:
         self.node.crash_and_restart()
-        report = self.node.preparer.recover()
+        report = self.node.preparer.recovery.recover()
         for problem in report.problems:
             assert "device node" in problem, problem
         assert not any(entry.state == "started" for entry in self.node.ledger.entries())

@@ -62,11 +62,13 @@ class Housekeeping:
 
     async def _run(self) -> None:
         run_call = ExecutorRunner(self._repairs)
-        await self._guarded("check claims of an earlier run", lambda: self._preparer.recover(run_call))
+        await self._guarded("check claims of an earlier run", lambda: self._preparer.recovery.recover(run_call))
         while True:
             await asyncio.sleep(self._interval_s)
             await self._guarded("compact the ledger", self._ledger.compact)
-            await self._guarded("check CDI specs", lambda: self._is_newest() and self._preparer.repair(run_call))
+            await self._guarded(
+                "check CDI specs", lambda: self._is_newest() and self._preparer.recovery.repair(run_call)
+            )
             await self._guarded("free memory", trim)
 
     async def _guarded(self, operation: str, call: Callable[[], object]) -> None:

@@ -37,19 +37,11 @@ from dra_agent.prepare.allocation import ClaimAllocation
 from dra_agent.prepare.claim_files import ClaimFiles
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry, Lookup
 from dra_agent.prepare.local_devices import LocalDevices
-from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks, LockedError
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
 from dra_agent.prepare.record import ClaimRecord
-from dra_agent.prepare.recovery import (
-    CallRunner,
-    RecoveryReport,
-    clean_orphans,
-    lock_names,
-    repair_all,
-    run_inline,
-    undo_abandoned,
-)
+from dra_agent.prepare.recovery import ClaimRecovery, lock_names, undo_abandoned
 from dra_agent.prepare.setup import DeviceSetup, Kind
 from dra_agent.prepare.setup_runner import ensure, run, undo
 
@@ -101,6 +93,17 @@ class Preparer:
         self._observe_phase = observe_phase
         self._claim_locks = KeyedLocks()
         self._device_locks = device_locks or KeyedLocks()
+        self.recovery = ClaimRecovery(
+            ledger,
+            self._files,
+            self._setups,
+            self._ownership,
+            claim_locks=self._claim_locks,
+            device_locks=self._device_locks,
+            undo=self._undo,
+            rebuild=lambda entry, deadline: self._rebuild(entry, self._record(entry), deadline)[1],
+        )
+        """Repairs the claims of earlier agents, at the start and at intervals."""
 
     def prepare(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[ClaimDevice]:
         """Prepare an allocated ResourceClaim (the API's JSON); returns its devices of this driver with their CDI ids.
@@ -192,54 +195,6 @@ class Preparer:
             entry = self._entry(uid, deadline)
         return False
 
-    def recover(self, run_call: CallRunner = run_inline) -> RecoveryReport:
-        """Repair the state that earlier agents left, claim by claim, while new claims are served.
-
-        Claims with work in progress, here or in another agent, are skipped. `run_call` makes each call, and may abandon
-        one that hangs.
-        """
-        report = self.repair(run_call)
-        removed: tuple[str, ...] = ()
-        problems = list(report.problems)
-        try:
-            removed = run_call("removing files of no claim", self._remove_orphaned_files)
-        except AgentError as error:
-            problems.append(str(error))
-        problems += clean_orphans(self._setups, lambda uid: self._entry(uid) is not None, run_call)
-        report = msgspec.structs.replace(report, removed=removed, problems=tuple(problems))
-        log.info(
-            "claims of an earlier run checked",
-            extra={name: len(getattr(report, name)) for name in report.__struct_fields__},
-        )
-        return report
-
-    def repair(self, run_call: CallRunner = run_inline) -> RecoveryReport:
-        """Check every claim while the agent runs: restore removed files, roll back abandoned claims.
-
-        The kubelet calls only when it starts a pod: a spec that is lost in between would stay lost. Claims with work in
-        progress are skipped.
-        """
-        with self._ledger.lease():
-            entries = self._ledger.entries()
-        return repair_all(entries, self._repair_one, run_call)
-
-    def _repair_one(self, uid: str) -> bool | None:
-        no_wait, purpose = Deadline.of(0), f"repair of claim {uid}"
-        with self._claim_locks.hold([uid], no_wait, purpose):
-            entry = self._entry(uid)
-            if entry is None:
-                return None  # released in the meantime
-            devices = lock_names(entry.devices)
-            with self._device_locks.hold(devices, no_wait, purpose):
-                now = self._entry(uid)
-                if now is None or lock_names(now.devices) != devices:
-                    return None
-                deadline = Deadline.of(CALL_TIMEOUT_S)
-                if now.state == STARTED:
-                    self._undo(now, deadline)
-                    return None
-                return self._rebuild(now, self._record(now), deadline)[1]
-
     def _entry(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
         """Read the current state of a claim, which another agent may have changed."""
         with self._ledger.lease(deadline):
@@ -269,28 +224,6 @@ class Preparer:
             if self._ledger.get(uid) is not None:
                 raise RetryableError("was prepared by another agent in the meantime", where=f"claim {uid}")
             return self._files.remove(uid)
-
-    def _remove_orphaned_files(self) -> tuple[str, ...]:
-        """Remove files of claims that hold nothing, and temporary files of exited writers; return the claims' uids.
-
-        Claims are prepared meanwhile. A claim is in the ledger, and names its devices as owned, before it has files:
-        files are listed first.
-        """
-        with_spec, with_metadata = self._files.claims_with_spec(), self._files.claims_with_metadata()
-        foreign = self._ownership.foreign_claims()
-        with self._ledger.lease():
-            known = {entry.uid for entry in self._ledger.entries()}
-        removed = tuple(filter(self._remove_if_orphaned, sorted((with_spec - foreign | with_metadata) - known)))
-        self._files.remove_leftovers(with_metadata)
-        return removed
-
-    def _remove_if_orphaned(self, uid: str) -> bool:
-        """Remove the files of a claim if it holds nothing, and no agent works on it; return whether there were any."""
-        try:
-            with self._claim_locks.hold([uid], Deadline.of(0), f"removing files of claim {uid}"), self._ledger.lease():
-                return self._ledger.get(uid) is None and self._files.remove(uid)
-        except LockedError:
-            return False
 
     def _prepare_new(self, allocation: ClaimAllocation, deadline: Deadline, *, ahead: bool) -> list[ClaimDevice]:
         """Prepare a claim without ledger entry; raises _AlreadyStartedError if it has one after all."""

@@ -17,11 +17,13 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from dra_agent.claim import ClaimDevice
-from dra_agent.deadline import Deadline
+from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import device_key
+from dra_agent.prepare.claim_files import ClaimFiles
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks, LockedError
+from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import DeviceSetup, Kind, OrphanCleaner
 
 log = logging.getLogger(__name__)
@@ -137,6 +139,113 @@ def clean_orphans(
             except AgentError as error:
                 problems.append(str(error))
     return problems
+
+
+class ClaimRecovery:
+    """Repairs the claims of one ledger, and removes files and set-ups of claims that hold nothing.
+
+    The `recovery` of a Preparer, with which it shares locks. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        ledger: JournalLedger,
+        files: ClaimFiles,
+        setups: Mapping[Kind, DeviceSetup],
+        ownership: Ownership,
+        *,
+        claim_locks: KeyedLocks,
+        device_locks: KeyedLocks,
+        undo: Callable[[LedgerEntry, Deadline], None],
+        rebuild: Callable[[LedgerEntry, Deadline], bool],
+    ) -> None:
+        """`undo` rolls back a claim. `rebuild` checks and repairs a completed one; it returns whether it wrote files.
+
+        Both are called with the locks of the claim and of its devices.
+        """
+        self._ledger = ledger
+        self._files = files
+        self._setups = setups
+        self._ownership = ownership
+        self._claim_locks = claim_locks
+        self._device_locks = device_locks
+        self._undo = undo
+        self._rebuild = rebuild
+
+    def recover(self, run_call: CallRunner = run_inline) -> RecoveryReport:
+        """Repair the state that earlier agents left, claim by claim, while new claims are served.
+
+        Claims with work in progress, here or in another agent, are skipped. `run_call` makes each call, and may abandon
+        one that hangs.
+        """
+        report = self.repair(run_call)
+        removed: tuple[str, ...] = ()
+        problems = list(report.problems)
+        try:
+            removed = run_call("removing files of no claim", self._remove_orphaned_files)
+        except AgentError as error:
+            problems.append(str(error))
+        problems += clean_orphans(self._setups, lambda uid: self._entry(uid) is not None, run_call)
+        report = msgspec.structs.replace(report, removed=removed, problems=tuple(problems))
+        log.info(
+            "claims of an earlier run checked",
+            extra={name: len(getattr(report, name)) for name in report.__struct_fields__},
+        )
+        return report
+
+    def repair(self, run_call: CallRunner = run_inline) -> RecoveryReport:
+        """Check every claim while the agent runs: restore removed files, roll back abandoned claims.
+
+        The kubelet calls only when it starts a pod: a spec that is lost in between would stay lost. Claims with work in
+        progress are skipped.
+        """
+        with self._ledger.lease():
+            entries = self._ledger.entries()
+        return repair_all(entries, self._repair_one, run_call)
+
+    def _repair_one(self, uid: str) -> bool | None:
+        no_wait, purpose = Deadline.of(0), f"repair of claim {uid}"
+        with self._claim_locks.hold([uid], no_wait, purpose):
+            entry = self._entry(uid)
+            if entry is None:
+                return None  # released in the meantime
+            devices = lock_names(entry.devices)
+            with self._device_locks.hold(devices, no_wait, purpose):
+                now = self._entry(uid)
+                if now is None or lock_names(now.devices) != devices:
+                    return None
+                deadline = Deadline.of(CALL_TIMEOUT_S)
+                if now.state == "started":
+                    self._undo(now, deadline)
+                    return None
+                return self._rebuild(now, deadline)
+
+    def _entry(self, uid: str) -> LedgerEntry | None:
+        """Read the current state of a claim, which another agent may have changed."""
+        with self._ledger.lease():
+            return self._ledger.get(uid)
+
+    def _remove_orphaned_files(self) -> tuple[str, ...]:
+        """Remove files of claims that hold nothing, and temporary files of exited writers; return the claims' uids.
+
+        Claims are prepared meanwhile. A claim is in the ledger, and names its devices as owned, before it has files:
+        files are listed first.
+        """
+        with_spec, with_metadata = self._files.claims_with_spec(), self._files.claims_with_metadata()
+        foreign = self._ownership.foreign_claims()
+        with self._ledger.lease():
+            known = {entry.uid for entry in self._ledger.entries()}
+        removed = tuple(filter(self._remove_if_orphaned, sorted((with_spec - foreign | with_metadata) - known)))
+        self._files.remove_leftovers(with_metadata)
+        return removed
+
+    def _remove_if_orphaned(self, uid: str) -> bool:
+        """Remove the files of a claim if it holds nothing, and no agent works on it; return whether there were any."""
+        try:
+            with self._claim_locks.hold([uid], Deadline.of(0), f"removing files of claim {uid}"), self._ledger.lease():
+                return self._ledger.get(uid) is None and self._files.remove(uid)
+        except LockedError:
+            return False
 
 
 def lock_names(devices: Iterable[ClaimDevice | HeldDevice]) -> set[str]:

@@ -149,7 +149,9 @@ class Agent:
             return future.result()
 
         loop = asyncio.get_running_loop()
-        report = await loop.run_in_executor(self.repair_executor, partial(self.node.preparer.recover, run_repair))
+        report = await loop.run_in_executor(
+            self.repair_executor, partial(self.node.preparer.recovery.recover, run_repair)
+        )
         event = Event(call.number, "answered", problems=list(report.problems), busy=list(report.busy))
         return self.add_state(call.number, event, interruptible)
 
