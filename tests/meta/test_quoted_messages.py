@@ -36,7 +36,7 @@ def strings(source: str) -> Iterator[str]:
     """Yield the strings of a module, with a space for each value of an f-string."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else " " for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else " " for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
