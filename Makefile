@@ -225,6 +225,7 @@ bench-fleet: build ## count the requests of 200 agents on a real API server; ARG
 
 bench-reclaim: build ## measure the notice file in containers, and compare a reclaim with kubectl drain on a real two-node cluster
 	$(PY) benchmarks/notice_file.py
+	PYTHONPATH=tests $(PY) benchmarks/notice_containers.py
 	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
 
 bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100 random clusters of 200 nodes; ARGS='--rounds 5'

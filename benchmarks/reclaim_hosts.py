@@ -45,22 +45,23 @@ class Metadata:
     def take(self) -> float:
         """Announce an interruption; return the Unix time of the announcement."""
         ends = datetime.now(UTC) + timedelta(seconds=NOTICE_S)
-        return float(self._control(spot={"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})["t0"])
+        return float(self.control(spot={"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})["t0"])
 
     def leave(self) -> None:
         """Withdraw the announcement, and wait until the agent has read this."""
-        since = float(self._control(spot=None)["t0"])
+        since = float(self.control(spot=None)["t0"])
         # The first request may have been in progress; the agent sends the second one after the response to the first.
         until(lambda: len(self.requests_since(since)) > 1, "the agent polls its metadata service", 30)
 
     def requests_since(self, since: float) -> list[float]:
         """Return the times of requests for an interruption since that time."""
-        return [one["at"] for one in self._control()["requests"] if one["path"] == SPOT and one["at"] >= since]
+        return [one["at"] for one in self.control()["requests"] if one["path"] == SPOT and one["at"] >= since]
 
     def close(self) -> None:
         self._process.end()
 
-    def _control(self, **values: object) -> dict[str, Any]:
+    def control(self, **values: object) -> dict[str, Any]:
+        """Change what the service announces; return its state, with the Unix time of the change as `t0`."""
         body = json.dumps({"set": values} if values else {}).encode()
         with urllib.request.urlopen(f"{self.endpoint}/control", data=body, timeout=10) as response:
             state: dict[str, Any] = json.loads(response.read())
@@ -70,12 +71,13 @@ class Metadata:
 class Host:
     """A node, its agent, and its metadata service."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, more: str = "") -> None:
+        """`more`: further lines of the agent's configuration."""
         self.name = name
         node = cluster.node(name)
         self.metadata = Metadata(node)
         config = node.directory / "agent.toml"
-        config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{self.metadata.endpoint}"\nlogind = "off"\n')
+        config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{self.metadata.endpoint}"\nlogind = "off"\n{more}')
         token = cluster.identity().token(name, pod=_observer(cluster, name))
         kubeconfig = cluster.control_plane.kubeconfig("agent", node.directory / "agent.kubeconfig", token=token)
         flags = ("--config", str(config), "--log-level", "info")
