@@ -82,9 +82,9 @@ class ReclaimControlServer(Server):
         self._reclaim = reclaim
         self._now = now
         self._about = about
-        super().__init__(path, self._handle, line_limit=MAX_LINE_BYTES)
+        super().__init__(path, self._execute, line_limit=MAX_LINE_BYTES)
 
-    async def _handle(self, line: bytes) -> Any:
+    async def _execute(self, line: bytes) -> Any:
         match decode_request(line):
             case Start(kind, seconds, description):
                 deadline = None if seconds is None else self._now() + timedelta(seconds=seconds)
