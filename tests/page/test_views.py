@@ -123,6 +123,17 @@ def test_the_picture_is_loaded_again_when_it_changes(serve: Serve) -> None:
     assert len(sources) == 2
 
 
+def test_the_place_of_the_picture_has_its_size_before_it_is_loaded() -> None:
+    for picture, size in (
+        ('<?xml version="1.0"?>\n<svg xmlns="x" width="1200.5" height="300" viewBox="0 0 1 2">', "1200 300"),
+        ("<svg/>", ""),
+    ):
+        view = HostView(name="a", agent="A", picture=picture)
+        page = document("title", *host.content(LastRead(view, 0.0, None, None)), active="./", has_cluster=False)
+        (image,) = re.findall("<img [^>]*>", page)
+        assert " ".join(re.findall('(?:width|height)="([^"]*)"', image)) == size
+
+
 def test_the_page_of_a_cluster_is_absent_without_one(serve: Serve) -> None:
     server = serve(HostView(name="a", agent="A"))
     assert "Cluster" not in request(server.url).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,13 @@ from dra_agent.host import Host
 from dra_agent.topology import DeviceKind, NumaNode, PciFunction, ScanProblem, Topology, scan, svg, tree
 from dra_agent.topology.display_tree import TreeNode, build_tree, switches
 from dra_agent.topology.pci_ids import PciIds
+from dra_agent.topology.svg_card import FREE, DeviceMark
 from dra_agent.topology.svg_layout import Box, arrange
 from topology.conftest import Machine
 
 NO_NAMES = PciIds(b"")
+SVG = "{http://www.w3.org/2000/svg}"
+ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 PCI_IDS = b"""\
 # comment
 1bcf  NEC Corporation
@@ -98,6 +102,56 @@ def test_holders_are_shown_in_the_tree_and_the_svg(dgx: Topology) -> None:
     assert not any("free" in line for line in lines for drive in drives if drive.pci_address in line)
 
 
+def test_utilization_and_taints_are_marked_at_their_device(dgx: Topology) -> None:
+    busy, idle, tainted = [device.pci_address for device in dgx.relevant if device.kind is DeviceKind.GPU][:3]
+    marks = {
+        busy: DeviceMark(utilization_ratio=0.6),
+        idle: DeviceMark(utilization_ratio=0.0),
+        tainted: DeviceMark(utilization_ratio=7.0, taints=("dra-agent.internal/xid-79:NoSchedule",)),
+    }
+    cards = cards_of(svg.draw(dgx, title="dgx", holders={}, names=NO_NAMES, marks=marks))
+    assert {address: filled_parts(card) for address, card in cards.items() if filled_parts(card) is not None} == {
+        busy: (3, 4),
+        idle: (0, 4),
+        tainted: (4, 4),
+    }
+    assert "utilization up to 75 %" in "\n".join(texts(cards[busy]))
+    assert "utilization 0 %" in "\n".join(texts(cards[idle]))
+    assert [address for address, card in cards.items() if "\u26a0" in texts(card)] == [tainted]
+    assert "taint dra-agent.internal/xid-79:NoSchedule" in "\n".join(texts(cards[tainted]))
+
+
+def test_a_bar_changes_with_its_level_only(dgx: Topology) -> None:
+    gpu = next(device.pci_address for device in dgx.relevant if device.kind is DeviceKind.GPU)
+
+    def picture(ratio: float) -> str:
+        marks = {gpu: DeviceMark(utilization_ratio=ratio)}
+        return svg.draw(dgx, title="dgx", names=NO_NAMES, marks=marks)
+
+    assert picture(0.76) == picture(0.99) == picture(1.0) != picture(0.75)
+    assert picture(0.0) != picture(0.01)
+
+
+def test_a_picture_explains_only_the_marks_that_it_has(dgx: Topology) -> None:
+    gpu = next(device.pci_address for device in dgx.relevant if device.kind is DeviceKind.GPU)
+    plain = set(texts(svg.draw(dgx, title="dgx", names=NO_NAMES)))
+    assert not {"utilization", "\u26a0 tainted"} & plain
+    marks = {gpu: DeviceMark(utilization_ratio=0.5, taints=("a:NoExecute",))}
+    assert {"utilization", "\u26a0 tainted"} <= set(texts(svg.draw(dgx, title="dgx", names=NO_NAMES, marks=marks)))
+
+
+def cards_of(picture: str) -> dict[str, str]:
+    """Return the cards of devices by PCI address."""
+    groups = [ET.tostring(group, encoding="unicode") for group in ET.fromstring(picture).iter(f"{SVG}g")]
+    return {next(text for text in texts(one) if ADDRESS.fullmatch(text)): one for one in groups if "kind" in one}
+
+
+def filled_parts(card: str) -> tuple[int, int] | None:
+    """Return how many parts of the bar of a card are filled, and how many there are."""
+    parts = [one.get("fill") for one in ET.fromstring(card).iter(f"{SVG}rect") if one.get("height") == "4"]
+    return (sum(fill != FREE for fill in parts), len(parts)) if parts else None
+
+
 def test_the_svg_is_valid_and_self_contained(dgx: Topology) -> None:
     picture = svg.draw(dgx, title='a <host> & its "devices"', holders={}, names=NO_NAMES)
     root = ET.fromstring(picture)
@@ -145,7 +199,8 @@ def test_names_of_a_damaged_host_are_escaped() -> None:
         fake_topology(fake_function(1, net=[hostile], driver=hostile)),
         problems=tuple(ScanProblem(f"{hostile}{number}", hostile) for number in range(9)),
     )
-    picture = svg.draw(topology, title=hostile, holders={"0000:01:00.0": [hostile]}, names=NO_NAMES)
+    marks = {"0000:01:00.0": DeviceMark(taints=(hostile,))}
+    picture = svg.draw(topology, title=hostile, holders={"0000:01:00.0": [hostile]}, names=NO_NAMES, marks=marks)
     ET.fromstring(picture)
     assert "<script>" not in picture
     assert "and 3 problems more" in texts(picture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from dra_agent.cli.agent_view import DeviceHolders
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
-    from dra_agent.inventory.model import Device
+    from dra_agent.inventory.api import Taint
+    from dra_agent.inventory.model import Device, Inventory
     from dra_agent.telemetry.control import CurrentValues, DeviceValues
+    from dra_agent.topology.svg_card import DeviceMark
 
 
 class HostReader:
@@ -53,7 +56,13 @@ class HostReader:
             ),
             telemetry=telemetry,
             reclaim=_reclaim(shown),
-            picture=svg.draw(topology, title=picture_title(shown.config), holders=holders, names=names),
+            picture=svg.draw(
+                topology,
+                title=picture_title(shown.config),
+                holders=holders,
+                names=names,
+                marks=device_marks(inventory, values),
+            ),
             problems=(
                 *((f"The claims that hold devices are not known: {claims.unknown}",) if claims.unknown else ()),
                 *(f"{one.name} is not published: {one.reason}" for one in inventory.excluded),
@@ -109,7 +118,7 @@ def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None)
         type=str(kind.value) if kind is not None else device.family,
         product="" if product is None else str(product.value),
         health=device.health if device.health == "healthy" else f"{device.health}{reason}",
-        taints=tuple(f"{taint.key}:{taint.effect}" for taint in device.taints),
+        taints=_taint_names(device.taints),
         claims=None if claims is None else tuple(claims),
         utilization_ratio=sample.gpu_utilization_ratio,
         memory_used_bytes=sample.memory_used_bytes,
@@ -117,6 +126,27 @@ def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None)
         power_watts=power_of(sample),
         temperature_celsius=sample.temperature_celsius,
     )
+
+
+def device_marks(inventory: Inventory, values: Mapping[str, DeviceValues]) -> dict[str, DeviceMark]:
+    """Return what the picture shows of each PCI function: its utilization, and the taints that exclude it or a part."""
+    from dra_agent.topology.svg_card import DeviceMark
+
+    ratios: dict[str, float] = {}
+    taints: dict[str, dict[str, None]] = {}
+    for device in inventory.devices:
+        kind, sampled = device.attributes.get("type"), values.get(device.name)
+        is_whole = kind is None or kind.value == device.family
+        # The utilization of a partition is a part of the partition, not of the GPU.
+        if is_whole and sampled is not None and sampled.values.gpu_utilization_ratio is not None:
+            ratios[device.pci_address] = sampled.values.gpu_utilization_ratio
+        excluding = [taint for taint in device.taints if taint.effect != "None"]
+        taints.setdefault(device.pci_address, {}).update(dict.fromkeys(_taint_names(excluding)))
+    return {address: DeviceMark(ratios.get(address), tuple(found)) for address, found in taints.items()}
+
+
+def _taint_names(taints: Sequence[Taint]) -> tuple[str, ...]:
+    return tuple(f"{taint.key}:{taint.effect}" for taint in taints)
 
 
 def _telemetry(shown: ShownHost) -> tuple[dict[str, DeviceValues], str]:

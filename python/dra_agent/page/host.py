@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from typing import cast
 
@@ -18,6 +19,7 @@ MAX_NAMES = 8
 MAX_PROBLEMS = 20
 MAX_RELEASES = 64
 """Claims of a reclaim that are listed."""
+_PICTURE_SIZE = re.compile(r'<svg [^>]*?\bwidth="([0-9]+)[0-9.]*" height="([0-9]+)[0-9.]*"')
 ACTIVE_PHASES = ("hint", "notice")
 """Phases in which new claims get no devices."""
 PHASES = {
@@ -176,7 +178,11 @@ def _picture(view: HostView) -> Content:
     if not view.picture:
         return None
     source = f"topology.svg?{picture_version(view)}"
-    image = element("img", src=source, alt="NUMA nodes, PCIe switches and devices; the table above has the claims")
+    alt = "NUMA nodes, PCIe switches and devices; the table above has the claims"
+    # With its size, the page does not move while a changed picture is loaded.
+    size = _PICTURE_SIZE.search(view.picture)
+    across, down = size.groups() if size is not None else (None, None)
+    image = element("img", src=source, alt=alt, width=across, height=down)
     return section(
         "topology",
         "Topology",

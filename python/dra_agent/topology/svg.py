@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from dra_agent.topology.display_tree import (
@@ -18,7 +18,7 @@ from dra_agent.topology.display_tree import (
 )
 from dra_agent.topology.model import DeviceKind, Topology
 from dra_agent.topology.pci_ids import PciIds
-from dra_agent.topology.svg_card import COLOURS, card
+from dra_agent.topology.svg_card import COLOURS, NO_MARK, DeviceMark, card, utilization_bar
 from dra_agent.topology.svg_layout import Box, arrange, attribute, extent, fit, hint, label, rectangle, width
 
 MARGIN, TITLE_HEIGHT, LINE = 28, 82, 20
@@ -51,9 +51,20 @@ _STYLES = {"numa": ("#f1f3f5", "#adb5bd", 14), "root": ("#e7f0fb", "#a5c8ee", 10
 """Fill, outline and corner radius of each kind of place."""
 
 
-def draw(topology: Topology, *, title: str, holders: Holders | None = None, names: PciIds | None = None) -> str:
-    """An SVG document without external fonts, scripts or links. `holders` adds the holders of devices."""
+def draw(
+    topology: Topology,
+    *,
+    title: str,
+    holders: Holders | None = None,
+    names: PciIds | None = None,
+    marks: Mapping[str, DeviceMark] | None = None,
+) -> str:
+    """An SVG document without external fonts, scripts or links.
+
+    `holders` adds the holders of devices, `marks` their utilization and taints; both have PCI addresses.
+    """
     names = PciIds.of_this_machine() if names is None else names
+    marks = {} if marks is None else marks
     claims: dict[str, str] = {}
     for device in topology.relevant:
         for claim in (holders or {}).get(device.pci_address, ()):
@@ -68,10 +79,11 @@ def draw(topology: Topology, *, title: str, holders: Holders | None = None, name
     for box in boxes:
         for inner in box.walk():
             if isinstance(inner.of, Leaf):
-                body.append(card(inner, inner.of, holders, claims, names))
+                body.append(card(inner, inner.of, holders, claims, names, marks))
             else:
                 body.append(_place(inner, inner.of, topology, names))
-    notes = list(_notes(topology, bottom + 32, across - 2 * MARGIN))
+    shown = [marks.get(device.pci_address, NO_MARK) for device in topology.relevant]
+    notes = list(_notes(topology, shown, bottom + 32, across - 2 * MARGIN))
     down = bottom + 32 + LINE * len(notes)
     return "\n".join((
         '<?xml version="1.0" encoding="UTF-8"?>',
@@ -135,7 +147,7 @@ def _distances(boxes: Sequence[Box]) -> Iterator[str]:
         )
 
 
-def _notes(topology: Topology, top: float, room: float) -> Iterator[str]:
+def _notes(topology: Topology, marks: Sequence[DeviceMark], top: float, room: float) -> Iterator[str]:
     """The legend, the parts that are not drawn, and the damaged parts; one line each."""
     x, legend = float(MARGIN), []
     for kind in DeviceKind:
@@ -143,6 +155,15 @@ def _notes(topology: Topology, top: float, room: float) -> Iterator[str]:
             legend.append(rectangle(x, top - 10, 12, 12, fill=COLOURS[kind], radius=3))
             legend.append(label(x + 18, top, NOUNS[kind], "sub"))
             x += 18 + width(NOUNS[kind], 13) + 22
+    if any(mark.utilization_ratio is not None for mark in marks):
+        legend += (
+            utilization_bar(x, top - 6, 30, 0.5, COLOURS[DeviceKind.GPU]),
+            label(x + 36, top, "utilization", "sub"),
+        )
+        x += 36 + width("utilization", 13) + 22
+    if any(mark.taints for mark in marks):
+        legend.append(label(x, top, "\u26a0 tainted", "wrong"))
+        x += width("\u26a0 tainted", 13) + 22
     others = len(topology.devices) - len(topology.relevant)
     if others:
         legend.append(label(x, top, f"{count(others, 'other PCI function')} not drawn", "sub"))
