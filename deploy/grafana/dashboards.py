@@ -74,7 +74,7 @@ FLEET = Dashboard(
 
 
 def _traffic(title: str, description: str, kind: str) -> Panel:
-    """Return a panel with both directions of one kind of link: network, rdma, nvlink or pcie."""
+    """Return a panel with both directions of one kind of link: network, rdma, nvlink, xgmi or pcie."""
     return Panel(
         title,
         description,
@@ -83,7 +83,7 @@ def _traffic(title: str, description: str, kind: str) -> Panel:
                 f"sum by (instance) (rate(dra_agent_device_{kind}_{direction}_bytes_total{NODE}[$__rate_interval]))",
                 f"{{{{instance}}}} {direction}",
             )
-            for direction in ("receive", "transmit")
+            for direction in (("read", "write") if kind == "xgmi" else ("receive", "transmit"))
         ),
         unit="Bps",
     )
@@ -147,14 +147,40 @@ NODES = Dashboard(
         ),
         Panel(
             "Power of GPUs",
-            "The sum of the node's GPUs. Requires telemetry.",
-            (Query(f"sum by (instance, product) (dra_agent_device_power_watts{NODE})", "{{instance}} {{product}}"),),
+            "The sum of the node's GPUs; of Intel's, the average since the sample before. Requires telemetry.",
+            (
+                Query(
+                    "sum by (instance, product) "
+                    f"(dra_agent_device_power_watts{NODE} or dra_agent_device_average_power_watts{NODE})",
+                    "{{instance}} {{product}}",
+                ),
+            ),
             unit="watt",
         ),
         _traffic("Network traffic", "Of interfaces of the host. Requires telemetry.", "network"),
         _traffic("RDMA traffic", "Of all ports of the node's adapters. Requires telemetry.", "rdma"),
         _traffic("NVLink traffic", "Data of all NVLinks of the node's GPUs. Requires telemetry.", "nvlink"),
+        _traffic("XGMI traffic", "Data of all XGMI links of the node's AMD GPUs. Requires telemetry.", "xgmi"),
         _traffic("PCIe traffic", "Of NVIDIA GPUs whose driver counts it. Requires telemetry.", "pcie"),
+        Panel(
+            "Network errors",
+            "Errors, dropped packets and failed links of interfaces and RDMA ports. Requires telemetry.",
+            tuple(
+                Query(
+                    f"sum by (instance) (increase(dra_agent_device_{name}_total{NODE}[$__rate_interval])) > 0",
+                    f"{{{{instance}}}} {name.replace('_', ' ')}",
+                )
+                for name in (
+                    "network_receive_errors",
+                    "network_transmit_errors",
+                    "network_receive_drops",
+                    "network_transmit_drops",
+                    "rdma_receive_errors",
+                    "rdma_transmit_discards",
+                    "rdma_link_downed",
+                )
+            ),
+        ),
         Panel(
             "Memory of the agent",
             "Resident memory of the process.",

@@ -66,7 +66,7 @@ def test_a_dashboard_can_be_provisioned(path: Path) -> None:
         assert panel["description"].endswith(".") and panel["type"] in ("stat", "timeseries", "table")
         for one in (panel, *panel["targets"]):
             assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        assert all(re.findall(r"\$(?!__)(\w+)", target["expr"]) in ([], ["instance"]) for target in panel["targets"])
+        assert all(set(re.findall(r"\$(?!__)(\w+)", target["expr"])) <= {"instance"} for target in panel["targets"])
     for one, other in combinations((panel["gridPos"] for panel in panels), 2):
         apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
