@@ -22,6 +22,7 @@ from deploy.rendering import CHART, ROOT, RefusedError, Render, container, only_
 
 FOLDER = CHART / "files/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
+ALERTS = CHART / "files/alerts.yaml"
 RECORDING = CHART / "files/recording-rules.yaml"
 RECORDING_TESTS = Path(__file__).with_name("recording-rules.test.yaml")
 GRID_COLUMNS = 24
@@ -124,15 +125,20 @@ def test_every_metric_of_a_panel_or_a_rule_is_exported_or_recorded() -> None:
 
 def test_claims_of_one_name_in_two_namespaces_are_two_series() -> None:
     """The name of a claim is unique in its namespace only."""
+    alerts = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     grouped = 0
-    for query in targets():
-        for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query["expr"]):
+    for expression in (*expressions(), *(rule["expr"] for rule in (*records(), *alerts))):
+        for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression):
             names = re.split(r"\s*,\s*", labels.strip())
-            assert "claim" not in names or "namespace" in names, query["expr"]
+            assert "claim" not in names or "namespace" in names, expression
             grouped += "claim" in names
+    assert grouped > 0
+    for query in targets():
         legend = query["legendFormat"]
         assert "{{claim}}" not in legend or "{{namespace}}/{{claim}}" in legend, legend
-    assert grouped > 0
+    for alert in alerts:
+        text = alert["annotations"]["summary"]
+        assert "$labels.claim " not in text or "{{ $labels.namespace }}/{{ $labels.claim }}" in text, text
 
 
 def test_a_table_of_claims_shows_their_namespace_and_the_longest_value_first() -> None:
