@@ -162,7 +162,7 @@ def test_prometheus_parses_all_expressions(tmp_path: Path) -> None:
     rules = [
         {
             "record": f"panel:expression{number}",
-            "expr": expression.replace("$__rate_interval", "5m").replace("$instance", ".*"),
+            "expr": evaluated(expression),
         }
         for number, expression in enumerate(expressions())
     ]
@@ -175,6 +175,39 @@ def test_prometheus_parses_all_expressions(tmp_path: Path) -> None:
     ):
         done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_power_of_claims_of_one_name_is_not_added(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    (power,) = (one for one in expressions() if "rate(dra_agent_claim_energy" in one and "[1h]" not in one)
+    labels = 'claim="train", instance="a", namespace="{}"'
+    series = [
+        (f'dra_agent_claim_energy_joules_total{{device="gpu-{gpu}", {labels.format(namespace)}}}', f"0+{joules}x20")
+        for gpu, namespace, joules in (("0", "team-a", 600), ("1", "team-a", 600), ("2", "team-b", 3000))
+    ]
+    expected = [
+        {"labels": f"{{{labels.format(name)}}}", "value": watts} for name, watts in (("team-a", 20), ("team-b", 50))
+    ]
+    content = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series],
+                "promql_expr_test": [{"expr": evaluated(power), "eval_time": "10m", "exp_samples": expected}],
+            }
+        ]
+    }
+    file = tmp_path / "power.test.yaml"
+    file.write_text(yaml.safe_dump(content))
+    done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def evaluated(expression: str) -> str:
+    """Return the expression with values for the variables of Grafana."""
+    return expression.replace("$__rate_interval", "5m").replace("$instance", ".*")
 
 
 def test_the_examples_of_the_page_are_valid(tmp_path: Path, render: Render) -> None:
