@@ -94,6 +94,7 @@ EXTENDED = {
     "test_nic_configuration",
     "test_otlp_collector",
     "test_passthrough",
+    "test_played_load",
     "test_pool_status",
     "test_prepare_fails_then_works",
     "test_prepare_too_slow_then_works",
