@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "standalone.py"
 
 
 def test_a_short_queue_is_measured(tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, "--quick", "--results", tmp_path]
+    command: list[str | Path] = [sys.executable, SCRIPT, "--quick", "--results", tmp_path]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=10 * DEADLINE_S)
     measures = {measure.name: measure for measure in load(tmp_path / "standalone.json").measures}
     for kind in ("equal", "different"):

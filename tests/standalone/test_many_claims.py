@@ -122,7 +122,7 @@ def test_what_waiting_claims_have_in_common_is_read_once_for_many_of_them(
     connect, open_file = sqlite3.connect, os.open
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         connection.set_trace_callback(statements.append)
         return connection
 
