@@ -71,6 +71,7 @@ SHORT_LIMITS: dict[str, tuple[int, str]] = {
     "explain/test_explain.py": (1, "CPU time"),
     "explain/test_gang_nodes.py": (3, "a fake clock"),
     "explain/test_gang_topology.py": (1, "a fake clock"),
+    "fake_apiserver/test_request_rate.py": (1, "the request waits for minutes"),
     "fake_apiserver/test_server.py": (2, "the server does not respond"),
     "fake_apiserver/test_thread_reads.py": (2, "the server or the lookup does not respond"),
     "inventory/test_amd_mode_transition.py": (1, "gives a race the time to happen"),

@@ -24,6 +24,7 @@ from dra_agent.kube_client.errors import (
     retry_after,
     status_message,
 )
+from dra_agent.kube_client.request_rate import RequestRate
 from dra_agent.kube_client.slots import MAX_REQUESTS, RequestSlots
 from dra_agent.kube_client.thread_reads import ThreadReads
 
@@ -53,12 +54,18 @@ class Request(NamedTuple):
         rest = parts[3:] if parts[1] == "api" else parts[4:]
         return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it counts toward the requests per second."""
+        return self.method != "GET" or self.resource != "resourceclaims"
+
 
 class HttpTransport:
     """Sends requests. Connections are opened when they are needed and kept for the next request.
 
     At most `slots.MAX_REQUESTS` requests run at once, those on other threads included; each watch, and each request for
-    text, has a connection besides.
+    text, has a connection besides. `request_rate` bounds how many are sent per second, without reads of claims: the
+    kubelet bounds its calls, and each call reads its claims once.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -67,6 +74,9 @@ class HttpTransport:
         self._in_flight: set[Connection] = set()
         self._closed = False
         self._slots = RequestSlots()
+        self._rate = RequestRate()
+        self._delayed = 0
+        """How many requests wait for their turn by the rate."""
         self._texts = 0
         """How many requests for text run."""
         self._thread_reads = ThreadReads(credentials, lambda: self._count("GET"))
@@ -87,20 +97,30 @@ class HttpTransport:
         """
         limit = TIMEOUT_S if timeout is None else timeout
         where = self._where(request)
-        resource, running = request.resource, False
+        resource, running, waits_for = request.resource, False, self._rate.describe
         try:
             async with asyncio.timeout(limit):
+                if request.is_limited and (wait_s := self._rate.reserve()):
+                    await self._delay(wait_s)
+                waits_for = self._slots.describe
                 await self._slots.acquire(resource)
                 running = True
                 async with self._response(request) as connection:
                     data = await _read_body(connection, where)
         except TimeoutError as error:
-            message = "" if running else f": waited for {self._slots.describe()}"
+            message = "" if running else f": waited for {waits_for()}"
             raise UnavailableError(f"no response within {limit:g} s{message}", where=where) from error
         finally:
             if running:
                 self._slots.release(resource)
         return _object(data, where)
+
+    async def _delay(self, seconds: float) -> None:
+        self._delayed += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._delayed -= 1
 
     async def text(self, request: Request, *, timeout: float, max_bytes: int) -> str:
         """Send a GET and return the text of the response, which another server has written.
@@ -280,7 +300,7 @@ class HttpTransport:
 
     def _keep(self, connection: Connection) -> None:
         self._in_flight.discard(connection)
-        kept = MAX_REQUESTS if self._slots.waiting else max(_MAX_IDLE, self._texts)
+        kept = MAX_REQUESTS if self._slots.waiting or self._delayed else max(_MAX_IDLE, self._texts)
         is_current = connection.version == self._credentials.version
         if is_current and connection.reusable and not self._closed and len(self._idle) < kept:
             self._idle.append(connection)
