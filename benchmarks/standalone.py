@@ -4,7 +4,8 @@ The agent is a process on a simulated DGX H100 whose eight GPUs are held. Every 
 so none of them fits when one is freed: the first claim that fits is at the end of the queue, the worst case. The claims
 have equal specs in one part, and in the other each has its own, which a selector makes different.
 
-  list during apply   requests for all claims, one every 0.1 s, from the request that applies until every claim is tried
+  list during apply   all claims as `claim list` requests them, every 0.1 s, from the request that applies until every
+                      claim is tried
   a freed device      from the request that deletes its claim until the claim at the end of the queue is prepared,
                       compared with the same in a queue without other claims
   stop                SIGTERM while all claims are tried again after a release
@@ -29,7 +30,7 @@ from results_table import publish
 
 from agent import PROFILE, memory, start, stop
 from dra_agent.simulate import build
-from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims
+from dra_agent.standalone.protocol import Apply, Client, Delete, Get
 
 GPUS = 8
 KINDS = ("equal", "different")
@@ -136,7 +137,8 @@ class Lister:
         with Client(self._socket) as client:
             while not self.seconds or not self._ended.wait(LIST_INTERVAL_S):
                 began = time.perf_counter()
-                client.call(ListClaims(), timeout_s=TIMEOUT_S)
+                for _ in client.claims(whole=False, timeout_s=TIMEOUT_S):
+                    pass
                 self.seconds.append(time.perf_counter() - began)
 
 

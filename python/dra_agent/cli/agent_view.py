@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.api_object import allocation_of, full_name, results_of
+from dra_agent.api_object import full_name, results_of
 
 if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
@@ -49,11 +49,11 @@ def devices_of_claims(state_dir: Path) -> list[tuple[str, list[str]]]:
     """
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.presence import exists
-    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
+    from dra_agent.standalone.protocol import SOCKET, Client
 
     if exists(state_dir / SOCKET):
         with Client(state_dir / SOCKET) as agent:
-            allocated = [view["claim"] for view in agent.call(ListClaims()) if allocation_of(view["claim"])]
+            allocated = [view["claim"] for view in agent.claims(allocated=True)]
         return [(full_name(claim), [result["device"] for result in results_of(claim)]) for claim in allocated]
     entries, _ = read_copy(state_dir) or ([], None)
     return [(entry.full_name, [device.device for device in entry.devices]) for entry in entries]

@@ -123,12 +123,10 @@ def key_of(agent: Client, named: ObjectName, namespace: str | None) -> tuple[str
         NoSuchObjectError: No claim has this uid.
     """
     from dra_agent.errors import NoSuchObjectError
-    from dra_agent.standalone.protocol import ListClaims
 
     if not named.is_uid:
         return named.namespace or namespace or DEFAULT_NAMESPACE, named.name
-    views: list[dict[str, Any]] = agent.call(ListClaims())
-    found = next((view for view in views if view["uid"] == named.name), None)
+    found = next((view for view in agent.claims(whole=False) if view["uid"] == named.name), None)
     if found is None:
         raise NoSuchObjectError(f"there is no claim with uid {named.name}")
     return found["namespace"], found["name"]

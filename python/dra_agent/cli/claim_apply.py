@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.api_object import allocation_of, identity_of
@@ -118,15 +119,17 @@ def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
     """Print the result for each object; devices are chosen from those that are free now."""
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
+    from dra_agent.errors import NoSuchObjectError
     from dra_agent.explain import explain
     from dra_agent.standalone.allocator import GATES
-    from dra_agent.standalone.protocol import ListClaims, ListClasses, State
+    from dra_agent.standalone.protocol import Get, ListClasses, State
 
     with connect(args, wait_s=args.wait_for_agent) as agent:
         state = agent.call(State())
         existing = {("DeviceClass", "", entry["metadata"]["name"]): entry for entry in agent.call(ListClasses())}
-        for view in agent.call(ListClaims()):
-            existing["ResourceClaim", view["namespace"], view["name"]] = view["claim"]
+        for key in (identity_of(loaded.value) for loaded in objects if loaded.kind == "ResourceClaim"):
+            with contextlib.suppress(NoSuchObjectError):
+                existing["ResourceClaim", *key] = agent.call(Get(*key))["claim"]
     own = [loaded.value for loaded in objects if loaded.kind == "DeviceClass"]
     names = {entry["metadata"]["name"] for entry in own}
     state["classes"] = own + [entry for entry in state["classes"] if entry["metadata"]["name"] not in names]

@@ -44,12 +44,13 @@ def _is_cluster_node(args: argparse.Namespace) -> bool:
 
 def _list(args: argparse.Namespace, namespace: str | None) -> int:
     from dra_agent.cli.connection import connect
-    from dra_agent.standalone.protocol import ListClaims
+    from dra_agent.cli.output import ID_FORMATS
+
+    whole = args.output != "table" and args.output not in ID_FORMATS
 
     def fetch() -> list[dict[str, Any]]:
         with connect(args) as agent:
-            views: list[dict[str, Any]] = agent.call(ListClaims())
-        return [view for view in views if namespace in (None, view["namespace"])]
+            return [view for view in agent.claims(whole=whole) if namespace in (None, view["namespace"])]
 
     return _show(args, fetch, empty="no claims" + in_namespace(namespace))
 

@@ -241,13 +241,12 @@ def _full_name(state_dir: Path, word: str) -> str:
 def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.table import Rows
-    from dra_agent.standalone.protocol import ListClaims
 
     namespace = chosen_namespace(args)
 
     def fetch() -> list[Item]:
         with connect(args) as agent:
-            claims = agent.call(ListClaims())
+            claims = [*agent.claims(allocated=True, whole=False)]
         return [
             {
                 "device": device["device"],

@@ -237,14 +237,13 @@ def _views(words: Sequence[str]) -> list[dict[str, str]]:
     from dra_agent.errors import AgentError
     from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.presence import exists
-    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
+    from dra_agent.standalone.protocol import SOCKET, Client
 
     state_dir = _state_dir(words)
     try:
         if exists(state_dir / SOCKET):
             with Client(state_dir / SOCKET) as agent:
-                views: list[dict[str, str]] = agent.call(ListClaims(), timeout_s=TIMEOUT_S)
-            return views
+                return [*agent.claims(whole=False, timeout_s=TIMEOUT_S)]
         entries, _ = read_copy(state_dir) or ([], None)
     except AgentError:
         return []

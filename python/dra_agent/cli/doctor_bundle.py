@@ -198,7 +198,7 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
 def _claims(shown: ShownHost) -> Document:
     from dra_agent.doctor.bundle import Document, MissingPartError
     from dra_agent.presence import may_exist
-    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims, ListClasses
+    from dra_agent.standalone.protocol import SOCKET, Client, ListClasses
 
     socket = shown.config.state_dir / SOCKET
     if not may_exist(socket):
@@ -206,7 +206,7 @@ def _claims(shown: ShownHost) -> Document:
             f"no agent in standalone mode listens in {shown.config.state_dir}; the ledger has prepared claims"
         )
     with Client(socket) as agent:
-        return Document("claims.json", {"claims": agent.call(ListClaims()), "classes": agent.call(ListClasses())})
+        return Document("claims.json", {"claims": [*agent.claims()], "classes": agent.call(ListClasses())})
 
 
 def _ledger(shown: ShownHost, host: Host) -> Document:

@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from dra_agent.api_object import Object, identity_of
-
 Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]
 """Pending: waits for devices. Allocated: has devices, not prepared yet. Failed: can never be prepared as it is."""
 
@@ -54,7 +52,15 @@ class ClaimView(msgspec.Struct, frozen=True):
     fits_empty_host: bool
     """False: even with nothing else claimed this host could not satisfy it."""
     claim: dict[str, Any]
-    """The ResourceClaim itself, with status.allocation once it is allocated."""
+    """The ResourceClaim itself, with status.allocation once it is allocated; empty if it was not asked for."""
+
+
+class ClaimPage(msgspec.Struct, frozen=True):
+    """Some claims, oldest first."""
+
+    claims: list[ClaimView]
+    next: int | None
+    """The place in the queue after which the next page begins; None after the last one."""
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
@@ -65,39 +71,6 @@ class ApplyResult(msgspec.Struct, frozen=True):
     action: Literal["created", "configured", "unchanged"]
     namespace: str = ""
     claim: ClaimView | None = None
-
-
-def view_of(
-    claim: Object, prepared: tuple[PreparedDevice, ...] | None, message: str, *, fits_empty_host: bool
-) -> ClaimView:
-    """Show a claim; `prepared`: its devices once they are ready for containers, `message`: why they are not."""
-    metadata = claim["metadata"]
-    namespace, name = identity_of(claim)
-    annotations = metadata.get("annotations", {})
-    devices = prepared or ()
-    return ClaimView(
-        namespace=namespace,
-        name=name,
-        uid=metadata["uid"],
-        phase=_phase(claim, prepared is not None),
-        message=annotations.get(FAILED) or message,
-        created=metadata["creationTimestamp"],
-        prepared=annotations.get(PREPARED, "") if prepared is not None else "",
-        devices=devices,
-        cdi_device_ids=tuple(cdi_id for device in devices for cdi_id in device.cdi_device_ids),
-        fits_empty_host=fits_empty_host,
-        claim=claim,
-    )
-
-
-def _phase(claim: Object, prepared: bool) -> Phase:
-    if "deletionTimestamp" in claim["metadata"]:
-        return "Deleting"
-    if FAILED in claim["metadata"].get("annotations", {}):
-        return "Failed"
-    if "allocation" not in claim.get("status", {}):
-        return "Pending"
-    return "Prepared" if prepared else "Allocated"
 
 
 RESTORED = "dra-agent.internal/restored"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dra_agent.api_object import Object, identity_of
@@ -17,7 +19,10 @@ class KnownClaim(ClaimRef, frozen=True):
     """One claim of the store."""
 
     position: int
+    """Its place in the order of arrival; not that in the store."""
     digest: bytes
+    created: str
+    """RFC 3339, UTC."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -26,7 +31,7 @@ class KnownClaim(ClaimRef, frozen=True):
 
 
 class ClaimIndex:
-    """Every claim is in the store, and in one of `waiting`, `allocated` and `deleting`.
+    """Every claim is in the store, and in at least one of `waiting`, `allocated`, `deleting` and `failed`.
 
     Not safe for threads: the queue holds its lock.
     """
@@ -35,11 +40,14 @@ class ClaimIndex:
         self._store = store
         self._by_key: dict[tuple[str, str], KnownClaim] = {}
         self._by_uid: dict[str, KnownClaim] = {}
+        self._in_order: list[KnownClaim] = []
         self._last = 0
         self.waiting = WaitingClaims()
         self.allocated: dict[str, Object] = {}
         """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
         self.deleting: dict[str, KnownClaim] = {}
+        self.failed: dict[str, str] = {}
+        """Why a claim can never be prepared, by uid."""
         self._classes: list[Object] | None = None
         load(store, CLASS)
         load(store, CLAIM, lambda claim, position: self._index(claim, position, digest_of(claim["spec"])))
@@ -72,21 +80,22 @@ class ClaimIndex:
         assert value is not None, "the index and the store have the same claims"
         return value
 
-    def read_many(self, known: Iterable[KnownClaim]) -> list[Object]:
-        """Read whole claims, in one query."""
-        keys = [one.key for one in known]
-        values = self._store.get_many(CLAIM, keys)
-        return [values[key] for key in keys]
+    def after(self, position: int, limit: int) -> list[KnownClaim]:
+        """Return the claims that came after a position, in order."""
+        first = bisect_right(self._in_order, position, key=_position)
+        return self._in_order[first : first + limit]
+
+    def read_many(self, known: Sequence[KnownClaim], *, max_bytes: int | None = None) -> list[Object]:
+        """Read whole claims together; with `max_bytes` the first of them, until they have so many bytes."""
+        values = self._store.get_many(CLAIM, [one.key for one in known], max_bytes=max_bytes)
+        read = known if max_bytes is None else known[: len(values)]
+        return [values[one.key] for one in read]
 
     def classes(self) -> list[Object]:
         """Return every DeviceClass: the same list until one changes."""
         if self._classes is None:
             self._classes = [stored.value for stored in self._store.list(CLASS)]
         return self._classes
-
-    def all(self) -> Iterator[Object]:
-        """Read every claim, oldest first."""
-        return (stored.value for stored in self._store.each(CLAIM))
 
     def put(self, claims: Iterable[Object]) -> None:
         """Keep claims, all or none; raises PermanentError for one not in the stored form."""
@@ -122,6 +131,7 @@ class ClaimIndex:
         self._store.delete(CLAIM, *known.key)
         self._unindex(known.uid)
         del self._by_key[known.key], self._by_uid[known.uid]
+        del self._in_order[bisect_left(self._in_order, known.position, key=_position)]
 
     def delete_class(self, name: str) -> bool:
         """Remove a class; return False if it does not exist."""
@@ -140,17 +150,30 @@ class ClaimIndex:
         metadata = claim["metadata"]
         uid = metadata["uid"]
         self._unindex(uid)
-        known = KnownClaim(uid, namespace, name, position, digest)
-        self._by_key[known.key] = self._by_uid[uid] = known
-        self._last = max(self._last, position)
+        known = self._by_uid.get(uid)
+        if known is None:
+            # Claims of one request have the same time, which is kept once.
+            created = sys.intern(metadata["creationTimestamp"])
+            known = KnownClaim(uid, namespace, name, position, digest, created)
+            self._by_key[known.key] = self._by_uid[uid] = known
+            self._in_order.append(known)
+            self._last = max(self._last, position)
         if "deletionTimestamp" in metadata:
             self.deleting[uid] = known
+        failed = metadata.get("annotations", {}).get(FAILED)
+        if failed is not None:
+            self.failed[uid] = failed
         if "allocation" in claim.get("status", {}):
             self.allocated[uid] = claim
-        elif uid not in self.deleting and FAILED not in metadata.get("annotations", {}):
+        elif uid not in self.deleting and failed is None:
             self.waiting.add(uid, position, known.digest, claim["spec"])
 
     def _unindex(self, uid: str) -> None:
         self.waiting.discard(uid)
         self.allocated.pop(uid, None)
         self.deleting.pop(uid, None)
+        self.failed.pop(uid, None)
+
+
+def _position(known: KnownClaim) -> int:
+    return known.position

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from dra_agent.api_object import allocation_of
 from dra_agent.control_socket import protocol
 from dra_agent.control_socket.protocol import Connection
+from dra_agent.errors import UsageError
 
 SOCKET = "agent.sock"
 """Its name in the state directory."""
@@ -32,7 +35,20 @@ class Get(msgspec.Struct, tag_field="op", tag="get", forbid_unknown_fields=True)
 
 
 class ListClaims(msgspec.Struct, tag_field="op", tag="list", forbid_unknown_fields=True):
-    """Every claim."""
+    """Every claim in one response, for clients of earlier versions: `ListPage` is smaller."""
+
+
+class ListPage(msgspec.Struct, tag_field="op", tag="list-page", forbid_unknown_fields=True):
+    """Some claims, oldest first; the response has `claims`, and `next` if there may be more."""
+
+    after: int = 0
+    """`next` of the response before."""
+    limit: int = 1000
+    """A response may have fewer."""
+    allocated: bool = False
+    """Only claims that hold devices."""
+    whole: bool = True
+    """With the ResourceClaims; False: `claim` is empty, and nothing is read from the disk."""
 
 
 class ListClasses(msgspec.Struct, tag_field="op", tag="classes", forbid_unknown_fields=True):
@@ -62,7 +78,7 @@ class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=T
     """The input of a what-if query: node, driver, classes, slices and allocated claims."""
 
 
-Request = Apply | Get | ListClaims | ListClasses | Delete | ReleaseRun | State
+Request = Apply | Get | ListClaims | ListPage | ListClasses | Delete | ReleaseRun | State
 
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
@@ -98,6 +114,22 @@ class Client:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    def claims(
+        self, *, allocated: bool = False, whole: bool = True, timeout_s: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Request every claim, oldest first, page by page; `timeout_s` is for each page. See `ListPage`."""
+        after: int | None = 0
+        while after is not None:
+            try:
+                page = self.call(ListPage(after, allocated=allocated, whole=whole), timeout_s=timeout_s)
+            except UsageError:
+                # An agent of an earlier version, which is not restarted yet, has only the request for all claims.
+                views = self.call(ListClaims(), timeout_s=timeout_s)
+                yield from (view for view in views if not allocated or allocation_of(view["claim"]))
+                return
+            yield from page["claims"]
+            after = page["next"]
 
     def call(self, request: Request, *, timeout_s: float | None = None) -> Any:
         """Send one request and return its result within `timeout_s` seconds; raises the error that the agent raised."""

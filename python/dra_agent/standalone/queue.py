@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,11 +18,10 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.attempts import ClaimAttempts
 from dra_agent.standalone.claim import (
-    UNDER_WAY,
     ApplyResult,
+    ClaimPage,
     ClaimView,
     claim_of,
-    view_of,
 )
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
@@ -32,6 +30,7 @@ from dra_agent.standalone.intake import now, plan, receive
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
+from dra_agent.standalone.views import ClaimViews
 from dra_agent.standalone.waiting import Group, Refusal
 
 log = logging.getLogger(__name__)
@@ -40,6 +39,9 @@ FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
 CLAIMS_AT_A_TIME = 500
 """Claims that are handled while the lock is held; other work of the queue comes between."""
+MAX_PAGE_CLAIMS = 1000
+MAX_PAGE_BYTES = 1 << 20
+"""ResourceClaims of a page: it ends with the first one that exceeds this."""
 MAX_BATCH_GROUPS = 64
 """Claims with different specs that are read at a time to be tried."""
 
@@ -86,6 +88,7 @@ class ClaimQueue:
         self._evaluation = Evaluation(store.path.parent)
         self._evaluation.park_interrupted(self._claims)
         self._attempts = ClaimAttempts(self._claims, self._lock, preparer=preparer, clock=clock, workers=workers)
+        self._views = ClaimViews(self._claims, self._attempts)
         self._ended_runs = EndedRuns()
         self._devices_changed = False
         self._suspended = ""
@@ -261,25 +264,63 @@ class ClaimQueue:
     def view(self, namespace: str, name: str) -> ClaimView:
         """Return one claim; raises NoSuchObjectError if it does not exist."""
         with self._lock:
-            return self._view(self._claims.read(self._claims.require(namespace, name)), self._claims.waiting.untried())
+            known = self._claims.require(namespace, name)
+            (view,) = self._views.show([(known, self._claims.read(known))], self._suspended)
+            return view
 
-    def views(self, keys: Iterable[tuple[str, str]] | None = None) -> list[ClaimView]:
-        """Return all claims, oldest first, or the existing ones of these namespaces and names."""
+    def views(self) -> list[ClaimView]:
+        """Return all claims, oldest first. The lock is held for one page at a time."""
+        views: list[ClaimView] = []
+        after: int | None = 0
+        while after is not None:
+            page = self.page(after)
+            views += page.claims
+            after = page.next
+        return views
+
+    def page(
+        self, after: int = 0, limit: int = MAX_PAGE_CLAIMS, *, allocated: bool = False, whole: bool = True
+    ) -> ClaimPage:
+        """Return up to `limit` claims that came after a place in the queue, oldest first.
+
+        Arguments:
+            after: 0, or `next` of the page before.
+            limit: At most MAX_PAGE_CLAIMS. A page with large claims has fewer.
+            allocated: Only those that hold devices.
+            whole: With the ResourceClaims. Without them nothing is read from the store.
+        """
+        limit = max(1, min(limit, MAX_PAGE_CLAIMS))
         with self._lock:
-            untried = self._claims.waiting.untried()
-            if keys is None:
-                claims = (claim for claim in self._claims.all() if self._claims.of_uid(claim["metadata"]["uid"]))
-                return [self._view(claim, untried) for claim in claims]
-            found = (self._claims.find(*key) for key in keys)
-            return [self._view(self._claims.read(known), untried) for known in found if known is not None]
+            if allocated:
+                known = [one for one in self._allocated_in_order() if one.position > after][:limit]
+            else:
+                known = self._claims.after(after, limit)
+            values = self._claims.read_many(known, max_bytes=MAX_PAGE_BYTES) if whole else [{} for _ in known]
+            shown = known[: len(values)]
+            more = len(known) == limit or len(shown) < len(known)
+            claims = self._views.show([*zip(shown, values, strict=True)], self._suspended)
+            return ClaimPage(claims, shown[-1].position if more else None)
+
+    def views_of(self, keys: Sequence[tuple[str, str]]) -> list[ClaimView]:
+        """Return the existing claims of these namespaces and names. The lock is held for some at a time."""
+        views: list[ClaimView] = []
+        for first in range(0, len(keys), CLAIMS_AT_A_TIME):
+            with self._lock:
+                found = (self._claims.find(*key) for key in keys[first : first + CLAIMS_AT_A_TIME])
+                known = [one for one in found if one is not None]
+                views += self._views.show([*zip(known, self._claims.read_many(known), strict=True)], self._suspended)
+        return views
 
     def allocated_views(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
         with self._lock:
-            known = (self._claims.of_uid(uid) for uid in self._claims.allocated)
-            oldest_first = sorted((one for one in known if one is not None), key=lambda one: one.position)
             # From memory: a reclaim has to release them also while the store cannot be read.
-            return [self._view(self._claims.allocated[one.uid], []) for one in oldest_first]
+            claims = [(one, self._claims.allocated[one.uid]) for one in self._allocated_in_order()]
+            return self._views.show(claims, self._suspended)
+
+    def _allocated_in_order(self) -> list[KnownClaim]:
+        known = (self._claims.of_uid(uid) for uid in self._claims.allocated)
+        return sorted((one for one in known if one is not None), key=lambda one: one.position)
 
     def uid_of(self, namespace: str, name: str) -> str | None:
         """Return the uid of a claim; None if it does not exist."""
@@ -331,7 +372,7 @@ class ClaimQueue:
             known = self._claims.of_uid(uid)
             assert known is not None, "a waiting claim is in the store"
             found.append((known, group))
-        claims = self._claims.read_many(known for known, _ in found)
+        claims = self._claims.read_many([known for known, _ in found])
         return [
             Try(known, claim, group, group.version, group.fits_empty_host)
             for (known, group), claim in zip(found, claims, strict=True)
@@ -362,30 +403,6 @@ class ClaimQueue:
             self._claims.put([claim])
             log.info("claim allocated", extra={"claim": known.uid, "devices": _devices(claim)})
             self._attempts.prepare(known.uid)
-
-    def _view(self, claim: Object, untried: list[int]) -> ClaimView:
-        uid = claim["metadata"]["uid"]
-        message, fits_empty_host = self._explained(uid, untried)
-        return view_of(claim, self._attempts.prepared.get(uid), message, fits_empty_host=fits_empty_host)
-
-    def _explained(self, uid: str, untried: list[int]) -> tuple[str, bool]:
-        """Return why a claim is not prepared, and whether it would fit on an empty host, if known."""
-        waiting = self._claims.waiting
-        if uid not in waiting:
-            failure = self._attempts.failures.get(uid, "")
-            if failure or uid in self._attempts.prepared or uid not in self._claims.allocated:
-                return failure, True
-            return self._suspended or UNDER_WAY, True
-        refusal = waiting.refusal(uid)
-        fits_empty_host = refusal is None or refusal.fits_empty_host
-        if self._suspended:
-            return self._suspended, fits_empty_host
-        known = self._claims.of_uid(uid)
-        if refusal is not None and known is not None:
-            return refusal.message.replace(f"claim {refusal.named}", "claim " + "/".join(known.key)), fits_empty_host
-        before = bisect_left(untried, 0 if known is None else known.position)
-        others = {0: "", 1: ": 1 claim is before it"}.get(before, f": {before} claims are before it")
-        return f"is not tried yet{others}", fits_empty_host
 
 
 def _devices(claim: Object) -> list[str]:

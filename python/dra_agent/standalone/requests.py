@@ -18,7 +18,7 @@ from dra_agent.control_socket.server import Server
 from dra_agent.errors import BusyError, PermanentError, UsageError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.inventory.model import Device
-from dra_agent.standalone.claim import ApplyResult, ClaimView
+from dra_agent.standalone.claim import ApplyResult, ClaimPage, ClaimView
 from dra_agent.standalone.intake import VALIDATION_TIMEOUT_S, Validator
 from dra_agent.standalone.protocol import (
     MAX_LINE_BYTES,
@@ -27,6 +27,7 @@ from dra_agent.standalone.protocol import (
     Get,
     ListClaims,
     ListClasses,
+    ListPage,
     ReleaseRun,
     State,
     decode_request,
@@ -115,7 +116,9 @@ class ClaimRequests:
             case Get(namespace, name, wait):
                 return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
             case ListClaims():
-                return [self._with_health(view) for view in await self._read(self._queue.views)]
+                return await self._list()
+            case ListPage():
+                return await self._list_page(request)
             case ListClasses():
                 return await self._read(self._queue.classes)
             case Delete():
@@ -140,7 +143,7 @@ class ClaimRequests:
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
         await self._wait_settled(uids, deadline)
-        views = {(view.namespace, view.name): view for view in await self._read(lambda: self._queue.views(claims))}
+        views = {(view.namespace, view.name): view for view in await self._read(lambda: self._queue.views_of(claims))}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
     def _with_health(self, view: ClaimView) -> ClaimView:
@@ -160,6 +163,22 @@ class ClaimRequests:
             lambda: self._queue.is_final(namespace, name), deadline, where=f"claim {namespace}/{name}"
         )
         return await self._read(lambda: self._queue.view(namespace, name))
+
+    async def _list(self) -> list[ClaimView]:
+        """Show every claim; requests of others come between two pages."""
+        views: list[ClaimView] = []
+        after: int | None = 0
+        while after is not None:
+            page = await self._list_page(ListPage(after))
+            views += page.claims
+            after = page.next
+        return views
+
+    async def _list_page(self, request: ListPage) -> ClaimPage:
+        page = await self._read(
+            lambda: self._queue.page(request.after, request.limit, allocated=request.allocated, whole=request.whole)
+        )
+        return ClaimPage([self._with_health(view) for view in page.claims], page.next)
 
     async def _delete(self, request: Delete, deadline: float) -> bool:
         if request.kind == CLASS:

@@ -153,10 +153,6 @@ class StandaloneService:
         """Change the reason of `suspend`."""
         await self._read(lambda: self.queue.change_reason(why))
 
-    async def views(self) -> list[ClaimView]:
-        """Show every claim, oldest first."""
-        return await self._read(self.queue.views)
-
     async def allocated(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""
         return await self._read(self.queue.allocated_views)

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class StoredObject(msgspec.Struct, frozen=True):
     value: dict[str, Any]
 
 
+KEYS_PER_QUERY = 400
+"""SQLite before 3.32 accepts 999 parameters."""
 READ_CACHE_KIB = 256
 """Pages that SQLite caches for reads, instead of its default of 2 MiB."""
 
@@ -135,17 +137,30 @@ class Store:
             value: dict[str, Any] | None = decode_json(row[0], type=dict) if row else None
         return value
 
-    def get_many(self, kind: str, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-        """Find objects by namespace and name, in one query: those that exist. Raises as `get`."""
-        # A join, because SQLite would read every object of the kind for `(namespace, name) IN (VALUES ...)`.
-        placeholders = ", ".join(["(?, ?)"] * len(keys))
-        query = (
-            f"SELECT namespace, name, body FROM (VALUES {placeholders}) AS wanted "  # noqa: S608 - no value is part of it
-            "CROSS JOIN objects ON kind = ? AND namespace = wanted.column1 AND name = wanted.column2"
-        )
-        with self._reading() as connection:
-            rows = connection.execute(query, (*chain.from_iterable(keys), kind)).fetchall() if keys else []
-            return {(namespace, name): decode_json(body, type=dict) for namespace, name, body in rows}
+    def get_many(
+        self, kind: str, keys: Sequence[tuple[str, str]], *, max_bytes: int | None = None
+    ) -> dict[tuple[str, str], dict[str, Any]]:
+        """Find objects by namespace and name: those that exist, in this order.
+
+        With `max_bytes`, the last one is the first that reaches so many bytes with those before it. Raises as `get`.
+        """
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        size = 0
+        for first in range(0, len(keys), KEYS_PER_QUERY):
+            part = keys[first : first + KEYS_PER_QUERY]
+            # A join, because SQLite would read every object of the kind for `(namespace, name) IN (VALUES ...)`.
+            placeholders = ", ".join(["(?, ?)"] * len(part))
+            query = (
+                f"SELECT namespace, name, body FROM (VALUES {placeholders}) AS wanted "  # noqa: S608 - has no values
+                "CROSS JOIN objects ON kind = ? AND namespace = wanted.column1 AND name = wanted.column2"
+            )
+            with self._reading() as reader, closing(reader.execute(query, (*chain.from_iterable(part), kind))) as rows:
+                for namespace, name, body in rows:
+                    found[namespace, name] = decode_json(body, type=dict)
+                    size += len(body)
+                    if max_bytes is not None and size >= max_bytes:
+                        return found
+        return found
 
     def list(self, kind: str) -> list[StoredObject]:
         """Return every object of a kind in the order of creation."""
