@@ -162,8 +162,8 @@ def pytest_runtest_makereport(
     fixtures: dict[str, Any] = getattr(item, "funcargs", {})
     cluster: Cluster | None = fixtures.get("cluster")
     if report.failed and cluster is not None:
-        namespace: Namespace | None = fixtures.get("namespace")
-        if namespace is not None:
+        namespace = fixtures.get("namespace")
+        if isinstance(namespace, Namespace):  # not a parameter of the same name
             output = cluster.kubectl(
                 "get", "events,pods,resourceclaims", "-o", "wide", "-n", namespace.name, check=False
             )
