@@ -27,11 +27,12 @@ from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now, plan, receive
+from dra_agent.standalone.relaxed import relaxed
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
 from dra_agent.standalone.views import ClaimViews
-from dra_agent.standalone.waiting import Group, Refusal
+from dra_agent.standalone.waiting import Group, Kindred, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ MAX_PAGE_BYTES = 1 << 20
 """ResourceClaims of a page: it ends with the first one that exceeds this."""
 MAX_BATCH_GROUPS = 64
 """Claims with different specs that are read at a time to be tried."""
+MAX_RELAXED_QUERY_S = 0.1
+"""A relaxed spec has more candidates, so the search may take longer than those for the specs themselves."""
 
 
 class Try(NamedTuple):
@@ -52,7 +55,7 @@ class Try(NamedTuple):
     known: KnownClaim
     claim: Object
     group: Group
-    version: int
+    version: tuple[int, int]
     fits_empty_host: bool | None
 
 
@@ -197,7 +200,7 @@ class ClaimQueue:
         while not self._suspended and not self._stopped:
             if deadline is not None and self._clock() >= deadline:
                 with self._lock:
-                    if self._claims.waiting.oldest(1):
+                    if self._claims.waiting.needs_try():
                         return 0.0
                 break
             if not self._try_batch(deadline):
@@ -346,12 +349,15 @@ class ClaimQueue:
         with self._lock:
             if self._suspended:
                 return False
-            tries = self._next_tries()
-            allocated, classes = self.allocated(), self._claims.classes() if tries else []
-        if not tries:
-            return False
+            kindred = self._claims.waiting.released_kindred()
+            tries = self._next_tries() if kindred is None else []
+            if kindred is None and not tries:
+                return False
+            allocated, classes = self.allocated(), self._claims.classes()
         evaluate = partial(self._allocator.allocate, node=self._node, classes=classes, slices=self._slices())
         with self._evaluation.several() as note:
+            if kindred is not None:
+                self._try_relaxed(kindred, evaluate, allocated, note)
             for done, one in enumerate(tries):
                 if self._stopped or (done and deadline is not None and self._clock() >= deadline):
                     break
@@ -363,8 +369,29 @@ class ClaimQueue:
                     self._batch_groups = 1
                     break
             else:
-                self._batch_groups = min(2 * self._batch_groups, MAX_BATCH_GROUPS)
+                if tries:
+                    self._batch_groups = min(2 * self._batch_groups, MAX_BATCH_GROUPS)
         return True
+
+    def _try_relaxed(
+        self, kindred: Kindred, evaluate: Callable[..., Object], allocated: list[Object], note: Callable[[str], None]
+    ) -> None:
+        """Try the relaxed spec of groups after a release; while it does not fit, their results stay valid."""
+        with self._lock:
+            group = next(kindred.waiting_for_devices(), None)
+            known = None if group is None else self._claims.of_uid(group.first()[1])
+            if known is None:
+                return
+            releases, claim = kindred.releases, self._claims.read(known)
+        note(known.uid)
+        began = self._clock()
+        result = evaluate(claims=[{**claim, "spec": relaxed(claim["spec"])}], allocated=allocated)
+        with self._lock:
+            kindred.is_undecided = bool(result.get("error")) or self._clock() - began > MAX_RELAXED_QUERY_S
+            if result["allocated"] or result.get("error"):
+                self._claims.waiting.try_all(kindred)
+            else:
+                self._claims.waiting.keep_refusals(kindred, releases)
 
     def _next_tries(self) -> list[Try]:
         found = []
