@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
+from dra_agent.standalone import intake
 from dra_agent.standalone import requests as requests_module
+from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.protocol import Apply, Client, ListClaims
 from dra_agent.standalone.service import StandaloneService
 from standalone.service_thread import HealthyDevices, ServiceThread
@@ -88,3 +90,28 @@ def test_a_client_that_gives_up_names_the_command_that_shows_what_was_stored(
     finally:
         may_continue.set()
         agent.stop()
+
+
+@pytest.mark.parametrize(("seconds_each", "turns"), [(0.0, 1), (0.02, 34), (1.0, 100)])
+def test_many_objects_are_validated_in_few_turns(
+    monkeypatch: pytest.MonkeyPatch, seconds_each: float, turns: int
+) -> None:
+    submitted: list[object] = []
+    now = [0.0]
+
+    class CountingExecutor(ThreadPoolExecutor):
+        def submit(self, *call: Any, **options: Any) -> Any:
+            submitted.append(call)
+            return super().submit(*call, **options)
+
+    def validate(value: dict[str, Any]) -> list[str]:
+        now[0] += seconds_each
+        return [f"object {value['number']}"]
+
+    monkeypatch.setattr(intake, "ThreadPoolExecutor", CountingExecutor)
+    validator = Validator(validate, lambda: now[0])
+    values = [{"number": number} for number in range(100)]
+    problems = asyncio.run(validator.problems(values, timeout_s=LIMIT_S))
+    validator.stop()
+    assert problems == [f"object {number}" for number in range(100)]
+    assert len(submitted) == turns

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -139,12 +141,17 @@ VALIDATION_TIMEOUT_S = 30.0
 """For all objects of one request, the time that it waits for earlier requests included."""
 
 
+VALIDATION_TURN_S = 0.05
+"""Seconds of one request before those of others have a turn."""
+
+
 class Validator:
     """One thread that validates, so that the event loop is not blocked."""
 
-    def __init__(self, validate: Callable[[Object], list[str]]) -> None:
+    def __init__(self, validate: Callable[[Object], list[str]], clock: Callable[[], float] = time.monotonic) -> None:
         """`validate` returns the problems of an object."""
         self._validate = validate
+        self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validation")
 
     async def problems(self, values: Sequence[Object], *, timeout_s: float) -> list[str]:
@@ -154,15 +161,26 @@ class Validator:
             RetryableError: they are not validated after `timeout_s` seconds.
         """
         found: list[str] = []
+        remaining = deque(values)
         try:
             async with asyncio.timeout(timeout_s):
-                for value in values:
-                    found += await asyncio.get_running_loop().run_in_executor(self._thread, self._validate, value)
+                while remaining:
+                    found += await asyncio.get_running_loop().run_in_executor(self._thread, self._some, remaining)
         except TimeoutError:
             raise RetryableError(
                 f"the objects could not be validated within {timeout_s:.0f} s",
                 hint="apply fewer objects at a time, or objects with simpler selectors",
             ) from None
+        return found
+
+    def _some(self, remaining: deque[Object]) -> list[str]:
+        """Validate objects for a short time, at least one: other requests have a turn, and may give up, in between."""
+        found: list[str] = []
+        end = self._clock() + VALIDATION_TURN_S
+        while remaining:
+            found += self._validate(remaining.popleft())
+            if self._clock() >= end:
+                break
         return found
 
     def stop(self) -> None:

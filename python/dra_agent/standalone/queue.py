@@ -305,14 +305,10 @@ class ClaimQueue:
             return ClaimPage(claims, shown[-1].position if more else None)
 
     def views_of(self, keys: Sequence[tuple[str, str]]) -> list[ClaimView]:
-        """Return the existing claims of these namespaces and names. The lock is held for some at a time."""
-        views: list[ClaimView] = []
-        for first in range(0, len(keys), CLAIMS_AT_A_TIME):
-            with self._lock:
-                found = (self._claims.find(*key) for key in keys[first : first + CLAIMS_AT_A_TIME])
-                known = [one for one in found if one is not None]
-                views += self._views.show([*zip(known, self._claims.read_many(known), strict=True)], self._suspended)
-        return views
+        """Return the existing claims of these namespaces and names; of many, CLAIMS_AT_A_TIME in a call."""
+        with self._lock:
+            known = [one for key in keys if (one := self._claims.find(*key)) is not None]
+            return self._views.show([*zip(known, self._claims.read_many(known), strict=True)], self._suspended)
 
     def allocated_views(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""

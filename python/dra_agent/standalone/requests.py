@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +33,7 @@ from dra_agent.standalone.protocol import (
     State,
     decode_request,
 )
-from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.queue import CLAIMS_AT_A_TIME, ClaimQueue
 from dra_agent.standalone.steps import Steps
 from dra_agent.standalone.stored_form import CLAIM, CLASS
 
@@ -143,7 +144,10 @@ class ClaimRequests:
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
         await self._wait_settled(uids, deadline)
-        views = {(view.namespace, view.name): view for view in await self._read(lambda: self._queue.views_of(claims))}
+        views: dict[tuple[str, str], ClaimView] = {}
+        for first in range(0, len(claims), CLAIMS_AT_A_TIME):
+            part = partial(self._queue.views_of, claims[first : first + CLAIMS_AT_A_TIME])
+            views |= {(view.namespace, view.name): view for view in await self._read(part)}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
     def _with_health(self, view: ClaimView) -> ClaimView:
