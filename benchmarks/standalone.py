@@ -1,8 +1,11 @@
 """Measures standalone mode with thousands of claims that wait: apply, `claim list`, a freed device, stop and restart.
 
-The agent is a process on a simulated DGX H100 whose eight GPUs are held. Every claim but the last ones needs two GPUs,
-so none of them fits when one is freed: the first claim that fits is at the end of the queue, the worst case. The claims
-have equal specs in one part, and in the other each has its own, which a selector makes different.
+The agent is a process on a simulated DGX H100 whose eight GPUs are held. No claim but the last ones fits when one is
+freed: the first claim that fits is at the end of the queue, the worst case. The claims have
+
+  equal specs         each needs two GPUs
+  different specs     the same, with a selector that is different in each
+  selective specs     each needs the one GPU that is never freed, so only its selector refuses the others
 
   list during apply   all claims as `claim list` requests them, every 0.1 s, from the request that applies until every
                       claim is tried
@@ -33,7 +36,8 @@ from dra_agent.simulate import build
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get
 
 GPUS = 8
-KINDS = ("equal", "different")
+MAX_ROUNDS = GPUS - 1
+KINDS = ("equal", "different", "selective")
 QUICK_CLAIMS, QUICK_ROUNDS = 10, 1
 LIST_INTERVAL_S = 0.1
 POLL_INTERVAL_S = 0.02
@@ -50,11 +54,13 @@ Json = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", type=int, default=20_000, help="claims that wait (default: 20000)")
-    parser.add_argument("--rounds", type=int, default=GPUS, help=f"devices that are freed, at most {GPUS} (default)")
+    parser.add_argument(
+        "--rounds", type=int, default=MAX_ROUNDS, help="devices that are freed (default: 7, all but one)"
+    )
     parser.add_argument("--quick", action="store_true", help="few claims and rounds: for the test of this benchmark")
     parser.add_argument("--results", type=Path, metavar="DIR", help="where the results are written (target/bench)")
     args = parser.parse_args()
-    claims, rounds = (QUICK_CLAIMS, QUICK_ROUNDS) if args.quick else (args.claims, min(args.rounds, GPUS))
+    claims, rounds = (QUICK_CLAIMS, QUICK_ROUNDS) if args.quick else (args.claims, min(args.rounds, MAX_ROUNDS))
     machine, measures = this_machine(), list[Measure]()
     for kind in KINDS:
         with tempfile.TemporaryDirectory(prefix="dra-bench-") as directory:
@@ -71,7 +77,8 @@ def measure_queue(kind: str, state: Path, claims: int, rounds: int) -> list[Meas
         with Client(state / "agent.sock") as client:
             client.call(Apply([device_class(), *(claim(f"holder-{number}") for number in range(GPUS))]))
             alone = freed_devices(client, rounds, holders="holder", fitting="alone")
-            waiting = [claim(f"waits-{number:05}", count=2, unlike=kind == "different") for number in range(claims)]
+            held = client.call(Get("default", f"holder-{GPUS - 1}"))["devices"][0]["device"]
+            waiting = [waiting_claim(kind, f"waits-{number:05}", held) for number in range(claims)]
             measures = measure_apply(title, client, waiting)
             measures += memory(title, agent)
             crowded = freed_devices(client, rounds, holders="alone", fitting="last")
@@ -174,11 +181,22 @@ def device_class() -> Json:
     return {**meta, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
 
 
-def claim(name: str, *, count: int = 1, unlike: bool = False) -> Json:
-    """Return a claim of GPUs; with `unlike` its spec differs from that of all others."""
+def waiting_claim(kind: str, name: str, held: str) -> Json:
+    """Return a claim that waits until its end; `held` is the GPU that is never freed, as gpu-0000-1b-00-0."""
+    if kind == "equal":
+        return claim(name, count=2)
+    different = f'device.attributes["{DRIVER}"].type != "{name}"'
+    if kind == "different":
+        return claim(name, different, count=2)
+    domain, bus, slot, function = held.split("-")[1:5]
+    address = f'device.attributes["resource.kubernetes.io"].pciBusID == "{domain}:{bus}:{slot}.{function}"'
+    return claim(name, f"{address} && {different}")
+
+
+def claim(name: str, selector: str = "", *, count: int = 1) -> Json:
     exactly: Json = {"deviceClassName": "gpu", "count": count}
-    if unlike:
-        exactly["selectors"] = [{"cel": {"expression": f'device.attributes["{DRIVER}"].type != "{name}"'}}]
+    if selector:
+        exactly["selectors"] = [{"cel": {"expression": selector}}]
     meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
     return {**meta, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
 

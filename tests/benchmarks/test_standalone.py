@@ -17,7 +17,7 @@ def test_a_short_queue_is_measured(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPT, "--quick", "--results", tmp_path]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=10 * DEADLINE_S)
     measures = {measure.name: measure for measure in load(tmp_path / "standalone.json").measures}
-    for kind in ("equal", "different"):
+    for kind in ("equal", "different", "selective"):
         targets = {
             name.partition(": ")[2]: (one.unit, one.target.limit)
             for name, one in measures.items()
