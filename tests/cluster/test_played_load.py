@@ -15,8 +15,8 @@ from dra_agent.simulate import mig
 
 CONFIG = AGENT_CONFIG + '\n[telemetry]\ninterval = 1\nclaim_labels = "on"\n'
 MIB = 1 << 20
-WATTS = 450.0
-BUSY = f"0,97,60,12000,{WATTS:g}\n"
+POWER_WATTS = 450.0
+BUSY = f"0,97,60,12000,{POWER_WATTS:g}\n"
 OF_PARTITION = "0,0,0,7168,0\n"
 IDLE = "0,0,0,12000,70\n"
 
@@ -58,7 +58,7 @@ def test_claims_have_the_load_of_their_gpu_or_partition(agent: Agent, namespace:
             name: value(agent, f"dra_agent_claim_{name}", "train")
             for name in ("gpu_utilization_ratio", "memory_used_bytes", "power_watts")
         }
-        expected = {"gpu_utilization_ratio": 0.97, "memory_used_bytes": 12_000 * MIB, "power_watts": WATTS}
+        expected = {"gpu_utilization_ratio": 0.97, "memory_used_bytes": 12_000 * MIB, "power_watts": POWER_WATTS}
         return values == pytest.approx(expected) if None not in values.values() else False
 
     namespace.api.wait(played, "the claim has what its GPU plays")
@@ -69,13 +69,13 @@ def test_claims_have_the_load_of_their_gpu_or_partition(agent: Agent, namespace:
     assert value(agent, "dra_agent_claim_power_watts", "part") is None, "the power of the GPU is not the partition's"
 
 
-def test_energy_and_idle_time_go_on_after_a_restart(agent: Agent, namespace: Namespace, tmp_path: Path) -> None:
+def test_energy_and_idle_time_continue_after_a_restart(agent: Agent, namespace: Namespace, tmp_path: Path) -> None:
     energy, idle = "dra_agent_claim_energy_joules_total", "dra_agent_claim_idle_seconds_total"
     namespace.claim("train", request("gpu", "gpu", gpu_selector(None, FIRST)))
     namespace.pod("train", claim="train")
     namespace.running("train")
     play(agent, tmp_path, FIRST, BUSY)
-    namespace.api.wait(lambda: (value(agent, energy, "train") or 0) > WATTS, "energy is counted")
+    namespace.api.wait(lambda: (value(agent, energy, "train") or 0) > POWER_WATTS, "energy is counted")
     assert not value(agent, idle, "train"), "the GPU is busy"
     play(agent, tmp_path, FIRST, IDLE)
     namespace.api.wait(lambda: (value(agent, idle, "train") or 0) >= 2, "idle time is counted")
@@ -86,5 +86,5 @@ def test_energy_and_idle_time_go_on_after_a_restart(agent: Agent, namespace: Nam
     namespace.api.wait(lambda: (value(agent, idle, "train") or 0) > idle_s, "idle time is counted again")
     elapsed_s = time.monotonic() - read_at
     after, idle_after_s = value(agent, energy, "train"), value(agent, idle, "train")
-    assert after is not None and joules <= after <= joules + WATTS * elapsed_s
+    assert after is not None and joules <= after <= joules + POWER_WATTS * elapsed_s
     assert idle_after_s is not None and idle_after_s <= idle_s + elapsed_s + 1, "time without the agent counts once"
