@@ -15,8 +15,7 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.standalone import evaluation, intake
-from dra_agent.standalone import queue as queue_module
+from dra_agent.standalone import evaluation, intake, tries
 from dra_agent.standalone import requests as requests_module
 from dra_agent.standalone import service as service_module
 from dra_agent.standalone.allocator import ClusterAllocator
@@ -198,7 +197,7 @@ def test_a_reconcile_ends_at_its_time_budget(
     assert "claims are before it" in untried[-1].message
     while counted.reconcile(budget_s=3.0) == 0.0:
         pass
-    assert {view.message for view in counted.views()} == {queue_module.FITS_NEVER}
+    assert {view.message for view in counted.views()} == {tries.FITS_NEVER}
 
 
 def test_an_error_names_its_claim(

@@ -144,7 +144,7 @@ def test_a_relaxed_spec_whose_query_takes_long_is_not_tried_again(
         queue.reconcile()
         return allocator.queries
 
-    allocator.before = lambda: now.__setitem__(0, now[0] + 1)
+    allocator.before = lambda: now.__setitem__(0, now[0] + 2)
     assert queries_after_release("first") == 1
     assert queries_after_release("second") == 8
     assert list(prepared(queue)) == ["others"]

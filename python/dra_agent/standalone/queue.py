@@ -10,53 +10,30 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from dra_agent.api_object import Object, full_name, results_of
 from dra_agent.errors import NoSuchObjectError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.attempts import ClaimAttempts
-from dra_agent.standalone.claim import (
-    ApplyResult,
-    ClaimPage,
-    ClaimView,
-    claim_of,
-)
+from dra_agent.standalone.claim import ApplyResult, ClaimPage, ClaimView, claim_of
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now, plan, receive
-from dra_agent.standalone.relaxed import relaxed
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
+from dra_agent.standalone.tries import ClaimTries
 from dra_agent.standalone.views import ClaimViews
-from dra_agent.standalone.waiting import Group, Kindred, Refusal
 
 log = logging.getLogger(__name__)
 
-FITS_LATER = "waits for devices that other claims hold"
-FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
 CLAIMS_AT_A_TIME = 500
 """Claims that are handled while the lock is held; other work of the queue comes between."""
 MAX_PAGE_CLAIMS = 1000
 MAX_PAGE_BYTES = 1 << 20
 """ResourceClaims of a page: it ends with the first one that exceeds this."""
-MAX_BATCH_GROUPS = 64
-"""Claims with different specs that are read at a time to be tried."""
-MAX_RELAXED_QUERY_S = 0.1
-"""A relaxed spec has more candidates, so the search may take longer than those for the specs themselves."""
-
-
-class Try(NamedTuple):
-    """The oldest claim of a group, as it was read to be tried."""
-
-    known: KnownClaim
-    claim: Object
-    group: Group
-    version: tuple[int, int]
-    fits_empty_host: bool | None
 
 
 class ClaimQueue:
@@ -79,9 +56,6 @@ class ClaimQueue:
         workers: ClaimWorkers | None = None,
     ) -> None:
         self._store = store
-        self._node = node
-        self._slices = slices
-        self._allocator = allocator
         self._clock = clock
         self._changes = threading.RLock()
         """Held by one request that changes stored objects at a time, before `_lock`; for as long as it takes."""
@@ -98,8 +72,16 @@ class ClaimQueue:
         """Why nothing is allocated or prepared; empty while it is."""
         self._releasing = False
         self._stopped = False
-        self._batch_groups = 1
-        """Grows while claims are refused: the first of a batch that is allocated ends it."""
+        self._tries = ClaimTries(
+            self._claims,
+            self._lock,
+            self._evaluation,
+            evaluate=partial(allocator.allocate, node=node),
+            slices=slices,
+            clock=clock,
+            is_halted=lambda: self._stopped or bool(self._suspended),
+            store=self._store_allocation,
+        )
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
         """Add the claims that only the ledger has to the store, and return their names."""
@@ -203,7 +185,7 @@ class ClaimQueue:
                     if self._claims.waiting.needs_try():
                         return 0.0
                 break
-            if not self._try_batch(deadline):
+            if not self._tries.try_batch(deadline):
                 break
         with self._lock:
             return self._attempts.due_in()
@@ -335,86 +317,6 @@ class ClaimQueue:
         """Return every claim that holds devices."""
         with self._lock:
             return [*self._claims.allocated.values()]
-
-    def _try_batch(self, deadline: float | None) -> bool:
-        """Try the oldest claims that need it, until one is allocated; False where none needs it.
-
-        What they have in common is read once for all of them. The batch ends at the deadline, and at a change that its
-        claims depend on.
-        """
-        with self._lock:
-            if self._suspended:
-                return False
-            kindred = self._claims.waiting.released_kindred()
-            tries = self._next_tries() if kindred is None else []
-            if kindred is None and not tries:
-                return False
-            allocated, classes = self.allocated(), self._claims.classes()
-        evaluate = partial(self._allocator.allocate, node=self._node, classes=classes, slices=self._slices())
-        with self._evaluation.several() as note:
-            if kindred is not None:
-                self._try_relaxed(kindred, evaluate, allocated, note)
-            for done, one in enumerate(tries):
-                if self._stopped or (done and deadline is not None and self._clock() >= deadline):
-                    break
-                with self._lock:
-                    if self._suspended or one.group.version != one.version or one.known.uid not in self._claims.waiting:
-                        break
-                note(one.known.uid)
-                if not self._try(one, lambda claim, held: evaluate(claims=[claim], allocated=held), allocated):
-                    self._batch_groups = 1
-                    break
-            else:
-                if tries:
-                    self._batch_groups = min(2 * self._batch_groups, MAX_BATCH_GROUPS)
-        return True
-
-    def _try_relaxed(
-        self, kindred: Kindred, evaluate: Callable[..., Object], allocated: list[Object], note: Callable[[str], None]
-    ) -> None:
-        """Try the relaxed spec of groups after a release; while it does not fit, their results stay valid."""
-        with self._lock:
-            group = next(kindred.waiting_for_devices(), None)
-            known = None if group is None else self._claims.of_uid(group.first()[1])
-            if known is None:
-                return
-            releases, claim = kindred.releases, self._claims.read(known)
-        note(known.uid)
-        began = self._clock()
-        result = evaluate(claims=[{**claim, "spec": relaxed(claim["spec"])}], allocated=allocated)
-        with self._lock:
-            kindred.is_undecided = bool(result.get("error")) or self._clock() - began > MAX_RELAXED_QUERY_S
-            if result["allocated"] or result.get("error"):
-                self._claims.waiting.try_all(kindred)
-            else:
-                self._claims.waiting.keep_refusals(kindred, releases)
-
-    def _next_tries(self) -> list[Try]:
-        found = []
-        for uid, group in self._claims.waiting.oldest(self._batch_groups):
-            known = self._claims.of_uid(uid)
-            assert known is not None, "a waiting claim is in the store"
-            found.append((known, group))
-        claims = self._claims.read_many([known for known, _ in found])
-        return [
-            Try(known, claim, group, group.version, group.fits_empty_host)
-            for (known, group), claim in zip(found, claims, strict=True)
-        ]
-
-    def _try(self, one: Try, evaluate: Callable[[Object, list[Object]], Object], allocated: list[Object]) -> bool:
-        """Try one claim, and record the result; False where it was allocated."""
-        result = evaluate(one.claim, allocated)
-        if result["allocated"]:
-            self._store_allocation(one.known, result["results"][0])
-            return False
-        fits_empty_host = one.fits_empty_host
-        if fits_empty_host is None:
-            fits_empty_host = evaluate(one.claim, [])["allocated"]
-        message = str(result["error"]) if result.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
-        with self._lock:
-            refusal = Refusal(message, "/".join(one.known.key), fits_empty_host)
-            self._claims.waiting.refuse(one.group, one.version, refusal)
-        return True
 
     def _store_allocation(self, known: KnownClaim, allocation: Object) -> None:
         """Persist an allocation, unless the claim was deleted meanwhile or allocation is suspended."""

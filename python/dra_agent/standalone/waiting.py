@@ -47,7 +47,6 @@ class Kindred:
     """A release came after the refusals of the groups, and the relaxed spec was not tried since."""
     releases: int = 0
     """The number of releases so far, which a try has to take in."""
-
     is_undecided: bool = False
     """A try of the relaxed spec took long, or ended with an error: it is not tried again."""
 
