@@ -131,6 +131,14 @@ def _field(library: _Library, gpu: Any, name: str) -> str:
         "power.limit": lambda: f"{module.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000:.2f}",
         "driver_version": module.nvmlSystemGetDriverVersion,
         "memory.total": lambda: module.nvmlDeviceGetMemoryInfo(gpu).total >> 20,
+        # Without the memory that the driver reserves: nvidia-smi(1), memory.used and memory.reserved.
+        "memory.used": lambda: module.nvmlDeviceGetMemoryInfo(gpu, version=module.nvmlMemory_v2).used >> 20,
+        "utilization.gpu": lambda: module.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        "utilization.memory": lambda: module.nvmlDeviceGetUtilizationRates(gpu).memory,
+        "power.draw": lambda: f"{module.nvmlDeviceGetPowerUsage(gpu) / 1000:.2f}",
+        "temperature.gpu": lambda: module.nvmlDeviceGetTemperature(gpu, module.NVML_TEMPERATURE_GPU),
+        "clocks.sm": lambda: module.nvmlDeviceGetClockInfo(gpu, module.NVML_CLOCK_SM),
+        "clocks.mem": lambda: module.nvmlDeviceGetClockInfo(gpu, module.NVML_CLOCK_MEM),
         "compute_cap": lambda: ".".join(map(str, module.nvmlDeviceGetCudaComputeCapability(gpu))),
         "uuid": lambda: module.nvmlDeviceGetUUID(gpu),
     }
