@@ -117,6 +117,17 @@ it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
+    # Gates that are on since 1.36: DRAPartitionableDevices, DRAConsumableCapacity (for the class nvidia-share of the
+    # kustomize base), DRAExtendedResource, and DRAResourceClaimGranularStatusAuthorization.
+    "test_mig": "1.36",
+    "test_partitions_are_published_with_their_counters": "1.36",
+    "test_slices_are_owned_by_the_node_and_adopted_unchanged": "1.36",
+    "test_no_field_of_a_slice_affects_another_node": "1.36",
+    "test_apiserver_accepts_the_kustomizations": "1.36",
+    "test_extended_resource_without_free_devices_is_named": "1.36",
+    "test_status_permissions": "1.36",
+    "test_allocations_and_reservations_cannot_be_changed": "1.36",
+    "test_device_status_is_written_for_the_own_node_only": "1.36",
     # Objects and fields of the API in the version of 1.37.
     "test_alpha_gates": "1.37",
     "test_gangs": "1.37",
