@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reclaim_hosts import NOTICE_S, Host, prepare
+from notice_file import announcement, wait
+from reclaim_hosts import Host, prepare
 from results import Measure, Target, measure, this_machine
 from results_table import publish
 
@@ -34,8 +36,6 @@ NODE = "node-a"
 NOTICE = {"apiVersion": f"{DRIVER}/v1", "kind": "ReclaimNoticeConfig"}
 HINTS = '[reclaim.aws]\nrebalance = "hint"\n'
 """By default the agent ignores recommendations."""
-TIMEOUT_S = 60.0
-POLL_INTERVAL_S = 0.002
 
 
 class Phase(NamedTuple):
@@ -48,28 +48,14 @@ class Phase(NamedTuple):
     """Of the path that announces it: a round that begins at a random time waits half of it."""
 
 
-def interruption() -> dict[str, Any]:
-    ends = datetime.now(UTC) + timedelta(seconds=NOTICE_S)
-    return {"spot": {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}}
-
-
 def recommendation() -> dict[str, Any]:
     return {"rebalance": {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}}
 
 
 PHASES = (
     Phase("hint", recommendation, {"rebalance": None}, 5.0),
-    Phase("notice", interruption, {"spot": None}, 1.0),
+    Phase("notice", partial(announcement, "aws", True), announcement("aws", False), 1.0),
 )
-
-
-def wait(condition: Callable[[], object]) -> None:
-    """Wait until the condition is true."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > end:
-            raise RuntimeError(f"nothing happened within {TIMEOUT_S:.0f} s")
-        time.sleep(POLL_INTERVAL_S)
 
 
 def file_in_container(claim_uid: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dra_agent.claim import ClaimRef
-from dra_agent.inventory.model import Device, Inventory, node_of
+from dra_agent.inventory.model import Device, Inventory, is_pool_of
 from dra_agent.status.device_status import DeviceKey
 
 MAX_MESSAGE_CHARS = 1024
@@ -113,7 +113,7 @@ def waiting_claim(claim: Mapping[str, Any], driver: str, node: str) -> WaitingCl
         result.key
         for result in results
         if result.driver == driver
-        and node_of(result.pool) == node
+        and is_pool_of(result.pool, node)
         and names.prepared in (result.binding_conditions or ())
     )
     if not devices:

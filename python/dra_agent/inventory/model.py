@@ -209,6 +209,10 @@ class Pool(NamedTuple):
     devices: tuple[Device, ...]
     counter_sets: tuple[CounterSet, ...]
 
+    def name(self, node: str) -> str:
+        """Return its name on a node."""
+        return pool_name(node, self.family, self.group)
+
 
 class Inventory(msgspec.Struct, frozen=True):
     """Every claimable device of a host at one moment."""
@@ -255,11 +259,6 @@ def pool_name(node: str, family: Family, group: str = "") -> str:
     The name ends with the family also in a group: `device_key` recognizes a device after its group has changed.
     """
     return f"{node}/{group}/{family}" if group else f"{node}/{family}"
-
-
-def node_of(pool: str) -> str:
-    """Return the node in the name of a pool: names of nodes have no slash."""
-    return pool.partition("/")[0]
 
 
 def is_pool_of(pool: object, node: str) -> bool:

@@ -15,14 +15,14 @@ class RequestRate:
     """A token bucket for all threads."""
 
     def __init__(
-        self, per_s: float = REQUESTS_PER_S, burst: int = BURST, clock: Callable[[], float] = time.monotonic
+        self, per_s: float = REQUESTS_PER_S, burst: float = BURST, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`clock` returns monotonic seconds."""
         self._per_s = per_s
         self._burst = burst
         self._clock = clock
         self._lock = threading.Lock()
-        self._tokens = float(burst)
+        self._tokens: float = burst
         self._refilled_at = clock()
 
     def reserve(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.model import Device, node_of
+from dra_agent.inventory.model import Device, is_pool_of
 from dra_agent.prepare.allocation import ClaimAllocation
 from dra_agent.prepare.ledger import Lookup
 
@@ -39,7 +39,7 @@ class LocalDevices:
             PermanentError: A pool is not of this node.
         """
         for item in allocation.devices:
-            if node_of(item.pool) != self._node:
+            if not is_pool_of(item.pool, self._node):
                 own = self.find(item.pool, item.device).pool(self._node)
                 raise PermanentError(
                     f"device {item.device} of pool {item.pool} is not of this node; its pool is {own}",

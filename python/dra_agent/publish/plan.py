@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.inventory.model import Inventory, pool_name
+from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ForbiddenError, InvalidObjectError
 from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
@@ -122,7 +122,7 @@ class Planner:
 
     def _of_this_pool(self, inventory: Inventory) -> Inventory:
         for pool in inventory.pools():
-            if pool_name(self._context.node, pool.family, pool.group) == self._pool:
+            if pool.name(self._context.node) == self._pool:
                 sets = {pool.family: pool.counter_sets} if pool.counter_sets else {}
                 return Inventory(devices=pool.devices, counter_sets=sets)
         return Inventory()

@@ -9,7 +9,7 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.model import Inventory, Pool, pool_name
+from dra_agent.inventory.model import Inventory, Pool
 
 Slice = dict[str, Any]
 """A resource.k8s.io/v1 ResourceSlice as JSON values."""
@@ -174,7 +174,7 @@ def _pool(pool: Pool, node: str) -> dict[str, Any]:
         for device in pool.devices
     ]
     return {
-        "name": pool_name(node, pool.family, pool.group),
+        "name": pool.name(node),
         "devices": devices,
         "counter_sets": list(pool.counter_sets),
     }

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.kube_client import EVENTS, NODES, RESOURCE_CLAIMS, ApiClient, ForbiddenError, Kind
+from dra_agent.kube_client.request_rate import RequestRate
 from dra_agent.printable import printable
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor
@@ -136,11 +137,7 @@ class EventRecorder:
         self._api = api
         self._driver = driver
         self.node = node
-        self._burst = burst
-        self._interval_s = interval_s
         self._repeat = repeat
-        self._tokens = burst
-        self._refilled = 0.0
         self._permission = PermissionMonitor("Events are not written", _GRANT, retry_after_s=retry_after_s)
         self._series: OrderedDict[tuple[Reason, ObjectReference, str], _Series] = OrderedDict()
         self._due: dict[tuple[Reason, ObjectReference, str], float] = {}
@@ -150,6 +147,7 @@ class EventRecorder:
         """Events that were recorded and not written since the start."""
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._rate = RequestRate(1 / interval_s, burst, self._loop.time)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -210,7 +208,8 @@ class EventRecorder:
                 self._woken.clear()
                 await self._wait_for_more(wait)
                 continue
-            await self._take_token()
+            if wait_s := self._rate.reserve():
+                await asyncio.sleep(wait_s)
             self._due.pop(key)
             await self._write_with_retries(self._series[key])
 
@@ -220,14 +219,6 @@ class EventRecorder:
                 await self._woken.wait()
         except TimeoutError:
             return
-
-    async def _take_token(self) -> None:
-        now = self._loop.time()
-        self._tokens = min(self._burst, self._tokens + (now - self._refilled) / self._interval_s)
-        self._refilled = now
-        self._tokens -= 1
-        if self._tokens < 0:
-            await asyncio.sleep(-self._tokens * self._interval_s)
 
     async def _write_with_retries(self, series: _Series) -> None:
         backoff = Backoff(first=1.0, longest=30.0)
