@@ -20,7 +20,7 @@ from dra_agent.cli.main import main
 from dra_agent.standalone.protocol import Client, Delete
 from eventually import eventually
 from standalone.conftest import Preparer
-from standalone.service_thread import ServiceThread
+from standalone.service_thread import HealthyDevices, ServiceThread
 
 Command = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.usefixtures("agent")
@@ -63,6 +63,20 @@ def test_standard_input_is_one_of_several_files(command: Command, monkeypatch: p
     assert code == 2 and "standard input can be read once" in errors
 
 
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the agent publish the two devices that its allocator has."""
+    spec = {
+        "driver": "d",
+        "nodeName": "n",
+        "pool": {"name": "n/gpu", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0"}, {"name": "gpu-1"}],
+    }
+    slices = [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}]
+    monkeypatch.setattr(HealthyDevices, "slices", lambda self: slices)
+
+
+@pytest.mark.usefixtures("published")
 def test_a_dry_run_changes_nothing(command: Command) -> None:
     write(Path("claims.yaml"), CLASS, claim("train"))
     code, text, _ = command("claim", "apply", "-f", "claims.yaml", "--dry-run=client")
@@ -71,7 +85,47 @@ def test_a_dry_run_changes_nothing(command: Command) -> None:
     assert command("claim", "list", "-o", "json")[1].strip() == "[]"
     assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
     assert command("claim", "delete", "train", "--dry-run")[1] == "resourceclaim/train deleted (dry run)\n"
-    assert "resourceclaim/train exists (dry run)" in command("claim", "apply", "-f", "claims.yaml", "--dry-run")[1]
+    code, text, _ = command("claim", "apply", "-f", "claims.yaml", "--dry-run")
+    assert (code, text) == (0, "deviceclass/gpu unchanged (dry run)\nresourceclaim/train unchanged (dry run)\n")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ([claim("train", 2)], "claim default/train: spec cannot be changed once it is applied"),
+        (["apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: bad}\n"], "spec: is missing"),
+        ([claim("twice"), claim("twice")], "claim default/twice is there twice"),
+    ],
+    ids=["another spec", "an invalid class", "a claim twice"],
+)
+def test_a_dry_run_refuses_what_apply_refuses(command: Command, changed: list[str], message: str) -> None:
+    write(Path("claims.yaml"), CLASS, claim("train"))
+    assert command("claim", "apply", "-f", "claims.yaml")[0] == 0
+    write(Path("changed.yaml"), *changed)
+    refused = command("claim", "apply", "-f", "changed.yaml", "--dry-run")
+    assert refused == command("claim", "apply", "-f", "changed.yaml")
+    assert refused[0] == 1 and message in refused[2]
+
+
+@pytest.mark.usefixtures("published")
+def test_a_dry_run_fails_only_for_claims_that_never_fit(command: Command) -> None:
+    write(Path("train.yaml"), CLASS, claim("train"))
+    assert command("claim", "apply", "-f", "train.yaml")[0] == 0
+    for name, count, expected in (("late", 2, 0), ("large", 3, 1)):
+        write(Path("claim.yaml"), claim(name, count))
+        code, text, _ = command("claim", "apply", "-f", "claim.yaml", "--dry-run", "-o", "json")
+        (entry,) = json.loads(text)
+        assert (code, entry["fits"], entry["fits_empty_host"]) == (expected, False, not expected)
+        assert command("claim", "apply", "-f", "claim.yaml")[0] == expected
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize(
+    ("output", "printed"), [("name", "deviceclass/gpu\nresourceclaim/train\n"), ("cdi", ""), ("flags", "")]
+)
+def test_a_dry_run_prints_names_and_no_ids_for_scripts(command: Command, output: str, printed: str) -> None:
+    write(Path("claims.yaml"), CLASS, claim("train"))
+    assert command("claim", "apply", "-f", "claims.yaml", "--dry-run", "-o", output) == (0, printed, "")
 
 
 def test_a_pending_claim_names_the_command_that_explains_it(command: Command) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.api_object import allocation_of, identity_of
+from dra_agent.api_object import identity_of
 from dra_agent.cli.claim import explain_command
 from dra_agent.standalone.claim import UNDER_WAY
 
@@ -116,49 +115,52 @@ def _sentence(done: dict[str, Any]) -> str:
 
 
 def _dry_run(args: argparse.Namespace, objects: list[LoadedObject]) -> int:
-    """Print the result for each object; devices are chosen from those that are free now."""
+    """Print the result that each object would have; exit code 1 where a claim can never be satisfied.
+
+    The agent checks the objects as it does before it stores them. Devices are those that are free now.
+    """
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit
-    from dra_agent.errors import NoSuchObjectError
-    from dra_agent.explain import explain
-    from dra_agent.standalone.allocator import GATES
-    from dra_agent.standalone.protocol import Get, ListClasses, State
+    from dra_agent.cli.output import ID_FORMATS, emit, prints_names
+    from dra_agent.standalone.protocol import Plan, State
 
     with connect(args, wait_s=args.wait_for_agent) as agent:
+        results = agent.call(Plan([loaded.value for loaded in objects]))
         state = agent.call(State())
-        existing = {("DeviceClass", "", entry["metadata"]["name"]): entry for entry in agent.call(ListClasses())}
-        for key in (identity_of(loaded.value) for loaded in objects if loaded.kind == "ResourceClaim"):
-            with contextlib.suppress(NoSuchObjectError):
-                existing["ResourceClaim", *key] = agent.call(Get(*key))["claim"]
     own = [loaded.value for loaded in objects if loaded.kind == "DeviceClass"]
     names = {entry["metadata"]["name"] for entry in own}
     state["classes"] = own + [entry for entry in state["classes"] if entry["metadata"]["name"] not in names]
+    held = {identity_of(claim) for claim in state["allocated"]}
     done: list[dict[str, Any]] = []
-    for loaded in objects:
-        namespace = "" if loaded.kind == "DeviceClass" else identity_of(loaded.value)[0]
-        known = existing.get((loaded.kind, namespace, loaded.name))
-        entry: dict[str, Any] = {
-            "kind": loaded.kind,
-            "name": loaded.name,
-            "namespace": namespace,
-            "exists": known is not None,
-        }
-        if loaded.kind == "ResourceClaim" and not (known and allocation_of(known)):
-            explained = explain(
-                node=state["node"],
-                classes=state["classes"],
-                slices=state["slices"],
-                allocated=state["allocated"],
-                claims=[loaded.value],
-                gates=GATES,
-            )
-            entry |= {"fits": explained["fits"], "summary": explained["summary"]}
+    for loaded, result in zip(objects, results, strict=True):
+        entry = {key: result[key] for key in ("kind", "name", "namespace", "action")}
+        if loaded.kind == "ResourceClaim" and (entry["namespace"], entry["name"]) not in held:
+            entry |= _fit(loaded.value, state)
         done.append(entry)
     if args.output in ("json", "yaml"):
         emit(done, args.output)
-        return 0
-    for entry in done:
-        action = "exists" if entry["exists"] else "created"
-        summary = f": {entry['summary']}" if "summary" in entry else ""
-        print(f"{entry['kind'].lower()}/{entry['name']} {action} (dry run){summary}")
-    return 0
+    elif args.output not in ID_FORMATS:  # nothing is prepared, so there are no ids
+        for entry in done:
+            name = f"{entry['kind'].lower()}/{entry['name']}"
+            summary = f": {entry['summary']}" if "summary" in entry else ""
+            print(name if prints_names() else f"{name} {entry['action']} (dry run){summary}")
+    return 0 if all(entry.get("fits_empty_host", True) for entry in done) else 1
+
+
+def _fit(claim: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Return whether a claim fits now, and whether it would if no other claim held a device."""
+    from dra_agent.explain import explain
+    from dra_agent.standalone.allocator import GATES
+
+    def query(allocated: list[dict[str, Any]]) -> dict[str, Any]:
+        return explain(
+            node=state["node"],
+            classes=state["classes"],
+            slices=state["slices"],
+            allocated=allocated,
+            claims=[claim],
+            gates=GATES,
+        )
+
+    now = query(state["allocated"])
+    fits_empty_host = now["fits"] or query([])["fits"]
+    return {"fits": now["fits"], "fits_empty_host": fits_empty_host, "summary": now["summary"]}

@@ -26,6 +26,12 @@ class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=T
     objects: list[dict[str, Any]]
 
 
+class Plan(msgspec.Struct, tag_field="op", tag="plan", forbid_unknown_fields=True):
+    """Check objects as `Apply` does, and store nothing; the response has the results that it would have."""
+
+    objects: list[dict[str, Any]]
+
+
 class Get(msgspec.Struct, tag_field="op", tag="get", forbid_unknown_fields=True):
     """One claim; with `wait`, up to so many seconds until it is prepared, failed or deleted."""
 
@@ -78,7 +84,7 @@ class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=T
     """The input of a what-if query: node, driver, classes, slices and allocated claims."""
 
 
-Request = Apply | Get | ListClaims | ListPage | ListClasses | Delete | ReleaseRun | State
+Request = Apply | Plan | Get | ListClaims | ListPage | ListClasses | Delete | ReleaseRun | State
 
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

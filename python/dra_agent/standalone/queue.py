@@ -118,6 +118,13 @@ class ClaimQueue:
                     self._claims.add(claims[first : first + CLAIMS_AT_A_TIME])
             return change.results
 
+    def preview(self, values: list[Object]) -> list[ApplyResult]:
+        """Return the result of `apply` for each object without a change; raises AgentError for what `apply` refuses."""
+        incoming = receive(values)
+        with self._lock:
+            self._ended_runs.refuse(values)
+            return plan(incoming, self._store, self._claims).results
+
     def delete(self, namespace: str, name: str) -> str:
         """Start to release a claim and return its uid; `reconcile` completes it.
 

@@ -29,6 +29,7 @@ from dra_agent.standalone.protocol import (
     ListClaims,
     ListClasses,
     ListPage,
+    Plan,
     ReleaseRun,
     State,
     decode_request,
@@ -114,6 +115,9 @@ class ClaimRequests:
         match request:
             case Apply():
                 return await self._apply(request, deadline)
+            case Plan(objects):
+                await self._check(objects, deadline)
+                return await self._read(lambda: self._queue.preview(objects))
             case Get(namespace, name, wait):
                 return self._with_health(await self._get(namespace, name, min(wait, MAX_WAIT_S)))
             case ListClaims():
@@ -131,15 +135,18 @@ class ClaimRequests:
             case State():
                 return await self._read(self._state)
 
-    async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
-        if len(request.objects) > MAX_OBJECTS_PER_APPLY:
+    async def _check(self, objects: list[Object], deadline: float) -> None:
+        """Raise an AgentError for too many objects, or for invalid ones."""
+        if len(objects) > MAX_OBJECTS_PER_APPLY:
             raise UsageError(
-                f"{len(request.objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most",
-                hint="apply them in several",
+                f"{len(objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most", hint="apply them in several"
             )
         timeout_s = min(VALIDATION_TIMEOUT_S, deadline - asyncio.get_running_loop().time())
-        if problems := await self._validator.problems(request.objects, timeout_s=timeout_s):
+        if problems := await self._validator.problems(objects, timeout_s=timeout_s):
             raise PermanentError("\n".join(problems))
+
+    async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
+        await self._check(request.objects, deadline)
         applied = await self._work(lambda: self._queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
