@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _DEVICE, _CLAIM = "dra_agent_device", "dra_agent_claim"
 _DEVICE_LABELS = ["device", "family", "product", "pool"]
 _CLAIM_LABELS = ["namespace", "claim", "device"]
+MAX_CLAIMED_DEVICES = 1024
+"""Claims on devices that have series. Claims of whole devices are fewer, but nothing else limits how many share one."""
 
 DEVICE_COUNTERS = frozenset(f"{_DEVICE}_{name}_total" for name in COUNTERS)
 """Counters of the hardware, which began before this process, and XIDs."""
@@ -53,6 +55,7 @@ class TelemetryMetrics:
         self._claim_labels = claim_labels
         self._pods = pods
         self._containers = containers
+        self._rows = _Rows()
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics: nothing is read before the first scrape."""
@@ -65,7 +68,7 @@ class TelemetryMetrics:
         yield _failures(snapshot)
         if self._claim_labels:
             held = self._held()
-            yield from _claims(snapshot, held)
+            yield from _claims(snapshot, held, self._rows)
             if self._pods is not None:
                 yield _pods(self._pods, held)
             if self._containers is not None:
@@ -117,7 +120,21 @@ def _failures(snapshot: TelemetrySnapshot) -> Metric:
     return family
 
 
-def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
+class _Rows:
+    """The claims on devices that have series, by their labels."""
+
+    def __init__(self) -> None:
+        self._shown: frozenset[tuple[str, ...]] = frozenset()
+
+    def omit(self, rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+        """Return those beyond the limit. A new claim does not end the series of another one."""
+        found = dict.fromkeys(rows)
+        ordered = sorted(found, key=lambda row: row not in self._shown)
+        self._shown = frozenset(ordered[:MAX_CLAIMED_DEVICES])
+        return ordered[MAX_CLAIMED_DEVICES:]
+
+
+def _claims(snapshot: TelemetrySnapshot, held: set[str], rows: _Rows) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     # A device has one holder, so that no series occurs twice: not even for two claims of one name.
@@ -128,6 +145,15 @@ def _claims(snapshot: TelemetrySnapshot, held: set[str]) -> Iterator[Metric]:
     }
     usage: dict[tuple[str, str], ClaimUsage] = {(one.claim.uid, one.device): one for one in snapshot.usage}
     shares = _shares(snapshot, held)
+    omitted = rows.omit((*holders, *shares))
+    for row in omitted:
+        holders.pop(row, None)
+        shares.pop(row, None)
+    yield GaugeMetricFamily(
+        "dra_agent_telemetry_omitted_claims",
+        "Claims on devices that have no series, because there are too many.",
+        value=len(omitted),
+    )
     for name in GAUGES:
         gauge = GaugeMetricFamily(f"{_CLAIM}_{name}", f"{_help(name)}, of a claim.", labels=_CLAIM_LABELS)
         for labels, (_, device) in holders.items():
