@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -43,9 +45,9 @@ def plugin(cluster: Cluster) -> Iterator[None]:
     set_managers((None, None), None)
 
 
-def plugin_style_container() -> Object:
+def plugin_style_container(amount: str = "1") -> Object:
     """Return a container that requests the resource as from a device plugin."""
-    return container("main", resources={"limits": {RESOURCE: "1"}})
+    return container("main", resources={"limits": {RESOURCE: amount}})
 
 
 def test_node_labels_separate_agent_and_device_plugin_nodes(
@@ -67,3 +69,35 @@ def test_node_labels_separate_agent_and_device_plugin_nodes(
     namespace.claim("other", request("gpu", "gpu"))
     namespace.pod("waits", claim="other", nodeSelector={MANAGER: "plugin"})
     namespace.wait_for_scheduling_failure("waits", "cannot allocate all claims")
+
+
+def test_explain_has_what_the_device_plugin_has_left(
+    cluster: Cluster,
+    agents: dict[str, Agent],
+    namespace: Namespace,
+    plugin: None,
+    drop_in: None,
+    agent_command: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    def explained(pod: str) -> Object:
+        arguments = ["explain", f"pod/{pod}", "-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig)]
+        result = agent_command(*arguments, "-o", "json", check=False)
+        assert result.returncode in (0, 1) and result.stdout, result.stderr
+        answer: Object = json.loads(result.stdout)
+        assert (result.returncode == 0) == answer["fits"]
+        return answer
+
+    def devices_on_node_b(answer: Object) -> str:
+        return next(str(entry["devices"]) for entry in answer["nodes"] if entry["node"] == "node-b")
+
+    on_plugin = {MANAGER: "plugin"}
+    namespace.pod("plugged", containers=[plugin_style_container("3")], nodeSelector=on_plugin)
+    namespace.running("plugged")
+    namespace.pod("waits", containers=[plugin_style_container("2")], nodeSelector=on_plugin)
+    namespace.wait_for_scheduling_failure("waits", f"Insufficient {RESOURCE}")
+    answer = explained("waits")
+    assert not answer["fits"]
+    assert devices_on_node_b(answer) == f"its device plugin serves {RESOURCE}: 2 needed, 1 of 4 free"
+    # Without its selector the pod would get devices of a driver on the other node.
+    namespace.pod("anywhere", containers=[plugin_style_container("2")])
+    assert namespace.running("anywhere")["spec"]["nodeName"] == "node-a"

@@ -1,4 +1,4 @@
-"""The claim for the extended resources of a pod, and nodes whose device plugin serves them."""
+"""The claim for the extended resources of a pod."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from allocator.cases import device, slice_of
 from dra_agent.explain.capacity import capacity, copy_of_pod
-from dra_agent.explain.claim_explanation import explain_pod
 from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
 from dra_agent.explain.gang import gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
@@ -90,23 +89,6 @@ def test_the_capacity_of_a_pod_with_an_init_container_is_that_of_its_longest_pha
     assert capacity(snapshot, copy_of_pod(snapshot, asked))["total"] == 4
 
 
-def test_a_node_whose_device_plugin_serves_the_resource_is_not_counted() -> None:
-    asked = pod([container("1")])
-    snapshot = cluster(node("n1"), node("n2", **{GPU: "4"}), node("n3", **{GPU: "0"}), count=2)
-    found = capacity(snapshot, copy_of_pod(snapshot, asked))
-    assert (found["total"], found["total_is_partial"]) == (4, True)
-    rows = {row["node"]: row for row in found["nodes"]}
-    assert [rows[name]["copies"] for name in ("n1", "n2", "n3")] == [2, 0, 2]
-    assert rows["n2"]["causes"] == ["device_plugin"]
-    assert rows["n2"]["reason"] == "not counted: its device plugin serves example.com/gpu"
-    # The implicit resource of a class is another one.
-    snapshot.classes = [{"metadata": {"name": "any"}}]
-    implicit = "deviceclass.resource.kubernetes.io/any"
-    other = pod([{"name": "c", "resources": {"requests": {implicit: "1"}}}])
-    found = capacity(snapshot, copy_of_pod(snapshot, other))
-    assert (found["total"], found["total_is_partial"]) == (6, False)
-
-
 def test_a_gang_is_not_evaluated_on_a_node_whose_device_plugin_serves_the_resource() -> None:
     snapshot = cluster(node("n1"), node("n2", **{GPU: "4"}), count=2)
     note = "node n2: not evaluated: its device plugin serves example.com/gpu"
@@ -118,22 +100,3 @@ def test_a_gang_is_not_evaluated_on_a_node_whose_device_plugin_serves_the_resour
     assert explained(2)["kinds"][0]["nodes"] == {"n1": 2}
     answer = explained(3)
     assert not answer["fits"] and answer["search"] is None and note in answer["notes"]
-
-
-def test_a_pod_is_not_evaluated_on_a_node_whose_device_plugin_serves_the_resource() -> None:
-    nodes = [node("n1"), node("n2", **{GPU: "4"}), node("n3", **{GPU: "4"}), node("n4", **{GPU: "1"})]
-    nodes[2]["spec"] = {"unschedulable": True}
-    snapshot = cluster(*nodes, count=1)
-    snapshot.slices = (snapshot.slices or [])[:1]
-    answer = explain_pod(snapshot, pod([container("2")]))
-    assert not answer["fits"]
-    assert answer["notes"] == ["node n2 and 1 more: not evaluated: its device plugin serves example.com/gpu"]
-
-
-def test_a_pod_that_a_device_plugin_serves_needs_no_claim() -> None:
-    snapshot = cluster(node("n1"), node("n2", **{GPU: "4"}), count=2)
-    running = pod([container("1")])
-    running["spec"]["nodeName"] = "n2"
-    answer = explain_pod(snapshot, running)
-    assert answer["fits"] and answer["claims"] == [] and "uses no claim" in answer["summary"]
-    assert capacity(snapshot, copy_of_pod(snapshot, running))["total"] == 2, "a further one may be on another node"

@@ -10,7 +10,7 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot
-from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, check_group
+from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, check_group, pod_sets
 from dra_agent.manifests import LoadedObject
 
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
@@ -32,18 +32,25 @@ def read_users(
     args.namespace = args.namespace or next((space for space in spaces if space), None)
     names = [value["metadata"]["name"] for kind, value in users if kind != "DeviceClass"]
     has_workload = any(kind == WORKLOAD for kind, _ in users)
-    snapshot = read_snapshot(args, names[0] if names else "none", with_kueue=has_workload)
+    pods = [pod for kind, value in users for pod in _pods_of(kind, value)]
+    snapshot = read_snapshot(args, names[0] if names else "none", with_kueue=has_workload, pods=pods)
     for kind, value in users:
         _add(snapshot, kind, value)
     return snapshot, [(kind, value) for kind, value in users if kind != "DeviceClass"]
 
 
 def read_snapshot(
-    args: argparse.Namespace, name: str, *, workload: str | None = None, with_kueue: bool = False
+    args: argparse.Namespace,
+    name: str,
+    *,
+    workload: str | None = None,
+    with_kueue: bool = False,
+    pods: Sequence[Object] = (),
 ) -> Snapshot:
     """Read the cluster; `name` is that of the object that the query is about, and `workload` its kind if it has one.
 
-    With `with_kueue` the objects that decide about quota of Workloads are read too.
+    With `with_kueue` the objects that decide about quota of Workloads are read too. `pods` are those of the user, or
+    templates of them.
 
     Raises:
         UsageError: A file or a flag is invalid.
@@ -58,12 +65,21 @@ def read_snapshot(
     if dump := dump_of(args):
         paths = [file for entry in dump for file in files_of(entry, recursive=args.recursive)]
         with progress("reading the files"):
-            return read_dump(paths, args.namespace or "default")
+            return read_dump(paths, args.namespace or "default", pods=pods)
     if not getattr(args, "is_plugin", False) and agent_without_cluster(args):
         return _read_agent(args)
     namespace = namespace_of(args)
     with progress("querying the API server"):
-        return call_cluster(args, lambda api: read(api, namespace, name, workload=workload, with_kueue=with_kueue))
+        return call_cluster(
+            args, lambda api: read(api, namespace, name, workload=workload, with_kueue=with_kueue, pods=pods)
+        )
+
+
+def _pods_of(kind: str, value: Object) -> list[Object]:
+    """Return a pod, or the pod templates of a workload."""
+    if kind == "Pod":
+        return [value]
+    return [one.template for one in pod_sets(kind, value)] if kind in WORKLOADS and kind != POD_GROUP else []
 
 
 def dump_of(args: argparse.Namespace) -> list[str]:

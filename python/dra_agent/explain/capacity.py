@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
-from dra_agent.cluster import MAX_COPIES, Capacity, Cluster
+from dra_agent.cluster import MAX_COPIES, Cluster
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.claim_admission import NewClaim, admission_blockers
-from dra_agent.explain.extended_resources import of_device_plugin
+from dra_agent.explain.copy_count import CopyCount, row_of
+from dra_agent.explain.device_plugins import DevicePlugins
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
@@ -24,8 +26,6 @@ MAX_CONSUMERS = 256
 """Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
 BLOCKED = "node"
 """The cause of a node on which the pod cannot run, for reasons that do not concern devices."""
-DEVICE_PLUGIN = "device_plugin"
-"""The cause of a node whose device plugin serves an extended resource of the pod: its devices are not counted."""
 CONSUMERS = "consumers"
 """The cause of a node on which more copies would fit, if a claim that they share could be reserved for more pods."""
 NOT_CONSIDERED = (
@@ -41,15 +41,15 @@ class Copy:
     subject: str
     """Such as `pod team-a/train`."""
     claims: list[Object]
-    """The claims that each copy gets for itself, without an allocation."""
+    """The claims that each copy gets for itself; allocations of them are not considered."""
     shared: list[Object] = field(default_factory=list)
     """The claims that all copies use together."""
     pod: Object = field(default_factory=dict)
     """The constraints of the pod; empty for a claim or a template, as a pod without tolerations has."""
     problems: list[str] = field(default_factory=list)
     """Why a further copy cannot exist."""
-    resources: Sequence[str] = ()
-    """The extended resources of the pod for which it has a claim."""
+    needs: Sequence[PodClaim] = ()
+    """The claims as the pod names them; empty for a claim or a template."""
     replicas: int = 1
     """How many copies the object needs."""
     notes: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ def copy_of_claims(snapshot: Snapshot, claims: Sequence[Object], kind: str = "cl
     new = [NewClaim(claim, {}) for claim in claims]
     return Copy(
         f"{kind} {full_name(claims[0])}",
-        [_fresh(claim) for claim in claims],
+        list(claims),
         problems=admission_blockers(snapshot, new, _COPY_NEEDS),
         notes=["a pod without tolerations, node selector and affinity is assumed"],
     )
@@ -71,13 +71,15 @@ def copy_of_claims(snapshot: Snapshot, claims: Sequence[Object], kind: str = "cl
 
 def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     """Return what another pod like this one needs: claims of templates are made again, named claims are shared."""
-    spec = pod.get("spec") or {}
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
     named = {entry.get("name") for entry in spec.get("resourceClaims") or () if entry.get("resourceClaimName")}
     further = {
         **pod,
         # Quotas count the pod of a copy, too: it does not exist.
         "metadata": {key: value for key, value in pod["metadata"].items() if key != "uid"},
         "spec": {key: value for key, value in spec.items() if key != "nodeName"},
+        # The claim for extended resources depends on the node, and is made again.
+        "status": {key: value for key, value in status.items() if key != "extendedResourceClaimStatus"},
     }
     needs: list[PodClaim] = pod_claims(snapshot, further)
     claims: list[Object] = []
@@ -93,11 +95,11 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
             new.append(NewClaim(need.claim, need.resources, pod_exists=False))
     copy = Copy(
         f"pod {snapshot.namespace}/{pod['metadata']['name']}",
-        [_fresh(claim) for claim in claims],
+        claims,
         shared,
         further,
         [f"claim {need.name}: {problem}" for need in needs for problem in need.problems],
-        sorted({resource for need in needs for resource in need.resources}),
+        needs,
     )
     if not copy.problems:
         copy.problems = admission_blockers(snapshot, new, _COPY_NEEDS)
@@ -145,6 +147,7 @@ def capacity(
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
     if copy.problems:
         return result
+    plugins = DevicePlugins(snapshot, copy.pod, copy.needs)
     if snapshot.slices is None:
         return {**result, "problems": ["no more is known without ResourceSlices"]}
     known = nodes_of(snapshot)
@@ -157,41 +160,29 @@ def capacity(
     blocked = (
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )
-    permitted = [name for name in known if not blocked.get(name) and node in (None, name)]
-    plugged = {name: names for name in permitted if (names := of_device_plugin(known[name], copy.resources))}
-    open_nodes = [name for name in permitted if name not in plugged]
+    permitted = {name: known[name] for name in known if not blocked.get(name) and node in (None, name)}
     most_used = min(copy.shared, key=remaining_consumers, default=None)
     remaining = None if most_used is None else remaining_consumers(most_used)
     if remaining is not None:
         limit = min(limit, remaining)
-    found = cluster.capacity(copy.claims, shared=copy.shared, nodes=open_nodes, limit=limit, deadline=deadline)
-    rows = _rows(found)
+    count = CopyCount(cluster, copy.claims, copy.shared, plugins, limit, Deadline.of(deadline))
+    rows = count.on(permitted)
     if most_used is not None and limit == remaining:
         _limit_by_consumers(rows, most_used)
     rows += [
-        _row(name, reason="; ".join(reasons), causes=[BLOCKED])
+        row_of(name, reason="; ".join(reasons), causes=[BLOCKED])
         for name, reasons in blocked.items()
         if reasons and node in (None, name)
     ]
-    rows += [
-        _row(name, reason=f"not counted: its device plugin serves {', '.join(names)}", causes=[DEVICE_PLUGIN])
-        for name, names in plugged.items()
-    ]
     result["nodes"] = sorted(rows, key=lambda row: row["node"])
-    result["total"] = found.total
-    result["total_is_partial"] = found.total_is_partial or bool(plugged)
+    result["total"] = count.total
+    result["total_is_partial"] = count.total_is_partial
     result["largest_on_one_node"] = max((row["copies"] for row in rows), default=0)
-    result["unexamined"] = found.unexamined
-    if remaining is not None and found.total >= remaining:
+    result["unexamined"] = count.unexamined
+    if remaining is not None and count.total >= remaining:
         result["total"], result["total_is_partial"] = remaining, False
         result["notes"].append(f"a claim can be reserved for {MAX_CONSUMERS} pods; {remaining} more pods can share it")
     return result
-
-
-def _fresh(claim: Object) -> Object:
-    """Return the claim as it is before its allocation."""
-    metadata = {key: claim["metadata"][key] for key in ("name", "namespace") if key in claim["metadata"]}
-    return {"metadata": metadata, "spec": claim.get("spec") or {}}
 
 
 def remaining_consumers(claim: Object) -> int:
@@ -229,36 +220,3 @@ def _limit_by_consumers(rows: Iterable[Object], claim: Object) -> None:
         if row["at_limit"]:
             reason = f"claim {full_name(claim)} can be reserved for {number}"
             row.update(at_limit=False, causes=[CONSUMERS], reason=reason)
-
-
-def _rows(found: Capacity) -> list[Object]:
-    return [
-        _row(
-            entry.node,
-            copies=entry.copies,
-            at_limit=entry.at_limit,
-            reason=entry.reason,
-            causes=entry.causes,
-            has_network_devices=entry.has_network_devices,
-        )
-        for entry in found.nodes
-    ]
-
-
-def _row(
-    node: str,
-    *,
-    copies: int = 0,
-    at_limit: bool = False,
-    reason: str = "",
-    causes: list[str],
-    has_network_devices: bool = False,
-) -> Object:
-    return {
-        "node": node,
-        "copies": copies,
-        "at_limit": at_limit,
-        "causes": causes,
-        "reason": reason,
-        "has_network_devices": has_network_devices,
-    }

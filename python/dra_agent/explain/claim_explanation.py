@@ -10,8 +10,16 @@ from typing import Any
 
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.deadline import Deadline
+from dra_agent.explain.device_plugins import DevicePlugins
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
-from dra_agent.explain.pending import DEADLINE_S, NodeQuery, SnapshotCluster, evaluate_nodes, with_summary
+from dra_agent.explain.pending import (
+    DEADLINE_S,
+    NodeQuery,
+    PendingClaims,
+    SnapshotCluster,
+    evaluate_nodes,
+    with_summary,
+)
 from dra_agent.explain.pod_claims import PodClaim, pod_claims, pod_notes
 from dra_agent.explain.snapshot import Snapshot, group_name
 
@@ -49,7 +57,9 @@ def explain_pod(
     if not waiting:
         on = (pod.get("spec") or {}).get("nodeName")
         return with_summary(result, True, _all_allocated(claims, on))
-    return evaluate_nodes(result, snapshot, query, waiting, [claim for claim in there if allocation_of(claim)], pod)
+    allocated = [claim for claim in there if allocation_of(claim)]
+    pending = PendingClaims(waiting, allocated, pod, DevicePlugins(snapshot, pod, needs))
+    return evaluate_nodes(result, snapshot, query, pending)
 
 
 def explain_claim(
@@ -95,16 +105,18 @@ def explain_claim(
         return with_summary(result, False, entry["summary"])
     if allocation_of(claim):
         return with_summary(result, True, entry["summary"])
-    pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
-    if users and not pending:
+    unbound = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
+    if users and not unbound:
         on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
         return with_summary(result, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
-    pod = pending[0] if pending else None
+    pod = unbound[0] if unbound else None
     result["notes"] = [*snapshot.notes, *(pod_notes(snapshot, pod) if pod else ())]
-    others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
+    needs = pod_claims(snapshot, pod) if pod else []
+    others = [need.claim for need in needs if need.claim is not claim and need.claim]
     waiting = [claim, *(other for other in others if not allocation_of(other))]
     allocated = [other for other in others if allocation_of(other)]
-    result = evaluate_nodes(result, snapshot, query, waiting, allocated, pod)
+    pending = PendingClaims(waiting, allocated, pod, DevicePlugins(snapshot, pod, needs))
+    result = evaluate_nodes(result, snapshot, query, pending)
     if pod is None and snapshot.pods is not None:
         # Claims are allocated when a pod that uses them is scheduled, and not before.
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"

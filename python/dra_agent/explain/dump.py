@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
+from dra_agent.explain.extended_resources import served_by_device_plugins
 from dra_agent.explain.kueue_objects import (
     GROUP,
     KINDS,
@@ -24,11 +25,11 @@ _OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS, *KINDS}
 _GROUPS = {**GROUPS, **dict.fromkeys(KINDS, GROUP)}
 
 
-def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
+def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = ()) -> Snapshot:
     """Read the objects; kinds that do not concern devices are skipped.
 
-    Nodes, classes and slices are complete in a dump that has any of them. Pods, workloads, templates and quotas are
-    those of the namespace.
+    Nodes, classes and slices are complete in a dump that has any of them, and pods of all namespaces too. Workloads,
+    templates and quotas are those of the namespace. `pods` are those of the user, or templates of them.
 
     Raises:
         UsageError: A file cannot be read, or an object lacks a name or is of another version.
@@ -45,6 +46,8 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
         return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
 
     notes: list[str] = []
+    if served_by_device_plugins([*local("Pod"), *pods], found["Node"], found["DeviceClass"]) and found["Pod"]:
+        notes.append("what device plugins have left is computed from the pods of the files")
     return Snapshot(
         namespace,
         slices=tainted(found["ResourceSlice"], found["DeviceTaintRule"], found["DeviceClass"], notes),
@@ -52,6 +55,7 @@ def read_dump(paths: Iterable[str], namespace: str) -> Snapshot:
         claims=found["ResourceClaim"],
         templates=local("ResourceClaimTemplate"),
         pods=local("Pod"),
+        placed_pods=[pod for pod in found["Pod"] if (pod.get("spec") or {}).get("nodeName")] if found["Pod"] else None,
         groups=local("PodGroup") or None,
         workloads={kind: local(kind) for kind in WORKLOADS},
         kueue=objects_of_dump(namespace, found, counting),

@@ -14,9 +14,15 @@ IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resources that every DeviceClass has."""
 
 
-def claim_of_extended_resources(pod: Object, namespace: str, classes: Iterable[Object]) -> Object | None:
-    """Return the claim that kube-scheduler creates for the extended resources of a pod; None without any."""
-    by_resource = _classes_by_resource(classes)
+def claim_of_extended_resources(
+    pod: Object, namespace: str, classes: Iterable[Object], *, without: Iterable[str] = ()
+) -> Object | None:
+    """Return the claim that kube-scheduler creates for the extended resources of a pod; None without any.
+
+    `without` names the resources that the device plugin of the node serves.
+    """
+    served = set(without)
+    by_resource = {name: of_class for name, of_class in _classes_by_resource(classes).items() if name not in served}
     containers = [_amounts(container) for container in _containers(pod)]
     requests = [
         {
@@ -42,17 +48,24 @@ def resources_of(pod: Object, classes: Iterable[Object]) -> dict[str, int]:
 
     Those of containers that run at the same time are added: PodRequests, k8s.io/component-helpers/resource.
     """
-    containers = [_amounts(container) for container in _containers(pod)]
-    found: dict[str, int] = {}
-    for resource in sorted({name for amounts in containers for name in amounts} & _classes_by_resource(classes).keys()):
-        running, most = 0, 0
-        for amounts, is_short in zip(containers, _are_short_lived(pod), strict=True):
-            count = amounts.get(resource, 0)
-            most = max(most, running + count)
-            running += 0 if is_short else count
-        if most:
-            found[resource] = most
-    return found
+    names = {name for container in _containers(pod) for name in _quantities(container)}
+    of_classes = sorted(names & _classes_by_resource(classes).keys())
+    return {resource: count for resource in of_classes if (count := requested(pod, resource))}
+
+
+def requested(pod: Object, resource: str) -> int:
+    """Return how much of an extended resource a pod requests: what its containers use at the same time."""
+    running, most = 0, 0
+    for container, is_short in zip(_containers(pod), _are_short_lived(pod), strict=True):
+        count = _whole(_quantities(container).get(resource))
+        most = max(most, running + count)
+        running += 0 if is_short else count
+    return most
+
+
+def allocatable(node: Object, resource: str) -> int:
+    """Return how much of an extended resource the device plugin of a node serves; 0 for none."""
+    return _whole(((node.get("status") or {}).get("allocatable") or {}).get(resource))
 
 
 def of_device_plugin(node: Object, resources: Iterable[str]) -> list[str]:
@@ -60,8 +73,15 @@ def of_device_plugin(node: Object, resources: Iterable[str]) -> list[str]:
 
     Source: filterExtendedResources.
     """
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    return [name for name in resources if (amount(allocatable.get(name)) or 0) > 0]
+    return [name for name in resources if allocatable(node, name)]
+
+
+def served_by_device_plugins(pods: Iterable[Object], nodes: Iterable[Object], classes: Iterable[Object]) -> list[str]:
+    """Return the extended resources of DeviceClasses that pods request, and that device plugins of nodes serve."""
+    asked = {name for pod in pods for container in _containers(pod) for name in _quantities(container)}
+    names = asked & _classes_by_resource(classes).keys()
+    served = {name for node in nodes for name in of_device_plugin(node, names)} if names else set()
+    return sorted(served)
 
 
 def _requests(pod: Object, counts: list[int]) -> Iterable[tuple[int, int]]:
@@ -95,10 +115,13 @@ def _are_short_lived(pod: Object) -> list[bool]:
 
 
 def _amounts(container: Object) -> dict[str, int]:
+    return {name: _whole(value) for name, value in _quantities(container).items()}
+
+
+def _quantities(container: Object) -> Mapping[str, object]:
     """Return the requests of a container, by resource; a limit without a request is one, as the API server adds it."""
     resources = container.get("resources") or {}
-    amounts: Mapping[str, object] = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: _whole(value) for name, value in amounts.items()}
+    return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
 
 
 def _whole(value: object) -> int:

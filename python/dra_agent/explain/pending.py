@@ -7,7 +7,7 @@ Everything is evaluated from one snapshot and within one deadline. The allocator
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any
 from dra_agent.api_object import Object, allocation_of, full_name, requests_of
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
+from dra_agent.explain.device_plugins import DevicePlugins, named
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.placement import matches, scheduling_blockers
@@ -84,13 +85,21 @@ class NodeQuery:
     """Only this node."""
 
 
+@dataclass(frozen=True)
+class PendingClaims:
+    """The claims that are evaluated, and the pod that waits for them."""
+
+    waiting: Sequence[Object]
+    """The claims without an allocation."""
+    allocated: Sequence[Object]
+    """The other claims of the pod: it can only be on their nodes."""
+    pod: Object | None
+    plugins: DevicePlugins
+    """Where the pod needs no claim for its extended resources."""
+
+
 def evaluate_nodes(
-    result: dict[str, Any],
-    snapshot: Snapshot,
-    query: NodeQuery,
-    waiting: Sequence[Object],
-    allocated: Sequence[Object],
-    pod: Object | None,
+    result: dict[str, Any], snapshot: Snapshot, query: NodeQuery, pending: PendingClaims
 ) -> dict[str, Any]:
     """Add nodes, holders, notes and summary to the result of pending claims.
 
@@ -98,17 +107,18 @@ def evaluate_nodes(
         result: The result so far.
         snapshot: The cluster.
         query: The nodes and the deadline.
-        waiting: The claims without an allocation.
-        allocated: The other claims of the pod: it can only be on their nodes.
-        pod: The pod that waits for the claims, if there is one.
+        pending: The claims.
 
     Raises:
         PermanentError: An object cannot be read.
     """
-    if reason := missing_basis(snapshot, waiting):
-        return with_summary(result, False, reason)
+    plugins = pending.plugins
     names = query.cluster.nodes
-    allocator = query.cluster.read_for(waiting)
+    serves = {name: served for name, node in names.items() if (served := plugins.serves(node))}
+    # A device plugin needs no ResourceSlices.
+    if (reason := missing_basis(snapshot, pending.waiting)) and (snapshot.slices or not serves):
+        return with_summary(result, False, reason)
+    allocator = query.cluster.read_for(pending.waiting)
     if query.node is not None:
         if query.node not in names:
             allocator.update_node({"metadata": {"name": query.node}})
@@ -119,13 +129,29 @@ def evaluate_nodes(
     for entry in entries:
         if not query.deadline.remaining():
             break
-        entry["obstacles"] = _obstacles(snapshot, entry["node"], names[entry["node"]], allocated, pod)
+        node = names[entry["node"]]
+        entry["obstacles"] = _obstacles(snapshot, entry["node"], node, pending.allocated, pending.pod)
         compared.append(entry)
-    seconds = query.deadline.remaining() * SWEEP_SHARE
-    sweep = allocator.fits(waiting, nodes=[entry["node"] for entry in compared], deadline=seconds)
-    _add_verdicts(compared, sweep, unexamined)
-    explained = _most_different(compared, unexamined)
-    without_list = _add_explanations(explained, allocator, waiting, query.deadline, unexamined)
+    # The claims of the pod, by the resources that the device plugin of a node serves.
+    claims = {served: plugins.claims(pending.waiting, served) for served in {(), *serves.values()}}
+    claims_of = {name: claims[serves.get(name, ())] for name in names}
+    open_entries = []
+    for entry in compared:
+        node = names[entry["node"]]
+        if not _add_plugin_verdict(entry, plugins, node, claims_of[entry["node"]], unexamined):
+            if snapshot.slices is None:
+                entry["devices"] = f"{NOT_EVALUATED}: ResourceSlices are not known"
+            else:
+                open_entries.append(entry)
+    sweeps = Deadline.of(query.deadline.remaining() * SWEEP_SHARE)
+    for served, needed in claims.items():
+        same = [entry for entry in open_entries if serves.get(entry["node"], ()) == served]
+        if same:
+            names_of_same = [entry["node"] for entry in same]
+            sweep = allocator.fits(needed, nodes=names_of_same, deadline=sweeps.remaining())
+            _add_verdicts(same, sweep, unexamined)
+    explained = _most_different(open_entries, unexamined)
+    without_list = _add_explanations(explained, allocator, claims_of, query.deadline, unexamined)
     if len(entries) <= MAX_EXPLAINED_NODES:
         for entry in entries:
             if entry["explanation"] is not None and entry["node"] not in unexamined:
@@ -157,6 +183,26 @@ def _obstacles(
     ]
 
 
+def _add_plugin_verdict(
+    entry: dict[str, Any], plugins: DevicePlugins, node: Object, claims: Sequence[Object], unexamined: set[str]
+) -> bool:
+    """Add what the device plugin of a node decides alone; return False if claims are still to be evaluated."""
+    served = plugins.serves(node)
+    if not served:
+        return False
+    if plugins.more(node) is None:
+        entry["devices"] = f"{NOT_EVALUATED}: {named(served)}, and the pods of the node are not known"
+        return True
+    if reason := plugins.lacks(node):
+        entry["devices"] = reason
+    elif claims:
+        return False
+    else:
+        entry |= {"fits": True, "devices": f"{FITS}: {named(served)}"}
+    unexamined.discard(entry["node"])
+    return True
+
+
 def _add_verdicts(entries: Iterable[dict[str, Any]], sweep: Sweep, unexamined: set[str]) -> None:
     reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, FITS)}
     unexamined.difference_update(reasons)
@@ -182,16 +228,18 @@ def _most_different(entries: Sequence[dict[str, Any]], unexamined: set[str]) -> 
 def _add_explanations(
     entries: Sequence[dict[str, Any]],
     allocator: Cluster,
-    waiting: Sequence[Object],
+    claims_of: Mapping[str, Sequence[Object]],
     deadline: Deadline,
     unexamined: set[str],
 ) -> int:
     """Explain the devices of nodes until the deadline; return of how many there was no time for it."""
-    reserved_s = _reserved_s(deadline.remaining(), waiting)
+    remaining_s = deadline.remaining()
+    reserved_s = max((_reserved_s(remaining_s, claims_of[entry["node"]]) for entry in entries), default=0.0)
 
     def explain(entry: dict[str, Any]) -> dict[str, Any] | None:
         seconds = (deadline.remaining() - reserved_s) / 2
-        return allocator.explain(entry["node"], waiting, deadline=seconds) if seconds > 0 else None
+        claims = claims_of[entry["node"]]
+        return allocator.explain(entry["node"], claims, deadline=seconds) if seconds > 0 else None
 
     late = 0
     # Nodes are independent, and the allocator releases the GIL.
@@ -287,7 +335,9 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
         where = f"node {nodes[0]['node']}" if len(nodes) == 1 else f"any of {len(nodes)} nodes"
         return False, f"is not evaluated on {where}: {nodes[0]['devices'].removeprefix(NOT_EVALUATED + ': ')}"
     verb = "are" if len(unexamined) > 1 else "is"
-    rest = f"; {_number_of_nodes(len(unexamined))} {verb} {NOT_EVALUATED} in time" if unexamined else ""
+    is_late = any(entry["node"] in unexamined and entry["devices"].startswith(LATE) for entry in nodes)
+    in_time = " in time" if is_late else ""
+    rest = f"; {_number_of_nodes(len(unexamined))} {verb} {NOT_EVALUATED}{in_time}" if unexamined else ""
     blocked = [entry for entry in known if entry["fits"]]
     if blocked:
         first = blocked[0]

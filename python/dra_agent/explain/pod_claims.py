@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, subrequests_of
 from dra_agent.explain.claim_admission import NewClaim, admission_blockers, quota_blockers
-from dra_agent.explain.extended_resources import claim_of_extended_resources, of_device_plugin, resources_of
+from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
 from dra_agent.explain.files import claim_of_template
-from dra_agent.explain.placement import scheduling_blockers
 from dra_agent.explain.snapshot import Snapshot, group_name
 
 EXTENDED_RESOURCES = "extended resources"
@@ -90,25 +89,7 @@ def is_stored(pod: Object) -> bool:
 
 
 def pod_notes(snapshot: Snapshot, pod: Object) -> list[str]:
-    """Return notes on the pod's group, and on nodes where it gets no claim for its extended resources."""
-    return _group_notes(snapshot, pod) + _plugin_notes(snapshot, pod)
-
-
-def _plugin_notes(snapshot: Snapshot, pod: Object) -> list[str]:
-    resources = resources_of(pod, snapshot.classes or ())
-    served = {
-        node["metadata"]["name"]: names
-        for node in snapshot.nodes or ()
-        if (names := of_device_plugin(node, resources)) and not scheduling_blockers(pod, node)
-    }
-    if not served:
-        return []
-    (first, names), *others = sorted(served.items())
-    more = f" and {len(others)} more" if others else ""
-    return [f"node {first}{more}: not evaluated: its device plugin serves {', '.join(names)}"]
-
-
-def _group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
+    """Return notes on the pod's group."""
     name, member = group_name(pod), pod["metadata"]["name"]
     if not name or snapshot.groups is None:
         return []

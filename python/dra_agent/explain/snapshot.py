@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.api_object import Object
+from dra_agent.explain.extended_resources import requested, served_by_device_plugins
 from dra_agent.explain.kueue_objects import KueueObjects, read_kueue
 from dra_agent.explain.printed_object import first_misfit
 from dra_agent.explain.taint_rules import taint_rules, tainted
@@ -46,6 +47,8 @@ WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "PodGroup": (POD_GROUPS, POD_GROUPS._replace(version="v1alpha2")),
 }
 """Objects with several pods, by kind; of several versions the first that the server has is read."""
+_MAX_PLACED_PODS = 50_000
+"""Pods of all namespaces that are read at most: each has some kilobytes."""
 _MAX_EVENTS = 5
 """Events that are shown at most."""
 
@@ -62,6 +65,8 @@ class Snapshot:
     templates: list[Object] | None = None
     pods: list[Object] | None = None
     """Of the namespace."""
+    placed_pods: list[Object] | None = None
+    """Of all namespaces, those with a node: they use what device plugins serve. None if that was not read."""
     groups: list[Object] | None = None
     """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
     workloads: dict[str, list[Object]] = field(default_factory=dict)
@@ -102,11 +107,18 @@ def group_name(pod: Object) -> str:
 
 
 async def read(
-    api: ApiClient, namespace: str, about: str, *, workload: str | None = None, with_kueue: bool = False
+    api: ApiClient,
+    namespace: str,
+    about: str,
+    *,
+    workload: str | None = None,
+    with_kueue: bool = False,
+    pods: Sequence[Object] = (),
 ) -> Snapshot:
     """Read everything at once; `about` is the name of the claim or pod, or of an object of the kind `workload`.
 
-    The queues and flavors of Kueue are read for a Workload, or `with_kueue`.
+    The queues and flavors of Kueue are read for a Workload, or `with_kueue`. `pods` are pods, or templates of them,
+    that the query is about and the cluster does not have.
 
     Raises RetryableError if the server does not respond.
     """
@@ -185,10 +197,35 @@ async def read(
     if found.pods is None:
         # A user may be permitted to get one object by name, but not to list.
         found.pods = await one(PODS) or None
+    waiting = [
+        one
+        for one in found.pods or ()
+        if one["metadata"]["name"] == about or not (one.get("spec") or {}).get("nodeName")
+    ]
+    if served := served_by_device_plugins([*waiting, *pods], found.nodes or (), found.classes or ()):
+        found.placed_pods = await _placed_pods(api, served, found.notes)
     found.quotas = quotas or []
     if found.slices is not None:
         found.slices = tainted(found.slices, rules, found.classes, found.notes)
     return found
+
+
+async def _placed_pods(api: ApiClient, resources: Sequence[str], notes: list[str]) -> list[Object] | None:
+    """Read the pods of all namespaces that have a node and request these extended resources."""
+    listed = await allowed(
+        api.list(PODS, max_items=_MAX_PLACED_PODS),
+        "cannot list pods in all namespaces",
+        f"what device plugins have left of {', '.join(resources)} is not known",
+        notes,
+    )
+    if listed is None:
+        return None
+    pods: list[Object] = listed.items
+    return [
+        pod
+        for pod in pods
+        if (pod.get("spec") or {}).get("nodeName") and any(requested(pod, name) for name in resources)
+    ]
 
 
 async def allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:

@@ -1,0 +1,94 @@
+"""Nodes whose device plugin serves extended resources of a pod: whether it has enough left for the pod.
+
+Where `status.allocatable` of a node has an extended resource, kube-scheduler creates no claim for it, and compares it
+with the requests of all pods of the node. The other resources of the pod are still those of a claim.
+
+Source: shouldDelegateResourceToDRA and fitsRequest (plugins/noderesources/fit.go), filterExtendedResources
+(plugins/dynamicresources/extendeddynamicresources.go) in pkg/scheduler/framework at v1.37.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from dra_agent.api_object import Object
+from dra_agent.explain.extended_resources import allocatable, claim_of_extended_resources, of_device_plugin, requested
+from dra_agent.explain.pod_claims import EXTENDED_RESOURCES, PodClaim
+from dra_agent.explain.snapshot import Snapshot
+
+_ENDED = ("Succeeded", "Failed")
+
+
+class DevicePlugins:
+    """The device plugins of all nodes, for the extended resources of one pod that still needs a claim for them."""
+
+    def __init__(self, snapshot: Snapshot, pod: Object | None, needs: Iterable[PodClaim]) -> None:
+        """Compute nothing yet; without a pod, or extended resources of it, no device plugin serves it."""
+        self._snapshot = snapshot
+        self._pod = pod or {}
+        self._need = next((need for need in needs if need.name == EXTENDED_RESOURCES and not need.exists), None)
+        self._without: dict[tuple[str, ...], Object | None] = {}
+
+    @property
+    def resources(self) -> Mapping[str, int]:
+        """The extended resources of the pod, with the number of devices that it requests."""
+        return {} if self._need is None else self._need.resources
+
+    def serves(self, node: Object) -> tuple[str, ...]:
+        """Return which resources of the pod the device plugin of a node serves."""
+        return tuple(of_device_plugin(node, sorted(self.resources)))
+
+    def claims(self, waiting: Sequence[Object], served: tuple[str, ...]) -> list[Object]:
+        """Return which of the claims the pod needs on a node whose device plugin serves these resources."""
+        if not served or self._need is None:
+            return list(waiting)
+        if served not in self._without:
+            self._without[served] = claim_of_extended_resources(
+                self._pod, self._snapshot.namespace, self._snapshot.classes or (), without=served
+            )
+        rest = self._without[served]
+        claims = (rest if claim is self._need.claim else claim for claim in waiting)
+        return [claim for claim in claims if claim is not None]
+
+    def free(self, node: Object, resource: str) -> int | None:
+        """Return how much of a resource the pods of a node leave free; None if they are not known."""
+        if self._used is None:
+            return None
+        return max(0, allocatable(node, resource) - self._used[node["metadata"]["name"], resource])
+
+    def more(self, node: Object) -> int | None:
+        """Return for how many more of these pods the device plugin of a node has enough; None if that is not known."""
+        numbers = [
+            free // self.resources[name] for name in self.serves(node) if (free := self.free(node, name)) is not None
+        ]
+        return min(numbers, default=None)
+
+    def lacks(self, node: Object) -> str:
+        """Return what the device plugin of a node has not enough of for one more pod; "" if there is enough."""
+        lacking = [
+            f"{name}: {self.resources[name]} needed, {free} of {allocatable(node, name)} free"
+            for name in self.serves(node)
+            if (free := self.free(node, name)) is not None and free < self.resources[name]
+        ]
+        return f"its device plugin serves {'; '.join(lacking)}" if lacking else ""
+
+    @cached_property
+    def _used(self) -> Counter[tuple[str, str]] | None:
+        """What pods request, by node and resource, as kube-scheduler adds it up: until a pod has ended or is gone."""
+        pods = self._snapshot.placed_pods
+        if pods is None:
+            return None
+        used = Counter[tuple[str, str]]()
+        for pod in pods:
+            node = (pod.get("spec") or {}).get("nodeName")
+            if node and (pod.get("status") or {}).get("phase") not in _ENDED:
+                for name in self.resources:
+                    used[node, name] += requested(pod, name)
+        return used
+
+
+def named(resources: Iterable[str]) -> str:
+    """Return that a device plugin serves these resources, as the begin of a sentence."""
+    return f"its device plugin serves {', '.join(resources)}"
