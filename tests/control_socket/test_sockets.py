@@ -344,6 +344,63 @@ def test_without_a_server_the_error_has_the_hint(short_path: Path) -> None:
         connect(short_path / "s")
 
 
+def test_a_stop_answers_the_request_that_is_executed(short_path: Path) -> None:
+    """An idle client and a request that waits are dropped at once: the other one is answered only after them."""
+    path = short_path / "s"
+
+    async def run() -> None:
+        started, finish = asyncio.Event(), asyncio.Event()
+
+        async def handle(line: bytes) -> Any:
+            if msgspec.json.decode(line, type=Echo).text == "wait":
+                with server.waiting():
+                    await asyncio.Event().wait()
+            started.set()
+            await finish.wait()
+            return "done"
+
+        server = Server(path, handle, line_limit=LINE_LIMIT_BYTES, stop_grace_s=DEADLINE_S)
+        await server.start()
+        executed, writer = await request(path, "execute")
+        await started.wait()
+        waiting, waiting_writer = await request(path, "wait")
+        await eventually_async(lambda: server.waiting_requests == 1)
+        idle, idle_writer = await asyncio.open_unix_connection(path)
+        stopping = asyncio.create_task(server.stop())
+        assert await waiting.readline() == b""
+        assert await idle.readline() == b""
+        assert not stopping.done()
+        finish.set()
+        assert json.loads(await executed.readline()) == {"result": "done"}
+        assert await executed.readline() == b""
+        await stopping
+        for one in (writer, waiting_writer, idle_writer):
+            one.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_does_not_end_is_dropped(short_path: Path) -> None:
+    path = short_path / "s"
+
+    async def run() -> None:
+        started = asyncio.Event()
+
+        async def handle(line: bytes) -> Any:
+            started.set()
+            await asyncio.Event().wait()
+
+        server = Server(path, handle, line_limit=LINE_LIMIT_BYTES, stop_grace_s=0.05)
+        await server.start()
+        reader, writer = await request(path, "execute")
+        await started.wait()
+        await server.stop()
+        assert await reader.readline() == b""
+        writer.close()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_connects_during_stop_is_disconnected(short_path: Path) -> None:
     async def run(loop_iterations: int) -> None:
         server = Server(short_path / "s", echo, line_limit=LINE_LIMIT_BYTES)

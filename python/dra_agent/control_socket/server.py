@@ -38,6 +38,8 @@ MAX_CONNECTIONS = 256
 """Clients at a time."""
 MAX_WAITING = 192
 """Requests that wait at a time, perhaps for an hour. The other connections are left for requests that do not."""
+STOP_GRACE_S = 5.0
+"""Seconds after a stop in which requests that are being executed are answered. Only one that hangs takes so long."""
 CHECK_INTERVAL_S = 1.0
 """Seconds between two checks whether the socket exists and has a listener: another agent may have replaced it."""
 _UCRED = struct.Struct("3i")
@@ -46,17 +48,32 @@ _UCRED = struct.Struct("3i")
 class Server:
     """Serves one socket from `start` to `stop`."""
 
-    def __init__(self, path: Path, handler: Handler, *, line_limit: int, interval_s: float = CHECK_INTERVAL_S) -> None:
-        """`line_limit`: bytes of one request; `interval_s`: seconds between two checks of the socket."""
+    def __init__(
+        self,
+        path: Path,
+        handler: Handler,
+        *,
+        line_limit: int,
+        interval_s: float = CHECK_INTERVAL_S,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        """`line_limit`: bytes of one request; `interval_s`: seconds between two checks of the socket.
+
+        `stop_grace_s`: seconds after a stop in which requests that are being executed are answered.
+        """
         self.path = path
         self._handler = handler
         self._line_limit = line_limit
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._interval_s = interval_s
+        self._stop_grace_s = stop_grace_s
         self._keeping: asyncio.Task[None] | None = None
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._executing: set[asyncio.Task[Any]] = set()
+        """Clients whose request is read and not yet answered."""
         self._waiting: set[asyncio.Task[Any]] = set()
+        """Those of `_executing` whose request waits."""
         self._stopped = False
 
     async def start(self) -> None:
@@ -96,13 +113,19 @@ class Server:
         return len(self._waiting)
 
     async def stop(self) -> None:
-        """Stop listening, drop the clients and remove the socket."""
+        """Stop listening, answer what is being executed, drop all other clients and remove the socket."""
         self._stopped = True
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
         if self._server is not None:
             await stop_accepting(self._server)
+            # A request may be the reason for the stop: the end of a notice, for which an agent waits before it stops.
+            executing = self._executing - self._waiting
+            for client in self._clients.keys() - executing:
+                client.cancel()
+            if executing:
+                await asyncio.wait(executing, timeout=self._stop_grace_s)
             for client in [*self._clients]:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
@@ -166,14 +189,23 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while line := await _line(reader):
-                await _send(writer, await self._handle(line))
+            while not self._stopped and (line := await _line(reader)):
+                await self._respond(writer, line)
         except ValueError:  # StreamReader.readline: the line is over the limit
             too_long = ErrorBody(f"a request is longer than {self._line_limit} bytes", family="usage")
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await _send(writer, Response(failure=too_long))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass  # a client that disconnected, timed out, or is dropped
+
+    async def _respond(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._executing.add(task)
+        try:
+            await _send(writer, await self._handle(line))
+        finally:
+            self._executing.discard(task)
 
     async def _handle(self, line: bytes) -> Response:
         try:

@@ -44,6 +44,8 @@ FIRST_TRY_S = 5.0
 RESPOND_AFTER_S = 45.0
 """Seconds from a request to its response, for validation and for claims to be prepared or released; a `wait` of the
 request comes on top. The command line waits a minute."""
+STOP_GRACE_S = 0.5
+"""Seconds after a stop in which requests are answered. One that waits for a claim does not end within any grace."""
 MAX_OBJECTS_PER_APPLY = 25_000
 _T = TypeVar("_T")
 
@@ -93,7 +95,7 @@ class ClaimRequests:
         self._node = node
         self._driver = driver
         self._validator = Validator(validate)
-        self._server = Server(socket, self._handle, line_limit=MAX_LINE_BYTES)
+        self._server = Server(socket, self._handle, line_limit=MAX_LINE_BYTES, stop_grace_s=STOP_GRACE_S)
 
     @property
     def waiting(self) -> int:
