@@ -103,6 +103,7 @@ def test_claims_are_listed_with_their_pods(cluster: FakeApi, plugin: Plugin) -> 
 def test_pods_and_claims_are_explained(cluster: FakeApi, plugin: Plugin, words: tuple[str, ...]) -> None:
     code, text, _ = plugin("explain", *words)
     assert code == 1 and "default/" in text and "none of 1 device matches" in text
+    assert plugin("explain", *words, "-o", "name")[:2] == (1, ""), "no node has its devices"
 
 
 def test_copies_of_a_pod_and_a_claim_are_counted(cluster: FakeApi, plugin: Plugin) -> None:
@@ -129,6 +130,8 @@ def test_reclaims_name_the_claims_and_pods_that_they_affect(cluster: FakeApi, pl
     (row,) = json.loads(plugin("reclaim", "status", "n1", "-o", "json")[1])
     assert (row["phase"], row["claims"]) == ("notice", ["default/train"])
     assert plugin("reclaim", "status", "node/n2")[1] == "node n2 is not being reclaimed\n"
+    assert plugin("reclaim", "status", "-o", "name")[1] == "n1\n"
+    assert plugin("reclaim", "status", "n2", "-o", "name")[1] == ""
 
 
 def test_topology_shows_the_newest_devices_of_a_node_and_their_claims(cluster: FakeApi, plugin: Plugin) -> None:

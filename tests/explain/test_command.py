@@ -61,6 +61,8 @@ def test_a_claim_that_fits_exits_with_0(in_directory: Path, capsys: pytest.Captu
     assert main([*write(in_directory, query), "--all-devices"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert any(row[:1] == ["b"] and row[2:] == ["allocated", "-"] for row in rows)
+    assert main([*write(in_directory, query), "-o", "name"]) == 0
+    assert capsys.readouterr().out == "b\n"
 
 
 def test_a_claim_that_does_not_fit_exits_with_1(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +72,8 @@ def test_a_claim_that_does_not_fit_exits_with_1(in_directory: Path, capsys: pyte
     assert explanation["fits"] is False
     (entry,) = explanation["claims"][0]["requests"][0]["devices"]
     assert entry["rejections"][0]["expression"] == model("B")
+    assert main([*write(in_directory, query), "-o", "name"]) == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_devices_are_grouped_by_reason(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids
+from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids, prints_names
 from dra_agent.cli.parser import add_group_examples, examples
 from dra_agent.cli.table import table
 from dra_agent.cli.terminal import progress
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (listing, show, attempt, validate):
         add_flags(action, ("state_dir", "cdi_dir", "driver_name"))
     for action in (listing, show, validate):
-        add_output_flag(action, cdi=action is not validate)
+        add_output_flag(action, cdi=action is not validate, names=action is listing)
     add_group_examples(parser)
 
 
@@ -160,8 +160,14 @@ def _list(args: argparse.Namespace) -> int:
         emit(claims, args.output)
     elif claims:
         rows = ((item.claim, item.uid, "\n".join(item.cdi_device_ids or item.refused)) for item in claims)
-        table(["claim", "uid", "CDI ids"], rows, optional=("uid", "CDI ids"))
-    else:
+        # A spec that cannot be read has no name.
+        table(
+            ["claim", "uid", "CDI ids"],
+            rows,
+            optional=("uid", "CDI ids"),
+            named=lambda row: str(row[0] or row[1]),
+        )
+    elif not prints_names():
         print(f"no claim of {specs.driver} has a CDI spec in {specs.path}")
     return 1 if any(item.refused for item in claims) else 0
 

@@ -109,7 +109,7 @@ def _add_release(
     release.add_argument("claim", metavar="CLAIM", help="NAME, NAMESPACE/NAME or uid, as they are listed here")
     release.add_argument("--force", action="store_true", help="even if the claim exists, or a process uses its devices")
     add_connection_flags(release)
-    add_output_flag(release)
+    add_output_flag(release, names=False)
     return release
 
 

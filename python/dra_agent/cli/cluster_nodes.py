@@ -24,7 +24,7 @@ class _Cluster(NamedTuple):
 
 def print_reclaims(args: argparse.Namespace, node: str | None) -> int:
     """Print the nodes with a notice or hint, or one node; exit code 0 also where there is none."""
-    from dra_agent.cli.output import emit
+    from dra_agent.cli.output import emit, prints_names
     from dra_agent.cli.table import table
 
     cluster = _read(args, node)
@@ -40,7 +40,8 @@ def print_reclaims(args: argparse.Namespace, node: str | None) -> int:
         emit(rows, args.output)
         return 0
     if not any(row["phase"] != "none" for row in rows):
-        print(f"node {node} is not being reclaimed" if node is not None else "no node is being reclaimed")
+        if not prints_names():
+            print(f"node {node} is not being reclaimed" if node is not None else "no node is being reclaimed")
         return 0
     cells = (
         [row["node"], row["phase"], row["since"], len(row["claims"]), ", ".join(row["pods"]), row["message"]]

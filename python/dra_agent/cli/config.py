@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument("file", nargs="?", type=Path, help="the TOML file; - reads from a pipe; default: as --config")
     add_flags(check)
-    add_output_flag(check)
+    add_output_flag(check, names=False)
     show = verbs.add_parser(
         "show", help="show the values that the agent would start with, and their origins", epilog=_SHOW_EXAMPLES
     )
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     validate.add_argument("file", nargs="+", help="claims, templates, classes or bare parameters; - reads from a pipe")
     add_flags(validate, ("driver_name",))
-    add_output_flag(validate)
+    add_output_flag(validate, names=False)
     schema = verbs.add_parser(
         "schema", help="print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
     )

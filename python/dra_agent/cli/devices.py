@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.agent_view import by_device, published
-    from dra_agent.cli.output import emit
+    from dra_agent.cli.output import emit, prints_names
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.cli.terminal import progress
     from dra_agent.topology import scan
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     holders.warn()
     if args.name is not None:
         device = _named(inventory, args.name)
-        if args.output == "table":
+        if prints_names():
+            print(device.name)
+        elif args.output == "table":
             _show(device, holders.of(device.name), config)
         else:
             emit(_document(device, holders, config), args.output)
@@ -160,10 +162,12 @@ def _state(device: Device, holders: list[str] | None) -> str:
 
 
 def _list(devices: list[Device], holders: DeviceHolders) -> None:
+    from dra_agent.cli.output import prints_names
     from dra_agent.cli.table import table
 
     if not devices:
-        print("no devices that can be claimed")
+        if not prints_names():
+            print("no devices that can be claimed")
         return
     table(_COLUMNS, (_cells(device, holders) for device in devices), optional=_OPTIONAL)
 

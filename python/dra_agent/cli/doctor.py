@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --record or --bundle: keep serial numbers, UUIDs and addresses",
     )
     add_flags(parser, (*HOST_FLAGS, "cdi_dir"))
-    add_output_flag(parser)
+    add_output_flag(parser, names=False)
 
 
 def run(args: argparse.Namespace) -> int:

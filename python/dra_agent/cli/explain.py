@@ -199,8 +199,24 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
 
 
 def _print(explanation: dict[str, Any], *, everything: bool) -> None:
+    from dra_agent.cli.output import prints_names
+
+    if prints_names():
+        print_allocated(explanation)
+        return
     print(explanation["summary"])
     print_details(explanation, everything=everything)
+
+
+def print_allocated(explanation: dict[str, Any]) -> None:
+    """Print the names of the devices that the claims get; none if they do not fit."""
+    if not explanation["fits"]:
+        return
+    for claim in explanation["claims"]:
+        for request in claim["requests"]:
+            for device in request["devices"]:
+                if device["allocated"]:
+                    print(device["device"])
 
 
 def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
@@ -227,11 +243,10 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
 
 def _print_devices(devices: list[dict[str, Any]], *, everything: bool) -> bool:
     """Print a row for each device, or for each reason; return True if names were left out."""
-    from dra_agent.cli.output import prints_names
     from dra_agent.cli.table import table
 
     rows = [_row(device) for device in devices]
-    if everything or prints_names():
+    if everything:
         table(("device", "pool", "verdict", "why"), rows, optional=("pool",), prose=("why",))
         return False
     groups: dict[tuple[str, str], list[str]] = {}

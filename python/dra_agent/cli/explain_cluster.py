@@ -69,8 +69,14 @@ def _uncollected() -> Iterator[None]:
 
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
+    from dra_agent.cli.output import prints_names
     from dra_agent.explain.pending import shown_node
 
+    if prints_names():
+        for entry in result["nodes"]:
+            if entry["fits"] and not entry["obstacles"]:
+                print(entry["node"])
+        return
     kind = "pod" if "pod" in result else "claim"
     print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
     for note in result["notes"]:

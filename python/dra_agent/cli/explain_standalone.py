@@ -24,9 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from dra_agent.cli.claim import key_of
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.explain import print_details
+    from dra_agent.cli.explain import print_allocated, print_details
     from dra_agent.cli.object_names import ObjectName
-    from dra_agent.cli.output import emit
+    from dra_agent.cli.output import emit, prints_names
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
     from dra_agent.explain.pending import search_s
@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
     name = f"{view['namespace']}/{view['name']}"
     summary = _summary(view)
     if view["phase"] != "Pending":
-        if args.output == "table":
+        if prints_names():
+            for device in view["devices"]:
+                print(device["device"])
+        elif args.output == "table":
             print(f"claim {name}: {summary}")
         else:
             emit({"claim": name, "fits": view["phase"] == "Prepared", "summary": summary}, args.output)
@@ -60,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
         gates=GATES,
         deadline=search_s(args.timeout, own),
     )
-    if args.output == "table":
+    if prints_names():
+        print_allocated(explanation)
+    elif args.output == "table":
         print(f"claim {name}: {summary}\n{explanation['summary']}")
         print_details(explanation, everything=args.all_devices)
     else:

@@ -16,16 +16,20 @@ FLAGS = "flags"
 ID_FORMATS = (CDI, FLAGS)
 
 
-def add_output_flag(parser: argparse.ArgumentParser, *, cdi: bool = False) -> None:
-    """Add `-o table|wide|name|json|yaml`, with `cdi` also ID_FORMATS; `wide` and `name` are other layouts of tables."""
+def add_output_flag(parser: argparse.ArgumentParser, *, cdi: bool = False, names: bool = True) -> None:
+    """Add `-o table|wide|name|json|yaml`, with `cdi` also ID_FORMATS; `wide` and `name` are other layouts of tables.
+
+    `names`: the command lists objects, so it has names to print.
+    """
     _layout.name = "table"
     parser.add_argument(
         "-o",
         "--output",
         action=_OutputAction,
-        choices=(*FORMATS, *(ID_FORMATS if cdi else ())),
+        choices=(*(one for one in FORMATS if names or one != "name"), *(ID_FORMATS if cdi else ())),
         default="table",
-        help="output format: wide is a table with every column, name prints names only"
+        help="output format: wide is a table with every column"
+        + (", name prints names only" if names else "")
         + (", cdi prints CDI device ids only, flags prints them as one line of --device flags" if cdi else ""),
     )
 

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for verb in (start, cancel, status):
         add_connection_flags(verb)
-        add_output_flag(verb)
+        add_output_flag(verb, names=False)
     add_group_examples(parser)
 
 

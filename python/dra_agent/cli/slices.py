@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dra_agent.cli.flags import add_watch_flag
-from dra_agent.cli.output import add_output_flag, emit
+from dra_agent.cli.output import add_output_flag, emit, prints_names
 from dra_agent.cli.parser import examples
 from dra_agent.cli.table import Rows
 from dra_agent.cli.terminal import progress
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "table":
         if desired.slices:
             _rows().write(map(_row, desired.slices))
-        else:
+        elif not prints_names():
             print(f"{config.node} has no device that can be claimed")
     else:
         emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": desired.slices}, args.output)
@@ -102,7 +102,7 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
 
 
 def _rows() -> Rows:
-    return Rows(("pool", "slice", "generation", "devices", "counter sets", "holds"))
+    return Rows(("pool", "slice", "generation", "devices", "counter sets", "holds"), named=lambda row: str(row[1]))
 
 
 def _row(item: dict[str, Any]) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw a picture into FILE (- is standard output) instead of printing a tree",
     )
     add_flags(parser, HOST_FLAGS)
-    add_output_flag(parser)
+    add_output_flag(parser, names=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,6 +67,7 @@ def print_usage(args: argparse.Namespace) -> int:
         ),
         optional=("share",),
         prose=("counted by",),
+        named=lambda row: str(row[1]),
         empty="no claim holds a device" + in_namespace(namespace),
     )
     return 0
