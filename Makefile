@@ -209,6 +209,7 @@ bench: build ## run benchmarks; each result is a ratio within one run
 	$(PY) benchmarks/ledger.py
 	$(PY) benchmarks/prepare.py
 	$(PY) benchmarks/agent.py
+	$(PY) benchmarks/sampling.py
 	$(PY) benchmarks/standalone.py
 	$(PY) benchmarks/packing.py
 	$(PY) benchmarks/allocation.py

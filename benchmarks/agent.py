@@ -101,7 +101,7 @@ def claim(name: str) -> dict[str, object]:
     return {**meta, "spec": {"devices": {"requests": [request]}}}
 
 
-def start(state: Path) -> tuple[subprocess.Popen[bytes], float]:
+def start(state: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], float]:
     command: list[str | Path] = [
         AGENT,
         "run",
@@ -112,6 +112,7 @@ def start(state: Path) -> tuple[subprocess.Popen[bytes], float]:
         state / "cdi",
         "--simulate",
         PROFILE,
+        *arguments,
     ]
     (state / "cdi").mkdir(exist_ok=True)
     began = time.perf_counter()
