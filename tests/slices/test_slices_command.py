@@ -101,6 +101,21 @@ def test_annotations_of_cluster_api_count_the_gpus(capsys: pytest.CaptureFixture
     }
 
 
+def test_the_form_of_karpenter_binds_devices_of_one_subnet(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
+    argv = ("slices", "template", "--form", "karpenter", "--simulate", "dgx-h100", "--state-dir", state_dir)
+    assert main([*argv, "-o", "json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    pools = {entry["pool"]["name"]: entry for entry in found["resourceSliceTemplates"]}
+    assert pools.keys() == {"node-name/gpu", "node-name/nic"}
+    assert len(pools["node-name/gpu"]["devices"]) == 8 and "GPU-" not in printed.out
+    bound = {entry["attribute"]: entry["devices"] for entry in found["attributeBindings"]}
+    assert bound.keys() == {"dra-agent.internal/ibSubnetPrefix"}
+    names = {device["name"] for device in pools["node-name/nic"]["devices"]}
+    assert {device["device"] for device in bound["dra-agent.internal/ibSubnetPrefix"]} <= names
+    assert "Cluster Autoscaler" not in printed.err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -108,6 +123,7 @@ def test_annotations_of_cluster_api_count_the_gpus(capsys: pytest.CaptureFixture
         (("--form", "slices"), "--form: belongs to a template"),
         (("template", "--watch"), "--watch: a template does not change"),
         (("template", "--compare", "x", "--form", "cluster-api"), "only slices can be compared"),
+        (("template", "--compare", "x", "--form", "karpenter"), "only slices can be compared"),
     ],
 )
 def test_flags_of_a_template_are_checked(

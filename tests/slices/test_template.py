@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.cases import device, slice_of
+from dra_agent.slices.instance_type import dynamic_resources, unsupported_fields
 from dra_agent.slices.template import Difference, differences, make_template, unlike_devices
 
 Json = dict[str, Any]
@@ -101,3 +102,26 @@ def test_of_partitions_the_counter_sets_are_compared(second: str, unlike: Json) 
     ]
     parts = of_node("n1", gpu("gpu-0", productName="whole"), gpu("mig-0", productName="part"))
     assert unlike_devices([parts, of_node("n1", sharedCounters=counters)]) == unlike
+
+
+def test_an_instance_type_has_the_devices_and_which_of_them_have_equal_values() -> None:
+    """The value of an attribute is known on the node only; that it is the same for devices is known before."""
+    counters = [{"name": "gpu-0-counters", "counters": {"memory": {"value": "8Gi"}}}]
+    devices = [gpu("gpu-0", fabricDomain="one"), gpu("gpu-1", fabricDomain="one"), gpu("gpu-2", fabricDomain="two")]
+    devices[2] |= {"bindingConditions": ["Prepared"], "consumesCounters": [{"counterSet": "gpu-0-counters"}]}
+    # A list is equal to another one if they share a value, and a value of one device binds nothing.
+    lists = {"dra-agent.internal/rack": {"strings": ["r1"]}}
+    for one in devices[:2]:
+        one["attributes"] |= lists
+    slices = [of_node("n1", *devices), of_node("n1", sharedCounters=counters)]
+    template = make_template(slices)
+    found = dynamic_resources(template, slices)
+    driver = slices[0]["spec"]["driver"]
+    of_devices, of_counters = found["resourceSliceTemplates"]
+    assert of_devices | {"devices": []} == {"driver": driver, "pool": {"name": "n1/gpu"}, "devices": []}
+    assert of_counters == {"driver": driver, "pool": {"name": "n1/gpu"}, "sharedCounters": counters}
+    assert of_devices["devices"][0] == template.slices[0]["spec"]["devices"][0]
+    assert of_devices["devices"][2].keys() == {"name", "attributes", "capacity", "consumesCounters"}
+    assert unsupported_fields(template) == ["bindingConditions"]
+    bound = [{"driver": driver, "pool": "n1/gpu", "device": name} for name in ("gpu-0", "gpu-1")]
+    assert found["attributeBindings"] == [{"attribute": f"{driver}/fabricDomain", "devices": bound}]

@@ -16,8 +16,8 @@ CLUSTER = object()
 """The value of `--compare` without a file."""
 PLACEHOLDER = "node-name"
 """The name of the node in a template, and so the first part of the names of its pools."""
-SLICES, CLUSTER_API = "slices", "cluster-api"
-FORMS = (SLICES, CLUSTER_API)
+SLICES, CLUSTER_API, KARPENTER = "slices", "cluster-api", "karpenter"
+FORMS = (SLICES, CLUSTER_API, KARPENTER)
 # kubernetes/autoscaler, cluster-autoscaler/cloudprovider/clusterapi/{clusterapi_utils,clusterapi_unstructured}.go at
 # 55c37cd5eb55: one slice with gpu-count devices, each with the attribute `type: gpu` only.
 _DRIVER_ANNOTATION = "capacity.cluster-autoscaler.kubernetes.io/dra-driver"
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--form",
         choices=FORMS,
         default=None,
-        help="template: ResourceSlices (default), or annotations for Cluster Autoscaler with Cluster API",
+        help="template: ResourceSlices (default), annotations for Cluster Autoscaler with Cluster API, or the devices "
+        "of an instance type for a cloud provider of Karpenter",
     )
     parser.add_argument(
         "--compare",
@@ -65,8 +66,8 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.watch:
         raise UsageError("a template does not change", where="--watch")
-    if args.compare is not None and args.form == CLUSTER_API:
-        raise UsageError("only slices can be compared", where=f"--form {CLUSTER_API}")
+    if args.compare is not None and args.form not in (None, SLICES):
+        raise UsageError("only slices can be compared", where=f"--form {args.form}")
 
 
 def _check_comparison(args: argparse.Namespace) -> None:
@@ -86,11 +87,14 @@ def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
         return _compare(args, template)
     if args.form == CLUSTER_API:
         _print(args, _annotations(template.slices))
+    elif args.form == KARPENTER:
+        _print(args, _instance_type(template, slices))
     else:
         _print(args, {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": template.slices})
     if template.left_out:
         print(f"left out, as they differ between nodes: {', '.join(template.left_out)}", file=sys.stderr)
-    for pool, fields in unlike_devices(template.slices).items():
+    # Karpenter simulates the allocation of each device.
+    for pool, fields in unlike_devices(template.slices).items() if args.form != KARPENTER else ():
         message = f"the devices of pool {pool} are not alike ({', '.join(fields)})"
         print(f"warning: {message}; Cluster Autoscaler expects them to be", file=sys.stderr)
     return 0
@@ -113,6 +117,14 @@ def _annotations(slices: Sequence[Slice]) -> dict[str, Any]:
         )
     print("warning: a node group at zero has no attributes except `type`, and no capacities", file=sys.stderr)
     return {_DRIVER_ANNOTATION: slices[0]["spec"]["driver"], _COUNT_ANNOTATION: str(len(gpus))}
+
+
+def _instance_type(template: Template, slices: Sequence[Slice]) -> dict[str, Any]:
+    from dra_agent.slices.instance_type import dynamic_resources, unsupported_fields
+
+    if fields := unsupported_fields(template):
+        print(f"warning: Karpenter has no field for {', '.join(fields)} of a device", file=sys.stderr)
+    return dynamic_resources(template, slices)
 
 
 def _compare(args: argparse.Namespace, template: Template) -> int:
