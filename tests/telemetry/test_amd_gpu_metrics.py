@@ -34,14 +34,15 @@ def write(sysfs: Path, name: str, content: bytes) -> None:
 JOULE = 1 << 16
 """Units of the table."""
 LAYOUTS = {
-    "1.4": (24, 0, 104, 288),
-    "1.5": (88, 0, 176, 360),
-    "1.6": (16, 36, 128, 1664),
-    "1.7": (24, 44, 136, 2208),
-    "1.8": (24, 44, 136, 3872),
+    "1.4": (24, 0, 104, 88, 288),
+    "1.5": (88, 0, 176, 152, 360),
+    "1.6": (16, 36, 128, 104, 1664),
+    "1.7": (24, 44, 136, 112, 2208),
+    "1.8": (24, 44, 136, 112, 3872),
 }
-"""By version: offsets of energy_accumulator, prochot_residency_acc and xgmi_read_data_acc, and a size."""
-EARLY_1_6 = (88, 108, 200, 384)
+"""By version: offsets of energy_accumulator, prochot_residency_acc, xgmi_read_data_acc and pcie_replay_count_acc, and a
+size."""
+EARLY_1_6 = (88, 108, 200, 176, 384)
 ABSENT = (1 << 64) - 1
 
 
@@ -51,9 +52,10 @@ def table(
     joules: int | None = None,
     residencies: tuple[int, ...] = (),
     xgmi: tuple[int, ...] = (),
-    layout: tuple[int, int, int, int] | None = None,
+    replays: int | None = None,
+    layout: tuple[int, int, int, int, int] | None = None,
 ) -> bytes:
-    energy_at, residencies_at, xgmi_at, size = layout or LAYOUTS[version]
+    energy_at, residencies_at, xgmi_at, replays_at, size = layout or LAYOUTS[version]
     content = bytearray(b"\xff" * size)
     struct.pack_into("<HBB", content, 0, size, *map(int, version.split(".")))
     if joules is not None:
@@ -62,6 +64,8 @@ def table(
         struct.pack_into("<5I", content, residencies_at, *residencies)
     if xgmi:
         struct.pack_into("<16Q", content, xgmi_at, *xgmi)
+    if replays is not None:
+        struct.pack_into("<Q", content, replays_at, replays)
     return bytes(content)
 
 
@@ -102,6 +106,23 @@ def test_traffic_of_all_links_of_xgmi(tmp_path: Path, version: str) -> None:
     links = (1, 2, 3, 4, 5, 6, 7, ABSENT, 100, 0, 0, 0, 0, 0, 0, ABSENT)
     write(tmp_path, "gpu_metrics", table(version, xgmi=links))
     assert read(tmp_path) == DeviceSample(xgmi_read_bytes=28 * 1024, xgmi_write_bytes=100 * 1024)
+
+
+@pytest.mark.parametrize("version", LAYOUTS)
+@pytest.mark.parametrize("replays", [0, 3])
+def test_replays_of_the_pcie_link(tmp_path: Path, version: str, replays: int) -> None:
+    write(tmp_path, "gpu_metrics", table(version, replays=replays))
+    assert read(tmp_path) == DeviceSample(pcie_replays=replays)
+    write(tmp_path, "gpu_metrics", table("1.6", replays=replays, layout=EARLY_1_6))
+    assert read(tmp_path) == DeviceSample(pcie_replays=replays)
+    write(tmp_path, "gpu_metrics", list_table(attribute(25, (replays,))))
+    assert read(tmp_path) == DeviceSample(pcie_replays=replays)
+
+
+def test_files_of_pcie_with_other_meanings_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path, "pcie_bw", b"1000 2000 256\n")
+    write(tmp_path, "pcie_replay_count", b"0\n")
+    assert read(tmp_path) == DeviceSample()
 
 
 def test_a_gpu_without_links_has_no_traffic_of_0(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def read_telemetry(module: Any, device: Any) -> list[tuple[str, float]]:
         (("nvlink_receive_kibibytes",), lambda: [_counter(module, device, _NVLINK_RECEIVE, _ALL_LINKS)]),
         (("pcie_transmit_bytes",), lambda: [_counter(module, device, _PCIE_TRANSMIT, 0)]),
         (("pcie_receive_bytes",), lambda: [_counter(module, device, _PCIE_RECEIVE, 0)]),
+        (("pcie_replays",), lambda: [module.nvmlDeviceGetPcieReplayCounter(device)]),
     )
     ends = (module.NVML_ERROR_GPU_IS_LOST, module.NVML_ERROR_RESET_REQUIRED, module.NVML_ERROR_UNINITIALIZED)
     values: list[tuple[str, float]] = []

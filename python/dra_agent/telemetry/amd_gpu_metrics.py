@@ -44,6 +44,8 @@ class _Layout(NamedTuple):
     """energy_accumulator."""
     residencies: int | None = None
     """prochot_residency_acc."""
+    replays: int | None = None
+    """pcie_replay_count_acc."""
     xgmi: int | None = None
     """xgmi_read_data_acc, which xgmi_write_data_acc follows."""
     throttle_status: int | None = None
@@ -53,19 +55,19 @@ class _Layout(NamedTuple):
 _LAYOUTS = {
     **dict.fromkeys(((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0)), _Layout()),
     (1, 3): _Layout(throttle_status=112),
-    (1, 4): _Layout(24, xgmi=104),
-    (1, 5): _Layout(88, xgmi=176),
-    (1, 6): _Layout(16, 36, 128),
-    (1, 7): _Layout(24, 44, 136),
-    (1, 8): _Layout(24, 44, 136),
+    (1, 4): _Layout(24, None, 88, 104),
+    (1, 5): _Layout(88, None, 152, 176),
+    (1, 6): _Layout(16, 36, 104, 128),
+    (1, 7): _Layout(24, 44, 112, 136),
+    (1, 8): _Layout(24, 44, 112, 136),
     **dict.fromkeys(((2, 2), (2, 3), (2, 4)), _Layout(throttle_status=120)),
 }
 """Known versions. Those without any offset have no energy with a unit, and no throttle status that is the same for all
 GPUs."""
-_EARLY_1_6 = _Layout(88, 108, 200)
+_EARLY_1_6 = _Layout(88, 108, 176, 200)
 _ATTRIBUTES = (1, 9)
 """The version that is a list of attributes."""
-_ENERGY, _PROCHOT, _XGMI_READ, _XGMI_WRITE = 7, 10, 29, 30
+_ENERGY, _PROCHOT, _REPLAYS, _XGMI_READ, _XGMI_WRITE = 7, 10, 25, 29, 30
 """Attributes of 1.9 (`enum amdgpu_metrics_attr_id`)."""
 _TYPES = "BbHhIiQq"
 """Formats of their types (`enum amdgpu_metrics_attr_type`)."""
@@ -82,6 +84,8 @@ class GpuMetrics(NamedTuple):
     xgmi_read_bytes: int | None = None
     """Counters of all links of XGMI together (1.4 to 1.9)."""
     xgmi_write_bytes: int | None = None
+    pcie_replays: int | None = None
+    """A counter (1.4 to 1.9)."""
 
 
 def decode(table: bytes) -> GpuMetrics:
@@ -99,17 +103,26 @@ def decode(table: bytes) -> GpuMetrics:
         if version == (1, 6) and size == _EARLY_1_6_BYTES:
             layout = _EARLY_1_6
         return GpuMetrics(
-            _energy(table, layout), _reasons(table, layout), _residencies(table, layout), *_xgmi(table, layout)
+            _energy(table, layout),
+            _reasons(table, layout),
+            _residencies(table, layout),
+            *_xgmi(table, layout),
+            _counter(table, layout.replays),
         )
     except struct.error:
         raise ValueError(f"gpu_metrics of version {version[0]}.{version[1]} has {len(table)} bytes") from None
 
 
 def _energy(table: bytes, layout: _Layout) -> float | None:
-    if layout.energy is None:
+    units = _counter(table, layout.energy)
+    return None if units is None else units * _JOULES_PER_UNIT
+
+
+def _counter(table: bytes, offset: int | None) -> int | None:
+    if offset is None:
         return None
-    (units,) = struct.unpack_from("<Q", table, layout.energy)
-    return None if units == _U64_ABSENT else units * _JOULES_PER_UNIT
+    (value,) = struct.unpack_from("<Q", table, offset)
+    return None if value == _U64_ABSENT else int(value)
 
 
 def _reasons(table: bytes, layout: _Layout) -> tuple[str, ...] | None:
@@ -181,4 +194,5 @@ def _of_attributes(found: Mapping[int, list[int]]) -> GpuMetrics:
         None,
         _by_reason([found.get(_PROCHOT + number, [None])[0] for number in range(len(_RESIDENCIES))]),
         *_traffic(found.get(_XGMI_READ, []), found.get(_XGMI_WRITE, [])),
+        found.get(_REPLAYS, [None])[0],
     )

@@ -58,6 +58,8 @@ class DeviceSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     xgmi_write_bytes: float | None = None
     pcie_receive_bytes: float | None = None
     pcie_transmit_bytes: float | None = None
+    pcie_replays: float | None = None
+    """How often a packet was sent again on the PCIe link."""
     xid_errors: float | None = None
     """XIDs of NVIDIA's driver that concern this device alone."""
 
@@ -83,6 +85,7 @@ COUNTERS = (
     "xgmi_write_bytes",
     "pcie_receive_bytes",
     "pcie_transmit_bytes",
+    "pcie_replays",
     "xid_errors",
 )
 """Fields that only grow while the driver stays loaded."""

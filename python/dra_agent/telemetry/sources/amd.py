@@ -1,6 +1,11 @@
-"""AMD GPUs: amdgpu's files and sensors in sysfs, and its table gpu_metrics for energy, throttling and traffic of XGMI.
+"""AMD GPUs: amdgpu's files and sensors in sysfs, and its table gpu_metrics for energy, throttling, and links.
 
-The activity of partitions is in that table too, and is not read.
+The activity of partitions is in that table too, and is not read. Two files of PCIe are not read either:
+
+- `pcie_bw` has numbers of packets, whose size is not known, and each read takes a second, in which the driver counts
+  (Linux, drivers/gpu/drm/amd/amdgpu/soc15.c, soc15_get_pcie_usage). GPUs since RDNA and MI300 do not have it.
+- `pcie_replay_count` is 0 for GPUs that do not count replays, if the kernel does not check that before it creates the
+  file (amdgpu_nbio_is_replay_cnt_supported; nv.c, nv_get_pcie_replay_count).
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ class AmdSource:
             ecc_uncorrected_errors=uncorrected,
             xgmi_read_bytes=metrics.xgmi_read_bytes,
             xgmi_write_bytes=metrics.xgmi_write_bytes,
+            pcie_replays=metrics.pcie_replays,
         )
         sensors = find_sensors(function, "amdgpu")
         if sensors is not None:

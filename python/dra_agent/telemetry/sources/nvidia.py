@@ -165,6 +165,7 @@ def _sample(values: dict[str, float], *, is_instance: bool) -> DeviceSample:
         nvlink_transmit_bytes=scaled("nvlink_transmit_kibibytes", _KIBI),
         pcie_receive_bytes=values.get("pcie_receive_bytes"),
         pcie_transmit_bytes=values.get("pcie_transmit_bytes"),
+        pcie_replays=values.get("pcie_replays"),
         throttle_reasons=None if reasons is None else tuple(name for name, bits in _REASONS if int(reasons) & bits),
     )
 
