@@ -38,6 +38,10 @@ def test_output_in_another_encoding_is_complete(command: tuple[str, ...], tmp_pa
         ["claim", "list"],
         ["claim", "holders"],
         ["devices", "--simulate", "dgx-h100"],
+        ["devices", "--simulate", "dgx-h100", "gpu-0000-1b-00-0"],
+        ["slices", "--simulate", "dgx-h100"],
+        ["simulate", "profiles"],
+        ["config", "keys"],
     ],
 )
 def test_lists_fit_80_columns_and_keep_ids_whole(

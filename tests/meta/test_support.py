@@ -67,3 +67,24 @@ def test_the_readme_claims_no_more_than_the_matrix() -> None:
     (row,) = [line for line in readme.splitlines() if line.startswith("| FPGAs")]
     health = [cell for (family, capability), cell in cells().items() if "FPGA" in family and capability == "health"]
     assert row.endswith("| no source |") and all(cell.startswith("no source") for cell in health)
+
+
+def test_each_page_has_the_same_versions_of_kubernetes_as_the_matrix() -> None:
+    """A version that was tried in part is not stated as tried or as not tried elsewhere."""
+    _, *rows = table("platform")
+    states = {
+        match[1]: state for platform, state in rows if (match := re.match(r"Kubernetes (1\.\d+)", platform)) is not None
+    }
+    assert {"1.34", "1.35", "1.36", "1.37"} <= states.keys()
+    not_tried = {version for version, state in states.items() if state.startswith("not tried")}
+    readme = " ".join(line.lstrip("> ") for line in (ROOT / "README.md").read_text().splitlines())
+    groups = re.findall(r"((?:1\.\d\d(?: and |, )?)+) \(([^)]*)\)", readme.partition("Status: alpha")[2])
+    named = {version: words for versions, words in groups for version in re.findall(r"1\.\d\d", versions)}
+    assert named.keys() == states.keys()
+    assert {version for version, words in named.items() if words == "not tried"} == not_tried
+    assert {version for version, words in named.items() if words == "tested"} == {
+        version for version, state in states.items() if state.startswith("tested on a real")
+    }
+    page = (ROOT / "docs/reference/kubernetes-api.md").read_text()
+    (row,) = re.findall(r"^\| Kubernetes (1\..*) \| \[not tried\]", page, re.MULTILINE)
+    assert set(re.findall(r"1\.\d\d", row)) == not_tried

@@ -56,8 +56,8 @@ def show(args: argparse.Namespace) -> int:
 
     rows = listing(load(args), every=args.all)
     if args.output == "table":
-        shown = ([row["key"], _text(row["value"]), row["origin"], row["change"]] for row in rows)
-        table(["key", "value", "from", "change"], shown)
+        shown = ([row["key"], row["origin"], row["change"], _text(row["value"])] for row in rows)
+        table(["key", "from", "change", "value"], shown, optional=("change",), prose=("value",))
     else:
         emit(rows, args.output)
     return 0
@@ -82,8 +82,8 @@ def keys(args: argparse.Namespace) -> int:
     from dra_agent.cli.table import table
 
     if args.output == "table":
-        rows = ([key.name, key.kind, _text(key.default), key.change] for key in config_keys())
-        table(["key", "values", "default", "change"], rows)
+        rows = ([key.name, key.kind, key.change, _text(key.default)] for key in config_keys())
+        table(["key", "values", "change", "default"], rows, optional=("default",), prose=("values", "default"))
     else:
         emit(config_keys(), args.output)
     return 0

@@ -233,7 +233,7 @@ def _show(device: Device, holders: list[str] | None, config: Config) -> None:
     ]
     rows += [("node", node.path, node.role) for node in device.nodes]
     rows += [("known as", name, value) for name, value in device.identity.items()]
-    table(["", "name", "value"], rows)
+    table(["", "name", "value"], rows, optional=("",))
 
 
 def _exact(value: str) -> str:

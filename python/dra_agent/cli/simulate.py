@@ -366,7 +366,7 @@ def _list(output: str) -> int:
     columns = ("profile", "machine", "source")
     rows = [(machine.name, machine.description, machine.source) for machine in machines]
     if output == "table":
-        table(columns, rows, optional=("source",))
+        table(columns, rows, optional=("source",), prose=("machine",))
     else:
         emit([dict(zip(columns, row, strict=True)) for row in rows], output)
     return 0

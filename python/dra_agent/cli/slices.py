@@ -102,7 +102,11 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
 
 
 def _rows() -> Rows:
-    return Rows(("pool", "slice", "generation", "devices", "counter sets", "holds"), named=lambda row: str(row[1]))
+    return Rows(
+        ("pool", "slice", "generation", "devices", "counter sets", "holds"),
+        optional=("generation", "holds", "counter sets"),
+        named=lambda row: str(row[1]),
+    )
 
 
 def _row(item: dict[str, Any]) -> tuple[object, ...]:
