@@ -117,14 +117,24 @@ it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
-    # Gates that are on since 1.36: DRAPartitionableDevices, DRAConsumableCapacity (for the class nvidia-share of the
-    # kustomize base), DRAExtendedResource, and DRAResourceClaimGranularStatusAuthorization.
+    # Gates that are on since 1.36: DRAPartitionableDevices, DRAConsumableCapacity (also for the class nvidia-share of
+    # the kustomize base), DRAExtendedResource, DRADeviceBindingConditions, DRAResourceClaimGranularStatusAuthorization.
     "test_mig": "1.36",
     "test_partitions_are_published_with_their_counters": "1.36",
     "test_slices_are_owned_by_the_node_and_adopted_unchanged": "1.36",
     "test_no_field_of_a_slice_affects_another_node": "1.36",
     "test_apiserver_accepts_the_kustomizations": "1.36",
     "test_extended_resource_without_free_devices_is_named": "1.36",
+    "test_extended_resource_name_replaces_a_device_plugin": "1.36",
+    "test_extended_resource_exists_for_any_class": "1.36",
+    "test_extended_resource_of_dra_is_not_a_device_plugin": "1.36",
+    "test_extended_resource": "1.36",
+    "test_a_quota_counts_extended_resources_and_claims_together": "1.36",
+    "test_a_job_that_was_written_for_a_device_plugin": "1.36",
+    "test_claims_with_device_plugin": "1.36",
+    "test_shares": "1.36",
+    "test_shares_mps": "1.36",
+    "test_binding_conditions": "1.36",
     "test_status_permissions": "1.36",
     "test_allocations_and_reservations_cannot_be_changed": "1.36",
     "test_device_status_is_written_for_the_own_node_only": "1.36",

@@ -78,6 +78,20 @@ def pool_of(namespace: Namespace, claim: str) -> str:
     return str(results[0]["pool"]) if results else ""
 
 
+def prepare_requests(agent: Agent) -> dict[str, int]:
+    """Return the kubelet's completed requests to prepare a claim, by result; attempts ahead of them do not count."""
+    metrics = agent.metrics()
+    counts = {
+        result: int(metrics[f'dra_agent_dra_requests_total{{operation="prepare",result="{result}"}}'])
+        for result in ("ok", "retryable", "permanent", "defect")
+    }
+    return {result: count for result, count in counts.items() if count}
+
+
+def failed_prepares(namespace: Namespace, pod: str) -> int:
+    return sum("FailedPrepareDynamicResources" in event for event in namespace.events(pod))
+
+
 def test_pod_is_bound_after_its_claim_is_prepared(start: Any, namespace: Namespace) -> None:
     agent = start("node-a")
     agent.simulate("kernel", FPGA, "unbind")  # the write does not return yet
@@ -98,6 +112,36 @@ def test_pod_is_bound_after_its_claim_is_prepared(start: Any, namespace: Namespa
     until(lambda: driver(agent, FPGA) == "dfl-pci" and not vfio_bindings(agent), "the device is back")
 
 
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "on_request"])
+def test_requests_and_time_of_a_slow_set_up(start: Any, namespace: Namespace, *, ahead: bool) -> None:
+    """The same set-up, which takes longer than its first attempt: before the pod is bound, or when the kubelet asks."""
+    agent = start("node-a", ahead=ahead)
+    agent.simulate("kernel", FPGA, "unbind")
+    passthrough(namespace, "one", FPGA)
+    begun = time.monotonic()
+    namespace.pod("machine", claim="one")
+    retried = "claim not prepared ahead yet"
+    until(
+        lambda: retried in agent.read_log() if ahead else failed_prepares(namespace, "machine"),
+        "the first attempt has failed",
+    )
+    assert bool(node_of(namespace, "machine")) is not ahead, "the pod is bound if the kubelet asks"
+    agent.simulate("clear")  # the set-up can end now
+    cleared = time.monotonic()
+    namespace.running("machine")
+    requests, attempts = prepare_requests(agent), agent.read_log().count(retried) + 1 if ahead else 0
+    print(
+        f"slow set-up, {'prepared ahead' if ahead else 'prepared on request'}: running after "
+        f"{time.monotonic() - begun:.1f} s, {time.monotonic() - cleared:.1f} s after the set-up could end; "
+        f"requests of the kubelet {requests}, attempts ahead {attempts}"
+    )
+    if ahead:
+        assert requests == {"ok": 1}, "the kubelet asks once, for a prepared claim"
+        assert failed_prepares(namespace, "machine") == 0
+    else:
+        assert requests["ok"] == 1 and requests["retryable"] >= 1
+
+
 @pytest.mark.usefixtures("other_node_is_cordoned")
 @pytest.mark.parametrize("failure", ["fails", "hangs"])
 def test_after_a_failure_the_pod_goes_to_another_node(
@@ -112,6 +156,7 @@ def test_after_a_failure_the_pod_goes_to_another_node(
     uncordon(cluster)
     namespace.running("machine")
     print(f"time to running elsewhere after a set-up that {failure}: {time.monotonic() - begun:.1f} s")
+    assert not prepare_requests(first), "the kubelet of the first node never asks"
     assert node_of(namespace, "machine") == "node-b" and driver(second, FPGA) == "vfio-pci"
     taints = first.devices()[device_name(first)]["taints"]
     assert [(taint["key"], taint["effect"]) for taint in taints] == [(f"{DRIVER}/setup-failed", "NoSchedule")]
@@ -138,7 +183,10 @@ def test_without_conditions_the_pod_stays_on_the_node_of_the_failure(
     )
     first.simulate("clear")
     namespace.running("machine")
-    print(f"time to running on the same node, repaired at once: {time.monotonic() - begun:.1f} s")
+    print(
+        f"time to running on the same node, repaired at once: {time.monotonic() - begun:.1f} s; "
+        f"requests of the kubelet {prepare_requests(first)}"
+    )
     assert node_of(namespace, "machine") == "node-a"
 
 
