@@ -12,9 +12,19 @@ import pytest
 from dra_agent.errors import UsageError
 from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import requests as requests_module
-from dra_agent.standalone.protocol import Apply, Client, Delete, ListClaims, ListPage, decode_request
+from dra_agent.standalone.protocol import (
+    MAX_BRIEF_PAGE_CLAIMS,
+    MAX_PAGE_CLAIMS,
+    Apply,
+    Client,
+    Delete,
+    ListClaims,
+    ListPage,
+    decode_request,
+)
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.views import ClaimViews
 from standalone.service_thread import ServiceThread
 
 CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
@@ -127,8 +137,80 @@ def test_a_long_list_is_shown_page_by_page(
     del statements[:]
     assert [view.name for view in queue.views()] == [f"c{number}" for number in range(2500)]
     assert len(statements) < 10, "the claims of a page are read together"
-    assert len(queue.page(limit=100_000).claims) == queue_module.MAX_PAGE_CLAIMS
+    assert len(queue.page(limit=100_000).claims) == MAX_PAGE_CLAIMS
     store.close()
+
+
+def test_a_page_without_resource_claims_has_more_of_them_and_leaves_the_lock_to_others_meanwhile(
+    tmp_path: Path, preparer: Any, devices: Any, clock: Any, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    queue = ClaimQueue(store, node="n", slices=list, allocator=devices, preparer=preparer, clock=clock)
+    total = MAX_BRIEF_PAGE_CLAIMS + 500
+    queue.apply([CLASS, *(claim(f"c{number}", 3) for number in range(total))])
+    queue.reconcile()
+    sizes: list[int] = []
+    show = ClaimViews.show
+
+    def recorded(views: ClaimViews, claims: Any, suspended: str) -> Any:
+        sizes.append(len(claims))
+        return show(views, claims, suspended)
+
+    monkeypatch.setattr(ClaimViews, "show", recorded)
+    first = queue.page(limit=100_000, whole=False)
+    assert sizes == [MAX_PAGE_CLAIMS] * 5
+    assert first.next is not None
+    second = queue.page(first.next, whole=False)
+    assert second.next is None
+    assert [view.name for view in (*first.claims, *second.claims)] == [f"c{number}" for number in range(total)]
+    store.close()
+
+
+def test_a_list_without_resource_claims_takes_few_requests(
+    agent: ServiceThread, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[Any] = []
+
+    def decode(line: bytes) -> Any:
+        requests.append(decode_request(line))
+        return requests[-1]
+
+    with Client(agent.path) as client:
+        client.call(Apply([claim(f"c{number}", 3) for number in range(2200)]))
+        monkeypatch.setattr(requests_module, "decode_request", decode)
+        assert len([*client.claims(whole=False)]) == 2200
+        assert len(requests) == 1
+        assert len([*client.claims()]) == 2200
+        assert len(requests) == 4
+
+
+def test_a_response_has_no_resource_claims_if_they_are_not_requested(
+    agent: ServiceThread, claim: Any, statements: list[str]
+) -> None:
+    with Client(agent.path) as client:
+        whole = client.apply([CLASS, claim("holds"), claim("waits", 3)])
+        del statements[:]
+        brief = client.apply([CLASS, claim("holds"), claim("waits", 3)], whole=False)
+        reads = [statement for statement in statements if "ResourceClaim" in statement]
+    assert reads == []
+    assert whole[1]["claim"]["claim"]["spec"]
+    expected = [done if done["claim"] is None else {**done, "claim": {**done["claim"], "claim": {}}} for done in whole]
+    assert brief == [{**done, "action": "unchanged"} for done in expected]
+
+
+def test_an_agent_of_an_earlier_version_responds_to_an_apply_with_resource_claims(
+    agent: ServiceThread, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(line: bytes) -> Any:
+        if b'"whole"' in line:
+            raise UsageError("not a request: Object contains unknown field `whole`")
+        return decode_request(line)
+
+    monkeypatch.setattr(requests_module, "decode_request", decode)
+    with Client(agent.path) as client:
+        (done,) = client.apply([claim("a")], whole=False)
+        assert done["action"] == "created"
+        assert done["claim"]["name"] == "a" and done["claim"]["claim"]["spec"]
 
 
 def test_a_response_to_a_long_request_is_read_in_parts(
@@ -137,9 +219,9 @@ def test_a_response_to_a_long_request_is_read_in_parts(
     sizes: list[int] = []
     views_of = ClaimQueue.views_of
 
-    def recorded(queue: ClaimQueue, keys: Any) -> Any:
+    def recorded(queue: ClaimQueue, keys: Any, **options: Any) -> Any:
         sizes.append(len(keys))
-        return views_of(queue, keys)
+        return views_of(queue, keys, **options)
 
     monkeypatch.setattr(ClaimQueue, "views_of", recorded)
     with Client(agent.path) as client:

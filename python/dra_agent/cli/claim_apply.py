@@ -18,14 +18,15 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import connect
     from dra_agent.cli.files import load_files
-    from dra_agent.standalone.protocol import Apply
+    from dra_agent.cli.output import ID_FORMATS
 
     objects = load_files(args)
     check(objects, load_config(args).driver_name)
     if args.dry_run:
         return _dry_run(args, objects)
     with connect(args, wait_s=args.wait_for_agent) as agent:
-        applied = agent.call(Apply([loaded.value for loaded in objects]))
+        whole = args.output != "table" and args.output not in ID_FORMATS
+        applied = agent.apply([loaded.value for loaded in objects], whole=whole)
     _print(applied, args.output)
     claims = [done["claim"] for done in applied if done.get("claim")]
     return 1 if any(map(is_refused, claims)) else 0

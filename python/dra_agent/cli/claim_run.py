@@ -124,10 +124,10 @@ def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], t
     """Create the claim and wait for it; raises UsageError if it exists, AgentError if it is not ready in time."""
     from dra_agent.cli.claim import explain_command
     from dra_agent.cli.terminal import progress
-    from dra_agent.standalone.protocol import Apply, Get
+    from dra_agent.standalone.protocol import Get
 
     name = "/".join(key)
-    applied = agent.call(Apply(objects))
+    applied = agent.apply(objects, whole=False)
     if any(done["kind"] == "ResourceClaim" and done["action"] != "created" for done in applied):
         raise UsageError("a claim of this name exists", where=name, hint="choose another with --name, or delete it")
     with progress(f"waiting for claim {name}"):

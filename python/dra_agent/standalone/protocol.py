@@ -20,10 +20,14 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 """Bytes of one request."""
 
 
-class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=True):
+class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=True, omit_defaults=True):
     """Store DeviceClasses and ResourceClaims, all or none."""
 
     objects: list[dict[str, Any]]
+    whole: bool = True
+    """The response has the ResourceClaims; False: `claim` of their views is empty, and nothing is read from the disk.
+
+    Sent only if it is False, because agents of earlier versions refuse it."""
 
 
 class Plan(msgspec.Struct, tag_field="op", tag="plan", forbid_unknown_fields=True):
@@ -44,12 +48,18 @@ class ListClaims(msgspec.Struct, tag_field="op", tag="list", forbid_unknown_fiel
     """Every claim in one response, for clients of earlier versions: `ListPage` is smaller."""
 
 
+MAX_PAGE_CLAIMS = 1000
+"""Claims of a page with their ResourceClaims."""
+MAX_BRIEF_PAGE_CLAIMS = 5000
+"""Claims of a page without them: between two pages, both sides wait for their turns."""
+
+
 class ListPage(msgspec.Struct, tag_field="op", tag="list-page", forbid_unknown_fields=True):
     """Some claims, oldest first; the response has `claims`, and `next` if there may be more."""
 
     after: int = 0
     """`next` of the response before."""
-    limit: int = 1000
+    limit: int = MAX_PAGE_CLAIMS
     """A response may have fewer."""
     allocated: bool = False
     """Only claims that hold devices."""
@@ -128,7 +138,8 @@ class Client:
         after: int | None = 0
         while after is not None:
             try:
-                page = self.call(ListPage(after, allocated=allocated, whole=whole), timeout_s=timeout_s)
+                limit = MAX_PAGE_CLAIMS if whole else MAX_BRIEF_PAGE_CLAIMS
+                page = self.call(ListPage(after, limit, allocated, whole), timeout_s=timeout_s)
             except UsageError:
                 # An agent of an earlier version, which is not restarted yet, has only the request for all claims.
                 views = self.call(ListClaims(), timeout_s=timeout_s)
@@ -136,6 +147,20 @@ class Client:
                 return
             yield from page["claims"]
             after = page["next"]
+
+    def apply(
+        self, objects: list[dict[str, Any]], *, whole: bool = True, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Apply objects; returns a result for each. `whole`: see `Apply`."""
+        results: list[dict[str, Any]]
+        try:
+            results = self.call(Apply(objects, whole), timeout_s=timeout_s)
+        except UsageError:
+            if whole:
+                raise
+            # An agent of an earlier version, which has done nothing.
+            results = self.call(Apply(objects), timeout_s=timeout_s)
+        return results
 
     def call(self, request: Request, *, timeout_s: float | None = None) -> Any:
         """Send one request and return its result within `timeout_s` seconds; raises the error that the agent raised."""

@@ -21,6 +21,7 @@ from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now, plan, receive
+from dra_agent.standalone.protocol import MAX_BRIEF_PAGE_CLAIMS, MAX_PAGE_CLAIMS
 from dra_agent.standalone.runs import EndedRuns, token_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLASS
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 CLAIMS_AT_A_TIME = 500
 """Claims that are handled while the lock is held; other work of the queue comes between."""
-MAX_PAGE_CLAIMS = 1000
 MAX_PAGE_BYTES = 1 << 20
 """ResourceClaims of a page: it ends with the first one that exceeds this."""
 
@@ -277,11 +277,23 @@ class ClaimQueue:
 
         Arguments:
             after: 0, or `next` of the page before.
-            limit: At most MAX_PAGE_CLAIMS. A page with large claims has fewer.
+            limit: At most MAX_PAGE_CLAIMS, without the ResourceClaims MAX_BRIEF_PAGE_CLAIMS. A page with large claims
+                has fewer.
             allocated: Only those that hold devices.
             whole: With the ResourceClaims. Without them nothing is read from the store.
         """
-        limit = max(1, min(limit, MAX_PAGE_CLAIMS))
+        limit = max(1, min(limit, MAX_PAGE_CLAIMS if whole else MAX_BRIEF_PAGE_CLAIMS))
+        page = self._part_of_page(after, min(limit, MAX_PAGE_CLAIMS), allocated=allocated, whole=whole)
+        claims = page.claims
+        while not whole and page.next is not None and len(claims) < limit:
+            # The lock is free between the parts.
+            page = self._part_of_page(
+                page.next, min(limit - len(claims), MAX_PAGE_CLAIMS), allocated=allocated, whole=False
+            )
+            claims += page.claims
+        return ClaimPage(claims, page.next)
+
+    def _part_of_page(self, after: int, limit: int, *, allocated: bool, whole: bool) -> ClaimPage:
         with self._lock:
             if allocated:
                 known = [one for one in self._allocated_in_order() if one.position > after][:limit]
@@ -293,11 +305,15 @@ class ClaimQueue:
             claims = self._views.show([*zip(shown, values, strict=True)], self._suspended)
             return ClaimPage(claims, shown[-1].position if more else None)
 
-    def views_of(self, keys: Sequence[tuple[str, str]]) -> list[ClaimView]:
-        """Return the existing claims of these namespaces and names; of many, CLAIMS_AT_A_TIME in a call."""
+    def views_of(self, keys: Sequence[tuple[str, str]], *, whole: bool = True) -> list[ClaimView]:
+        """Return the existing claims of these namespaces and names; of many, CLAIMS_AT_A_TIME in a call.
+
+        `whole`: with the ResourceClaims. Without them nothing is read from the store.
+        """
         with self._lock:
             known = [one for key in keys if (one := self._claims.find(*key)) is not None]
-            return self._views.show([*zip(known, self._claims.read_many(known), strict=True)], self._suspended)
+            values = self._claims.read_many(known) if whole else [{} for _ in known]
+            return self._views.show([*zip(known, values, strict=True)], self._suspended)
 
     def allocated_views(self) -> list[ClaimView]:
         """Show the claims that hold devices, oldest first."""

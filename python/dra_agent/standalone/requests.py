@@ -155,7 +155,7 @@ class ClaimRequests:
         await self._wait_settled(uids, deadline)
         views: dict[tuple[str, str], ClaimView] = {}
         for first in range(0, len(claims), CLAIMS_AT_A_TIME):
-            part = partial(self._queue.views_of, claims[first : first + CLAIMS_AT_A_TIME])
+            part = partial(self._queue.views_of, claims[first : first + CLAIMS_AT_A_TIME], whole=request.whole)
             views |= {(view.namespace, view.name): view for view in await self._read(part)}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
