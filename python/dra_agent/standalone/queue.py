@@ -206,7 +206,7 @@ class ClaimQueue:
         """Whether these claims were tried since the last relevant change, or are deleted."""
         with self._lock:
             waiting = self._claims.waiting
-            return bool(self._suspended) or all(uid not in waiting or waiting.refusal(uid) is not None for uid in uids)
+            return bool(self._suspended) or all(uid not in waiting or waiting.is_tried(uid) for uid in uids)
 
     def is_settled(self, uids: Iterable[str]) -> bool:
         """Whether nothing is done or about to be done to these claims: ready, refused, or to be tried later."""

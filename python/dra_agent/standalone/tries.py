@@ -14,15 +14,14 @@ from typing import NamedTuple
 from dra_agent.api_object import Object
 from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
-from dra_agent.standalone.relaxed import relaxed
-from dra_agent.standalone.waiting import Group, Kindred, Refusal
+from dra_agent.standalone.relaxed import RelaxedTries
+from dra_agent.standalone.selection import DeviceSelection
+from dra_agent.standalone.waiting import Group, Refusal
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
 MAX_BATCH_GROUPS = 64
 """Claims with different specs that are read at a time to be tried."""
-MAX_RELAXED_QUERY_S = 1.0
-"""A relaxed spec has more candidates, so the search may take longer than those for the specs themselves."""
 
 
 class Try(NamedTuple):
@@ -31,8 +30,7 @@ class Try(NamedTuple):
     known: KnownClaim
     claim: Object
     group: Group
-    version: tuple[int, int]
-    fits_empty_host: bool | None
+    version: int
 
 
 class ClaimTries:
@@ -70,6 +68,8 @@ class ClaimTries:
         self._clock = clock
         self._is_halted = is_halted
         self._store = store
+        self._selection = DeviceSelection()
+        self._relaxed = RelaxedTries(clock)
         self._batch_groups = 1
         """Grows while claims are refused: the first of a batch that is allocated ends it."""
 
@@ -80,53 +80,83 @@ class ClaimTries:
         claims depend on.
         """
         with self._lock:
-            if self._is_halted():
-                return False
-            kindred = self._claims.waiting.released_kindred()
-            tries = self._next_tries() if kindred is None else []
-            if kindred is None and not tries:
+            tries = [] if self._is_halted() else self._next_tries()
+            if not tries:
+                self._selection.forget()
+                self._relaxed.forget()
                 return False
             allocated, classes = [*self._claims.allocated.values()], self._claims.classes()
-        evaluate = partial(self._evaluate, classes=classes, slices=self._slices())
+        slices = self._slices()
+        evaluate = partial(self._evaluate, classes=classes, slices=slices)
+        classify = partial(self._selection.key_of, classes=classes, slices=slices)
         with self._evaluation.several() as note:
-            if kindred is not None:
-                self._try_relaxed(kindred, evaluate, allocated, note)
-            else:
-                self._try_each(tries, evaluate, allocated, note, deadline)
+            self._try_each(tries, evaluate, classify, allocated, note, deadline)
         return True
 
     def _next_tries(self) -> list[Try]:
+        """Read the oldest claims that need a try; without any, those of which only the relaxed spec was tried."""
+        waiting = self._claims.waiting
         found = []
-        for uid, group in self._claims.waiting.oldest(self._batch_groups):
+        for uid, group in waiting.oldest(self._batch_groups) or waiting.unclassified(self._batch_groups):
             known = self._claims.of_uid(uid)
             assert known is not None, "a waiting claim is in the store"
             found.append((known, group))
         claims = self._claims.read_many([known for known, _ in found])
-        return [
-            Try(known, claim, group, group.version, group.fits_empty_host)
-            for (known, group), claim in zip(found, claims, strict=True)
-        ]
+        return [Try(known, claim, group, group.version) for (known, group), claim in zip(found, claims, strict=True)]
 
     def _try_each(
         self,
         tries: list[Try],
         evaluate: Callable[..., Object],
+        classify: Callable[[Object], bytes | None],
         allocated: list[Object],
         note: Callable[[str], None],
         deadline: float | None,
     ) -> None:
+        relaxed_results: dict[bytes, bool] = {}
         for place, one in enumerate(tries):
             if place and deadline is not None and self._clock() >= deadline:
                 return
             with self._lock:
-                is_outdated = one.group.version != one.version or one.known.uid not in self._claims.waiting
-                if is_outdated or self._is_halted():
+                if not self._is_current(one):
                     return
+                is_one_of_many = not one.group.is_classified and self._claims.waiting.has_many_specs
+                is_untried = one.group.refusal is None
             note(one.known.uid)
-            if not self._try(one, evaluate, allocated):
+            current: Try | None = one
+            if is_one_of_many:
+                if is_untried and not self._relaxed.may_fit(
+                    one.claim, relaxed_results, lambda claim: evaluate(claims=[claim], allocated=allocated)
+                ):
+                    self._refuse(one, FITS_LATER, fits_empty_host=None)
+                    continue
+                current = self._classified(one, classify)
+            if current is None:
+                return
+            refusal = current.group.refusal
+            is_known = refusal is not None and refusal.fits_empty_host is not None
+            if not is_known and not self._try(current, evaluate, allocated):
                 self._batch_groups = 1
                 return
         self._batch_groups = min(2 * self._batch_groups, MAX_BATCH_GROUPS)
+
+    def _is_current(self, one: Try) -> bool:
+        is_outdated = one.group.version != one.version or one.known.uid not in self._claims.waiting
+        return not is_outdated and not self._is_halted()
+
+    def _classified(self, one: Try, classify: Callable[[Object], bytes | None]) -> Try | None:
+        """Find the group of all specs with the same results; None if its oldest claim is another one, or after changes.
+
+        The group may have a result already.
+        """
+        key = classify(one.claim["spec"])
+        with self._lock:
+            if not self._is_current(one):
+                return None
+            group = self._claims.waiting.classify(one.group, key)
+            if group.refusal is None and group.first()[1] != one.known.uid:
+                return None
+            return one._replace(group=group, version=group.version)
 
     def _try(self, one: Try, evaluate: Callable[..., Object], allocated: list[Object]) -> bool:
         """Try one claim, and record the result; False where it was allocated."""
@@ -134,32 +164,14 @@ class ClaimTries:
         if result["allocated"]:
             self._store(one.known, result["results"][0])
             return False
-        fits_empty_host = one.fits_empty_host
+        fits_empty_host = one.group.fits_empty_host
         if fits_empty_host is None:
             fits_empty_host = evaluate(claims=[one.claim], allocated=[])["allocated"]
         message = str(result["error"]) if result.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
+        self._refuse(one, message, fits_empty_host=fits_empty_host)
+        return True
+
+    def _refuse(self, one: Try, message: str, *, fits_empty_host: bool | None) -> None:
         with self._lock:
             refusal = Refusal(message, "/".join(one.known.key), fits_empty_host)
             self._claims.waiting.refuse(one.group, one.version, refusal)
-        return True
-
-    def _try_relaxed(
-        self, kindred: Kindred, evaluate: Callable[..., Object], allocated: list[Object], note: Callable[[str], None]
-    ) -> None:
-        """Try the relaxed spec of groups after a release; while it does not fit, their results stay valid."""
-        with self._lock:
-            group = next(kindred.waiting_for_devices(), None)
-            known = None if group is None else self._claims.of_uid(group.first()[1])
-            if known is None:
-                return
-            releases, claim = kindred.releases, self._claims.read(known)
-        note(known.uid)
-        began = self._clock()
-        result = evaluate(claims=[{**claim, "spec": relaxed(claim["spec"])}], allocated=allocated)
-        took_long = self._clock() - began > MAX_RELAXED_QUERY_S
-        with self._lock:
-            kindred.is_undecided = took_long or bool(result.get("error"))
-            if result["allocated"] or result.get("error"):
-                self._claims.waiting.try_all(kindred)
-            else:
-                self._claims.waiting.keep_refusals(kindred, releases)

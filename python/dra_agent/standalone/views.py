@@ -70,7 +70,7 @@ class ClaimViews:
                 return failure, True
             return suspended or UNDER_WAY, True
         refusal = waiting.refusal(uid)
-        fits_empty_host = refusal is None or refusal.fits_empty_host
+        fits_empty_host = refusal is None or refusal.fits_empty_host is not False
         if suspended:
             return suspended, fits_empty_host
         if refusal is not None:

@@ -1,28 +1,27 @@
 """Selects waiting claims for another attempt: those with a result that may have changed since the last one.
 
-Claims with equal specs have equal results, so they are tried as one group. The result "no" of a group is valid until
-something changes that it depends on: a class that it names, the devices of the host, or a release, unless the group
-does not even fit on an empty host. An allocation never changes a "no" to a "yes".
+Claims with equal specs have equal results, so they are tried as one group. The same is true of specs that differ only
+in their selectors, if these choose the same devices: thousands of such specs are one group too, once `selection` knows
+their devices.
 
-After a release, groups with the same relaxed spec are asked for together first: while a claim with that spec does not
-fit, none of theirs does, and their results stay valid. So a release costs one query for thousands of different specs,
-unless the relaxed one fits.
+The result "no" of a group is valid until something changes that it depends on: a class that it names, the devices of
+the host, or a release, unless the group does not even fit on an empty host. An allocation never changes a "no" to a
+"yes".
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from dra_agent.standalone.relaxed import relaxed
-
-MIN_KINDRED = 4
-"""Groups with the same relaxed spec from which on a query for all of them is worth it."""
+MIN_SPECS = 4
+"""Different specs from which on it is worth a query for each to find out which of them choose the same devices."""
 
 
 @dataclass(slots=True)
@@ -32,62 +31,32 @@ class Refusal:
     message: str
     named: str
     """The claim that the message names."""
-    fits_empty_host: bool
-
-
-@dataclass(slots=True)
-class Kindred:
-    """Groups with the same relaxed spec."""
-
-    digest: bytes
-    size: int = 0
-    members: list[Group] = field(default_factory=list)
-    """The groups, and some that have ended: a dictionary for each would need more memory."""
-    is_released: bool = False
-    """A release came after the refusals of the groups, and the relaxed spec was not tried since."""
-    releases: int = 0
-    """The number of releases so far, which a try has to take in."""
-    is_undecided: bool = False
-    """A try of the relaxed spec took long, or ended with an error: it is not tried again."""
-
-    def add(self, group: Group) -> None:
-        """Add a group."""
-        self.size += 1
-        self.members.append(group)
-        if len(self.members) > 2 * self.size:
-            self.members = [one for one in self.members if one.positions or one is group]
-
-    def waiting_for_devices(self) -> Iterator[Group]:
-        """Return the groups that would fit on an empty host, as far as that is known."""
-        return (group for group in self.members if group.positions and group.fits_empty_host is not False)
+    fits_empty_host: bool | None
+    """None: not known, because not the spec was tried but its relaxed form."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Waiting claims with equal specs."""
+    """Waiting claims with equal results."""
 
-    digest: bytes
-    kindred: Kindred
-    classes: frozenset[str]
+    key: bytes
+    """The digest of the spec of all of them, or that of what several specs have in common."""
     positions: dict[str, int] = field(default_factory=dict)
     """Of each claim, by uid, its place in the order of arrival."""
     order: list[tuple[int, str]] = field(default_factory=list)
-    last_refusal: Refusal | None = None
+    refusal: Refusal | None = None
     """The result of the last try; None: the group needs a try."""
     fits_empty_host: bool | None = None
     """None: not known for the devices and classes of now."""
-    changes: int = 0
-    """The number of other changes so far, which a try has to take in."""
+    is_classified: bool = False
+    """Specs with the same results are in the group, as far as they are known."""
+    version: int = 0
+    """Grows with every change that a try has to take in."""
 
-    @property
-    def version(self) -> tuple[int, int]:
-        """Differs after every change that a try has to take in."""
-        return self.changes, self.kindred.releases
-
-    @property
-    def refusal(self) -> Refusal | None:
-        """Why the claims have no devices; None where they are to be tried, or their relaxed spec is."""
-        return None if self.kindred.is_released and self.fits_empty_host is not False else self.last_refusal
+    def add(self, uid: str, position: int) -> None:
+        """Add a claim."""
+        self.positions[uid] = position
+        heapq.heappush(self.order, (position, uid))
 
     def first(self) -> tuple[int, str]:
         """Return position and uid of the oldest claim."""
@@ -96,14 +65,28 @@ class Group:
         return self.order[0]
 
 
+@dataclass(slots=True)
+class _Spec:
+    """What is known of the waiting claims with one spec."""
+
+    digest: bytes
+    classes: frozenset[str]
+    group: Group
+    claims: int = 0
+    """How many there are."""
+
+
 class WaitingClaims:
     """The claims that wait for devices. Not safe for threads: the queue holds its lock."""
 
     def __init__(self) -> None:
         self._groups: dict[bytes, Group] = {}
-        self._of_claim: dict[str, Group] = {}
-        self._kindred: dict[bytes, Kindred] = {}
-        self._released: dict[bytes, Kindred] = {}
+        self._specs: dict[bytes, _Spec] = {}
+        self._of_claim: dict[str, _Spec] = {}
+        self._untried: set[int] = set()
+        """The positions of the claims of all groups that need a try."""
+        self._unclassified: dict[bytes, Group] = {}
+        """Groups that were refused for their relaxed form, in this order, and some with which that is no longer so."""
         self._due: list[tuple[int, bytes]] = []
         """A heap with the oldest claim's position of each group that needs a try, and entries that hold no more."""
 
@@ -116,129 +99,167 @@ class WaitingClaims:
     def __iter__(self) -> Iterator[str]:
         return iter(self._of_claim)
 
+    @property
+    def has_many_specs(self) -> bool:
+        """Whether it is worth a query for each spec to find out which of them have the same results."""
+        return len(self._specs) >= MIN_SPECS
+
     def add(self, uid: str, position: int, digest: bytes, spec: dict[str, Any]) -> None:
         """Add a claim; it is tried unless the result for its spec is known."""
-        group = self._groups.get(digest)
-        if group is None:
-            relaxed_digest = digest_of(relaxed(spec))
-            kindred = self._kindred.setdefault(relaxed_digest, Kindred(relaxed_digest))
-            group = self._groups[digest] = Group(digest, kindred, _classes(spec))
-            kindred.add(group)
-        group.positions[uid] = position
-        heapq.heappush(group.order, (position, uid))
-        self._of_claim[uid] = group
-        if group.last_refusal is None and group.first()[0] == position:
-            heapq.heappush(self._due, (position, digest))
+        known = self._specs.get(digest)
+        if known is None:
+            group = self._groups[digest] = Group(digest)
+            known = self._specs[digest] = _Spec(digest, _classes(spec), group)
+        known.claims += 1
+        self._of_claim[uid] = known
+        group = known.group
+        group.add(uid, position)
+        if group.refusal is None:
+            self._untried.add(position)
+            if group.first()[0] == position:
+                heapq.heappush(self._due, (position, group.key))
 
     def discard(self, uid: str) -> None:
         """Remove a claim that was allocated or deleted."""
-        group = self._of_claim.pop(uid, None)
-        if group is None:
+        spec = self._of_claim.pop(uid, None)
+        if spec is None:
             return
-        del group.positions[uid]
+        spec.claims -= 1
+        if not spec.claims:
+            del self._specs[spec.digest]
+        group = spec.group
+        self._untried.discard(group.positions.pop(uid))
         if not group.positions:
-            del self._groups[group.digest]
-            kindred = group.kindred
-            kindred.size -= 1
-            if not kindred.size:
-                del self._kindred[kindred.digest]
-                self._released.pop(kindred.digest, None)
-        elif group.last_refusal is None:
-            heapq.heappush(self._due, (group.first()[0], group.digest))
+            del self._groups[group.key]
+        elif group.refusal is None:
+            self._make_due(group)
 
     def oldest(self, limit: int) -> list[tuple[str, Group]]:
-        """Return up to `limit` groups that need a try, each with its oldest claim, in the order of these claims.
-
-        Those of `released_kindred` come first: which of their groups need a try is known only afterwards.
-        """
+        """Return up to `limit` groups that need a try, each with its oldest claim, in the order of these claims."""
         found: dict[bytes, tuple[str, Group]] = {}
         entries = []
         while self._due and len(found) < limit:
-            position, digest = entry = heapq.heappop(self._due)
-            group = self._groups.get(digest)
-            if group is None or group.last_refusal is not None or digest in found or group.first()[0] != position:
+            position, key = entry = heapq.heappop(self._due)
+            group = self._groups.get(key)
+            if group is None or group.refusal is not None or key in found or group.first()[0] != position:
                 continue
-            found[digest] = group.first()[1], group
+            found[key] = group.first()[1], group
             entries.append(entry)
         for entry in entries:
             heapq.heappush(self._due, entry)
         return [*found.values()]
 
+    def unclassified(self, limit: int) -> list[tuple[str, Group]]:
+        """Return up to `limit` groups that were refused for their relaxed form, each with its oldest claim.
+
+        The last ones come first: their claims are of the last request, which waits for its response.
+        """
+        found: list[tuple[str, Group]] = []
+        for key in [*islice(reversed(self._unclassified), limit)]:
+            group = self._unclassified[key]
+            if self._groups.get(key) is group and group.refusal is not None and group.fits_empty_host is None:
+                found.append((group.first()[1], group))
+            else:
+                del self._unclassified[key]
+        return found
+
     def needs_try(self) -> bool:
         """Return whether any claim is to be tried."""
-        return bool(self._released or self.oldest(1))
+        return bool(self.oldest(1) or self._unclassified)
 
-    def released_kindred(self) -> Kindred | None:
-        """Return groups whose relaxed spec needs a try after a release."""
-        while self._released:
-            kindred = next(iter(self._released.values()))
-            if any(kindred.waiting_for_devices()):
-                return kindred
-            self._settle(kindred)
-        return None
+    def classify(self, group: Group, key: bytes | None) -> Group:
+        """Add the claims of a spec to the group of all specs with this key, and return that group.
 
-    def keep_refusals(self, kindred: Kindred, releases: int) -> None:
-        """Record that the relaxed spec did not fit after so many releases; an outdated result is dropped."""
-        if kindred.releases == releases:
-            self._settle(kindred)
+        Arguments:
+            group: One that is not classified.
+            key: Equal for specs with equal results; None if that is not known.
+        """
+        self._unclassified.pop(group.key, None)
+        if key is None:
+            group.is_classified = True
+            return group
+        del self._groups[group.key]
+        same = self._groups.get(key)
+        if same is None:
+            # The spec stays in it; its digest is no longer a key.
+            group.key, group.is_classified = key, True
+            self._groups[key] = group
+            if group.refusal is None:
+                self._make_due(group)
+            return group
+        self._specs[group.key].group = same
+        for uid, position in group.positions.items():
+            same.add(uid, position)
+        if same.refusal is not None:
+            self._untried.difference_update(group.positions.values())
+        else:
+            self._untried.update(group.positions.values())
+            self._make_due(same)
+        group.version += 1
+        return same
 
-    def try_all(self, kindred: Kindred) -> None:
-        """Have the groups tried one by one, because their relaxed spec may fit."""
-        self._settle(kindred)
-        self._retry([*kindred.waiting_for_devices()])
-
-    def refuse(self, group: Group, version: tuple[int, int], refusal: Refusal) -> None:
+    def refuse(self, group: Group, version: int, refusal: Refusal) -> None:
         """Record the result of an attempt that started at `version`; an outdated one is dropped."""
         if group.version == version:
-            group.last_refusal = refusal
+            group.refusal = refusal
             group.fits_empty_host = refusal.fits_empty_host
+            self._untried.difference_update(group.positions.values())
+            if refusal.fits_empty_host is None:
+                self._unclassified[group.key] = group
 
     def released(self) -> None:
         """Try those again that wait for devices which other claims hold."""
-        for kindred in self._kindred.values():
-            if kindred.size < MIN_KINDRED or kindred.is_undecided:
-                self._retry([*kindred.waiting_for_devices()])
-            else:
-                kindred.releases += 1
-                kindred.is_released = True
-                self._released[kindred.digest] = kindred
+        for group in self._groups.values():
+            if group.fits_empty_host is not False:
+                group.version += 1
+                if group.refusal is not None:
+                    group.refusal = None
+                    self._untried.update(group.positions.values())
+                    self._make_due(group)
 
     def class_changed(self, name: str) -> None:
         """Try those again that name a class."""
-        self._invalidate_empty_host([group for group in self._groups.values() if name in group.classes])
+        self._separate([spec for spec in self._specs.values() if name in spec.classes])
 
     def devices_changed(self) -> None:
         """Try all again."""
-        self._invalidate_empty_host(list(self._groups.values()))
+        self._separate(self._specs.values())
 
     def refusal(self, uid: str) -> Refusal | None:
         """Return why a claim has no devices; None where it is to be tried."""
-        return self._of_claim[uid].refusal
+        return self._of_claim[uid].group.refusal
+
+    def is_tried(self, uid: str) -> bool:
+        """Return whether the reason is known, and with it whether the claim would fit on an empty host."""
+        refusal = self.refusal(uid)
+        return refusal is not None and refusal.fits_empty_host is not None
 
     def untried(self) -> list[int]:
         """Return the positions of the claims that are still to be tried, in order."""
-        return sorted(
-            position
-            for group in self._groups.values()
-            if group.refusal is None
-            for position in group.positions.values()
-        )
+        return sorted(self._untried)
 
-    def _settle(self, kindred: Kindred) -> None:
-        kindred.is_released = False
-        self._released.pop(kindred.digest, None)
+    def _make_due(self, group: Group) -> None:
+        heapq.heappush(self._due, (group.first()[0], group.key))
 
-    def _invalidate_empty_host(self, groups: list[Group]) -> None:
-        for group in groups:
-            group.fits_empty_host = None
-        self._retry(groups)
+    def _separate(self, specs: Iterable[_Spec]) -> None:
+        """Try specs again, each on its own: what their selectors choose may have changed.
 
-    def _retry(self, groups: list[Group]) -> None:
-        for group in groups:
-            group.changes += 1
-            if group.last_refusal is not None:
-                group.last_refusal = None
-                heapq.heappush(self._due, (group.first()[0], group.digest))
+        All specs of a group name the same classes, so none of its other specs stays in it.
+        """
+        groups_before = {spec.digest: spec.group for spec in specs}
+        for digest, group in groups_before.items():
+            group.version += 1
+            self._groups.pop(group.key, None)
+            self._specs[digest].group = Group(digest)
+        for digest in groups_before:
+            self._groups[digest] = self._specs[digest].group
+        for uid, spec in self._of_claim.items():
+            if (before := groups_before.get(spec.digest)) is not None:
+                spec.group.add(uid, before.positions[uid])
+        for digest in groups_before:
+            group = self._groups[digest]
+            self._untried.update(group.positions.values())
+            self._make_due(group)
 
 
 def digest_of(spec: Any) -> bytes:
