@@ -12,7 +12,7 @@ from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.simulate import inject
 from dra_agent.telemetry.accounting import STATE_FILE, Accounting
-from dra_agent.telemetry.model import DeviceSample
+from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
 from eventually import eventually
 from telemetry.rig import Rig, claim, held
@@ -20,6 +20,8 @@ from telemetry.rig import Rig, claim, held
 GPU = "gpu-0000-00-04-0"
 NIC = "nic-0000-00-05-0"
 GPU_IS_LOST, NOT_SUPPORTED = 15, 3
+PACKETS = ("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops")
+PACKETS += ("rdma_receive_errors", "rdma_transmit_discards")
 
 
 def failing(rig: Rig) -> set[tuple[str, str]]:
@@ -183,3 +185,10 @@ def test_what_a_counter_can_grow_by() -> None:
     assert increase("energy_joules", 0, 1e9, 10.0) is None
     assert increase("network_receive_bytes", 0, 1e9, 10.0) == 1e9
     assert increase("ecc_corrected_errors", 0, 1e6, 0.0) == 1e6
+    assert increase("network_receive_drops", 0, 1e9, 1.0) == 1e9
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTERS if not name.endswith("_bytes")])
+def test_a_counter_of_a_device_that_has_left_the_bus_adds_nothing(name: str) -> None:
+    ones = 0xFFFF_FFFF if name not in PACKETS else 0xFFFF_FFFF_FFFF_FFFF
+    assert increase(name, 5, ones, 10.0) is None

@@ -97,6 +97,44 @@ def test_counters_that_a_driver_refuses_are_absent(
     assert sample == DeviceSample(network_receive_bytes=10)
 
 
+@pytest.mark.parametrize(
+    ("kind", "identity", "file"), [("net", "ifname", "rx_bytes"), ("infiniband", "rdma", "port_rcv_data")]
+)
+def test_the_counters_of_one_reading_are_of_one_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, identity: str, file: str
+) -> None:
+    folder, names = ("statistics", STATISTICS) if kind == "net" else ("ports/1/counters", COUNTERS)
+    write(tmp_path, f"{kind}/name", {f"{folder}/{name}": value for name, value in names.items()})
+    expected = read(tmp_path, **{identity: "name"})
+    assert expected is not None
+    other = tmp_path / "devices/pci0000:3a/0000:3c:00.0" / kind / "name"
+    for name in names:
+        (other / folder).mkdir(parents=True, exist_ok=True)
+        (other / folder / name).write_text("999999\n")
+    read_text = Path.read_text
+
+    def rename_first(self: Path) -> str:
+        text = read_text(self)
+        if self.name == file:
+            link = tmp_path / "class" / kind / "name"
+            link.unlink()
+            link.symlink_to(other)
+        return text
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", rename_first)
+        assert read(tmp_path, **{identity: "name"}) == expected
+    assert read(tmp_path, **{identity: "name"}) is None, "now the name is of the other adapter"
+
+
+def test_an_rdma_device_that_is_removed_while_it_is_read_has_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "net/ens1", {"statistics/rx_bytes": 10})
+    write(tmp_path, "infiniband/mlx5_0", {"state": "4: ACTIVE"})
+    assert read(tmp_path, ifname="ens1", rdma="mlx5_0") == DeviceSample(network_receive_bytes=10)
+
+
 def test_an_interface_of_another_adapter_with_the_name_is_not_read(tmp_path: Path) -> None:
     other = tmp_path / "devices/pci0000:3a/0000:3c:00.0/net/ens1/statistics"
     other.mkdir(parents=True)

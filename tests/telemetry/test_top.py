@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -24,6 +25,7 @@ from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.control_socket.server import Server
 from dra_agent.simulate import inject
+from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.control import TelemetryServer
 from eventually import eventually
 from telemetry.rig import INTERVAL_S, Rig, claim, held
@@ -118,6 +120,15 @@ def test_the_tables_have_the_last_values_and_their_age(served: Rig, root: Path, 
     assert all(set(row[2:]) == {"-"} for row in shared)
 
 
+def test_a_claim_on_a_partition_has_a_row_for_it_and_none_for_its_gpu(served: Rig, root: Path, top: Top) -> None:
+    parent = msgspec.structs.replace(held(GPU, share="a-partition", shared=True), request="")
+    served.entries = [claim("part", held(NIC), parent)]
+    served.sample()
+    text = top("--once")[1]
+    assert [row[:2] for row in rows(text, "CLAIM")] == [["team-a/part", NIC]]
+    assert next(row[-1] for row in rows(text, "DEVICE") if row[0] == GPU) == "team-a/part", "it holds a part of the GPU"
+
+
 def test_counters_are_in_the_wide_tables(served: Rig, root: Path, top: Top) -> None:
     served.entries = [claim("train", held(GPU), held(NIC))]
     served.xids = {GPU: 1}
@@ -209,6 +220,9 @@ def test_a_screen_has_no_more_rows_than_lines(
     served: Rig, root: Path, top: Top, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(served, root)
+    snapshot = served.sampler.snapshot()
+    failures = tuple(TelemetryFailure("nvml", GPU, f"{number} {'long ' * 40}") for number in range(3))
+    monkeypatch.setattr(served.sampler, "snapshot", lambda: msgspec.structs.replace(snapshot, failures=failures))
     served.entries += [claim(f"claim-{number:02}", held(NIC)) for number in range(30)]
 
     def interrupt(duration_s: float) -> None:
@@ -223,8 +237,10 @@ def test_a_screen_has_no_more_rows_than_lines(
     before, _, screen = text.partition("\x1b[?1049h")
     screen, _, after = screen.partition("\x1b[?1049l")
     assert (before, after) == ("", "")
-    assert len(screen.splitlines()) < 24
-    assert "host node-1" in screen and "20 more rows: `dra-agent top --once` prints all" in screen
+    lines = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", screen).splitlines()
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) < 24, "with lines that the terminal folds"
+    assert any(line.startswith(f"incomplete: {GPU}: nvml: 2 long") for line in lines)
+    assert "host node-1" in screen and "21 more rows: `dra-agent top --once` prints all" in screen
 
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])

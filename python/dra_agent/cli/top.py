@@ -12,7 +12,7 @@ from dra_agent.cli.top_cluster import add_cluster_flags
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
-    from dra_agent.cli.top_tables import Shown
+    from dra_agent.cli.top_tables import Screen, Shown
     from dra_agent.telemetry.control import CurrentValues
 
 DEFAULT_INTERVAL_S = 2.0
@@ -133,6 +133,7 @@ def _refresh(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: f
     import time
 
     from dra_agent.cli.terminal import console
+    from dra_agent.cli.top_tables import Screen
 
     screen = console()
     current = fetch()  # an error is printed where the user sees it afterwards
@@ -140,7 +141,7 @@ def _refresh(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: f
     try:
         while True:
             screen.clear()
-            _print(current, args, screen.height)
+            _print(current, args, Screen(screen.height, screen.width))
             sys.stdout.flush()
             time.sleep(interval_s if args.interval is None else args.interval)
             current = fetch()
@@ -195,12 +196,12 @@ def _shown(current: CurrentValues) -> Shown:
     )
 
 
-def _print(shown: Shown, args: argparse.Namespace, screen_rows: int | None = None) -> None:
+def _print(shown: Shown, args: argparse.Namespace, screen: Screen | None = None) -> None:
     from dra_agent.cli.output import emit
     from dra_agent.cli.top_tables import document_of, print_tables
 
     if args.output == "table":
-        print_tables(shown, sort=args.sort, show=args.show, screen_rows=screen_rows)
+        print_tables(shown, sort=args.sort, show=args.show, screen=screen)
     else:
         emit(document_of(shown, sort=args.sort, show=args.show), args.output)
 

@@ -76,8 +76,15 @@ def document_of(shown: Shown, *, sort: str, show: str) -> dict[str, Any]:
     return {**shown.document, **of_cluster, "devices": devices, "claims": claims}
 
 
-def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None = None) -> None:
-    """Print the chosen tables; `screen_rows` limits them to a screen of so many lines."""
+class Screen(NamedTuple):
+    """The size of a terminal."""
+
+    rows: int
+    columns: int
+
+
+def print_tables(shown: Shown, *, sort: str, show: str, screen: Screen | None = None) -> None:
+    """Print the chosen tables; `screen` limits their rows, and cuts the lines around them."""
     from dra_agent.cli.output import prints_names
     from dra_agent.cli.table import table
     from dra_agent.printable import printable
@@ -111,25 +118,27 @@ def print_tables(shown: Shown, *, sort: str, show: str, screen_rows: int | None 
                 (),
             )
         )
-    print(printable(shown.title, line=True))
+    longest = None if screen is None else screen.columns
+    print(printable(shown.title, line=True, longest=longest))
     for note in shown.notes:
-        print(printable(note, line=True))
+        print(printable(note, line=True, longest=longest))
     failures = shown.failures
-    if screen_rows is not None and len(failures) > MAX_FAILURES:
+    if screen is not None and len(failures) > MAX_FAILURES:
         failures = failures[: MAX_FAILURES - 1]
     counts = [len(rows) for _, rows, _, _, _ in tables]
     limits = counts
-    if screen_rows is not None:
-        # Title and notes, an empty line and the headings of each table, the line of what is left out, failures.
-        other = 1 + len(shown.notes) + 2 * len(tables) + 1 + MAX_FAILURES
-        limits = share_rows(counts, max(len(tables), screen_rows - other))
+    if screen is not None:
+        # Title and notes, an empty line and the headings of each table, the line of what is left out, failures, and the
+        # line of the cursor.
+        other = 1 + len(shown.notes) + 2 * len(tables) + 1 + MAX_FAILURES + 1
+        limits = share_rows(counts, max(len(tables), screen.rows - other))
     for (columns_, rows, optional, wide, prose), limit in zip(tables, limits, strict=True):
         print()
         table(columns_, rows[:limit], optional=optional, wide=wide, prose=prose)
     if left_out := sum(counts) - sum(limits):
         print(f"{left_out} more rows: `dra-agent top --once` prints all")
     for failure in failures:
-        print(printable(failure, line=True))
+        print(printable(failure, line=True, longest=longest))
     if more := len(shown.failures) - len(failures):
         print(f"{more} more failures")
 

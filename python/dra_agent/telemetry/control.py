@@ -126,8 +126,14 @@ def current_values(
     holders: dict[str, list[str]] = {}
     claims: list[ClaimValues] = []
     for entry in entries:
-        for _, name in dict.fromkeys(device_key(held.pool, held.device) for held in entry.devices):
+        # A partition also holds a share of its GPU, with an empty request: its claim is one of the GPU's holders, and
+        # has no value there.
+        requested = {device_key(held.pool, held.device) for held in entry.devices if held.request}
+        for key in dict.fromkeys(device_key(held.pool, held.device) for held in entry.devices):
+            name = key[1]
             holders.setdefault(name, []).append(entry.full_name)
+            if key not in requested:
+                continue
             holder, counts = snapshot.holders.get(name), usage.get((entry.uid, name))
             is_own = holder is not None and holder.uid == entry.uid and entry.state == "completed"
             own = shares.get((entry.uid, name))

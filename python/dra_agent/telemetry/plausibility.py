@@ -13,9 +13,10 @@ MAX_POWER_WATTS = 20_000.0
 """More than any accelerator draws; a value above it is in another unit."""
 MAX_BYTES_PER_SECOND = 1e13
 """80 Tbit/s: ten times the NVLinks of a Blackwell GPU in one direction, and more than any adapter."""
-COUNTER_RESOLUTION = {"energy_joules": 2_000.0}
-"""By how much a counter may be ahead of its time: what the fastest device counts in 100 ms. NVIDIA documents no update
-interval of energy; PETSc's manual page PetscLogGpuEnergyMeter states 20 to 100 ms."""
+MAX_PACKETS_PER_SECOND = 1e10
+"""More than the smallest packets of Ethernet at 5 Tbit/s."""
+MAX_ERRORS_PER_SECOND = 1e8
+"""More than any GPU or link reports. A register of 32 bits of a device that has left the bus reads as 4.3e9."""
 _RANGES = {
     "gpu_utilization_ratio": (0.0, 1.0),
     "memory_utilization_ratio": (0.0, 1.0),
@@ -29,10 +30,14 @@ _RANGES = {
     "sm_clock_hertz": (0.0, 1e11),
     "memory_clock_hertz": (0.0, 1e11),
 }
-_FASTEST = {
-    "energy_joules": MAX_POWER_WATTS,
-    **{name: MAX_BYTES_PER_SECOND for name in COUNTERS if name.endswith("_bytes")},
-}
+_PACKETS = ("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops")
+_PACKETS += ("rdma_receive_errors", "rdma_transmit_discards")
+_BYTES = tuple(name for name in COUNTERS if name.endswith("_bytes"))
+_EVENTS = {**dict.fromkeys(COUNTERS, MAX_ERRORS_PER_SECOND), **dict.fromkeys(_PACKETS, MAX_PACKETS_PER_SECOND)}
+_FASTEST = {**_EVENTS, **dict.fromkeys(_BYTES, MAX_BYTES_PER_SECOND), "energy_joules": MAX_POWER_WATTS}
+COUNTER_RESOLUTION = {**_EVENTS, **dict.fromkeys(_BYTES, 0.0), "energy_joules": 2_000.0}
+"""By how much a counter may be ahead of its time. Energy: what the fastest device counts in 100 ms. NVIDIA documents no
+update interval of energy; PETSc's manual page PetscLogGpuEnergyMeter states 20 to 100 ms. Errors: those of a second."""
 _ROUNDING_TOLERANCE = 1e-6
 
 
@@ -61,7 +66,6 @@ def increase(name: str, before: float, now: float, elapsed_s: float) -> float | 
     A counter goes back if the driver was loaded again. What it counted before and since is not known.
     """
     grown = now - before
-    fastest = _FASTEST.get(name)
-    if grown < 0 or (fastest is not None and grown > fastest * elapsed_s + COUNTER_RESOLUTION.get(name, 0.0)):
+    if grown < 0 or grown > _FASTEST[name] * elapsed_s + COUNTER_RESOLUTION[name]:
         return None
     return grown

@@ -6,6 +6,7 @@ be of any other claim, no claim of this device has a value.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,10 @@ class ShareReader:
                 if is_exclusive and (sample is None or sample.gpu_utilization_ratio is not None):
                     continue
                 work = self._work(device, shares, owners, sample, failures)
+                counts = Counter(one.uid for one in shares)
                 for held in shares:
                     claim = claims[held.uid]
-                    if [one.uid for one in shares].count(held.uid) > 1:
+                    if counts[held.uid] > 1:
                         continue  # several shares: the sum of both is not counted
                     alone = sample if is_exclusive and sample is not None else None
                     merged = _with_work(alone or memory.of(held, device), work.get(held.uid, DeviceSample()))

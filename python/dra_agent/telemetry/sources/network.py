@@ -59,32 +59,40 @@ class NetworkSource:
     def read(self, device: Device) -> DeviceSample | None:
         """Read one adapter; None if neither interface nor RDMA device is visible to the host."""
         values: dict[str, float] = {}
-        own = f"{device.pci_address}/"
-        if (name := device.identity.get("ifname")) is not None:
-            folder = self._sysfs / "class/net" / name
-            # Another interface may have the name after the device's own was moved or renamed.
-            if own in f"{_resolved(folder)}/":
-                values |= _read(folder / "statistics", _INTERFACE)
-        if (name := device.identity.get("rdma")) is not None:
-            folder = self._sysfs / "class/infiniband" / name
-            if own in f"{_resolved(folder)}/":
-                for port in sorted((folder / "ports").iterdir()):
-                    counters = port / "counters"
-                    for field, words in _read(counters, _PORT_WORDS).items():
-                        values[field] = values.get(field, 0) + words * _RDMA_WORD_BYTES
-                    for field, events in _read(counters, _PORT_EVENTS).items():
-                        values[field] = values.get(field, 0) + events
+        if (folder := self._folder(device, "net", device.identity.get("ifname"))) is not None:
+            values |= _read(folder / "statistics", _INTERFACE)
+        if (folder := self._folder(device, "infiniband", device.identity.get("rdma"))) is not None:
+            for port in _ports(folder):
+                counters = port / "counters"
+                for field, words in _read(counters, _PORT_WORDS).items():
+                    values[field] = values.get(field, 0) + words * _RDMA_WORD_BYTES
+                for field, events in _read(counters, _PORT_EVENTS).items():
+                    values[field] = values.get(field, 0) + events
         return msgspec.convert(values, DeviceSample) if values else None
+
+    def _folder(self, device: Device, kind: str, name: str | None) -> Path | None:
+        """Return the folder of the device's own interface or RDMA device, below the device.
+
+        Another one may have the name after the device's own was moved or renamed, also while its counters are read:
+        this path never leads to it.
+        """
+        if name is None:
+            return None
+        try:
+            folder = (self._sysfs / "class" / kind / name).resolve(strict=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return folder if device.pci_address in folder.parts else None
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def _resolved(path: Path) -> str:
+def _ports(folder: Path) -> list[Path]:
     try:
-        return str(path.resolve(strict=True))
+        return sorted((folder / "ports").iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return ""
+        return []  # it was moved or removed meanwhile
 
 
 def _read(folder: Path, names: dict[str, str]) -> dict[str, float]:
