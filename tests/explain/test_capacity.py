@@ -396,10 +396,26 @@ def test_pools_of_added_nodes_have_distinct_names(tmp_path: Path, node_name: str
     assert [entry["spec"]["nodeName"] for entry in added] == ["added-1", "added-2"]
 
 
+def test_added_nodes_have_the_taints_of_the_node_of_the_file(command: Command) -> None:
+    """Those of its kind: its cordon and its condition are of that moment."""
+    gone = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
+    team = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    recorded = {**node("n1"), "spec": {"unschedulable": True, "taints": [gone, team]}}
+    write([slices("n1", 3), recorded], "n1.json")
+    query = ("pod/train", "--from", "cluster.json", "-o", "json", "--if", "add=1:n1.json")
+
+    def of_added(*flags: str) -> Json:
+        found = json.loads(command(*query, *flags)[1])
+        return next(row for row in found["nodes"] if row["node"] == "added-1")
+
+    assert of_added()["reason"] == "the pod does not tolerate the node's taint team=a:NoSchedule"
+    assert of_added("--if", "untaint=team:added-1")["copies"] == 3
+
+
 def test_added_nodes_of_a_profile_share_the_devices_of_one() -> None:
-    added, labels = node_source(argparse.Namespace(is_plugin=True))("l40s", list(NAMES))
+    added, of_kind = node_source(argparse.Namespace(is_plugin=True))("l40s", list(NAMES))
     by_node = {name: [entry["spec"] for entry in added if entry["spec"]["nodeName"] == name] for name in NAMES}
-    assert [len(specs) for specs in by_node.values()] == [len(added) // 3] * 3 and labels == {}
+    assert [len(specs) for specs in by_node.values()] == [len(added) // 3] * 3 and of_kind == {}
     first = by_node["added-1"]
     for specs in by_node.values():
         assert all(spec["devices"] is one["devices"] for spec, one in zip(specs, first, strict=True))

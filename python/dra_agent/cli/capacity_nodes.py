@@ -9,6 +9,8 @@ from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.changes import HOSTNAME, NodeSource
 
+_OF_CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Prefixes of taints that Kubernetes adds and removes."""
 MAX_ADDED_DEVICES = 250_000
 """Devices of all added and replaced nodes together. The allocator needs one to two KiB for each."""
 
@@ -20,12 +22,13 @@ def node_source(args: argparse.Namespace) -> NodeSource:
     """
     total = 0
 
-    def make(kind: str, names: list[str]) -> tuple[list[Object], dict[str, str]]:
+    def make(kind: str, names: list[str]) -> tuple[list[Object], Object]:
         nonlocal total
+        of_kind: Object = {}
         if Path(kind).is_file():
-            node, slices, labels = _of_file(kind)
+            node, slices, of_kind = _of_file(kind)
         else:
-            node, slices, labels = names[0], _of_host(args, kind, names[0]), {}
+            node, slices = names[0], _of_host(args, kind, names[0])
         # A slice without devices needs memory, too.
         total += len(names) * sum(max(1, len(entry["spec"].get("devices") or ())) for entry in slices)
         if total > MAX_ADDED_DEVICES:
@@ -36,7 +39,7 @@ def node_source(args: argparse.Namespace) -> NodeSource:
             )
         # All nodes share the devices of one. The allocator reads the slices of a pool in the order of their names.
         slices.sort(key=lambda entry: str(entry["metadata"]["name"]))
-        return [_renamed(entry, index, node, name) for name in names for index, entry in enumerate(slices)], labels
+        return [_renamed(entry, index, node, name) for name in names for index, entry in enumerate(slices)], of_kind
 
     return make
 
@@ -63,8 +66,8 @@ def _of_host(args: argparse.Namespace, kind: str, node: str) -> list[Object]:
     return desired_slices(inventory, node=node, driver=config.driver_name, naming="fixed").slices
 
 
-def _of_file(path: str) -> tuple[str, list[Object], dict[str, str]]:
-    """Return the name, slices and labels of the node that a file describes."""
+def _of_file(path: str) -> tuple[str, list[Object], Object]:
+    """Return the name and the slices of the node that a file describes, and what nodes of this kind have in common."""
     from dra_agent.explain.dump import read_dump
 
     dump = read_dump([path], "default")
@@ -74,10 +77,20 @@ def _of_file(path: str) -> tuple[str, list[Object], dict[str, str]]:
         raise UsageError(
             "has not the slices of exactly one node", where=path, hint="all slices must have the same spec.nodeName"
         )
-    labels: dict[str, str] = next(
-        (one["metadata"].get("labels") or {} for one in dump.nodes or () if one["metadata"]["name"] == node), {}
-    )
-    return node, slices, {key: value for key, value in labels.items() if key != HOSTNAME}
+    found = next((one for one in dump.nodes or () if one["metadata"]["name"] == node), {})
+    return node, slices, _of_kind(found)
+
+
+def _of_kind(node: Object) -> Object:
+    """Return what other nodes of the kind of this one have, too: not its cordon, and not its condition."""
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    taints = (node.get("spec") or {}).get("taints") or ()
+    status = node.get("status") or {}
+    return {
+        "metadata": {"labels": {key: value for key, value in labels.items() if key != HOSTNAME}},
+        "spec": {"taints": [one for one in taints if not str(one.get("key")).startswith(_OF_CONDITIONS)]},
+        "status": {key: status[key] for key in ("allocatable", "declaredFeatures") if key in status},
+    }
 
 
 def _renamed(entry: Object, index: int, node: str, name: str) -> Object:

@@ -38,8 +38,8 @@ class Change(NamedTuple):
     """The node that loses a taint, or that is replaced; None for every node."""
 
 
-NodeSource = Callable[[str, list[str]], tuple[list[Object], dict[str, str]]]
-"""Makes the slices of new nodes with these names, and their labels, from the kind of the nodes."""
+NodeSource = Callable[[str, list[str]], tuple[list[Object], Object]]
+"""Makes the slices of new nodes with these names, and the Node object that they have in common, from their kind."""
 
 
 def parse_change(text: str) -> Change:
@@ -170,8 +170,9 @@ def _with_nodes(snapshot: Snapshot, change: Change, names: list[str], source: No
     existing = {node["metadata"]["name"] for node in snapshot.nodes or ()}
     if taken := existing.intersection(names):
         raise UsageError(f"there is a node {min(taken)} already", where=f"--if {change.text}")
-    slices, labels = source(change.subject, names)
-    nodes = [{"metadata": {"name": name, "labels": {**labels, HOSTNAME: name}}} for name in names]
+    slices, of_kind = source(change.subject, names)
+    labels = (of_kind.get("metadata") or {}).get("labels") or {}
+    nodes = [{**of_kind, "metadata": {"name": name, "labels": {**labels, HOSTNAME: name}}} for name in names]
     return replace(
         snapshot,
         slices=[*(snapshot.slices or ()), *slices],
