@@ -18,7 +18,7 @@ from eventually import DEADLINE_S, eventually
 from page.chromium import CHROMIUM, Chromium
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
-WINDOW = (1180, 900)
+WINDOW, PHONE = (1180, 900), (390, 844)
 PROFILE = "dgx-h100"
 CLASS = """\
 apiVersion: resource.k8s.io/v1
@@ -78,6 +78,11 @@ def main() -> int:
         page.eventually("document.body.textContent.includes('97 %')")
         draw(page.picture(whole=False), "page-light.png")
         page.close()
+        for name, dark in (("page-phone-light.png", False), ("page-phone-dark.png", True)):
+            page = browser.open(url, width=PHONE[0], height=PHONE[1], dark=dark)
+            page.eventually("document.body.textContent.includes('97 %')")
+            draw(page.picture(whole=False), name)
+            page.close()
         run(place, "reclaim", "start", "--in", "110", "--why", "spot capacity is needed", "--yes")
         page = browser.open(url, width=width, height=height, dark=True)
         page.eventually("document.querySelector('[data-seconds]') !== null")

@@ -234,7 +234,9 @@ def test_no_number_of_claims_exceeds_the_limit() -> None:
     assert counts["dra_agent_claim_power_watts"] == MAX_CLAIMED_DEVICES
     assert max(by_group(counts).values()) <= MAX_CLAIMED_DEVICES * (len(GAUGES) + len(COUNTERS) + 1)
     assert f"dra_agent_telemetry_omitted_claims {4.0 * MAX_CLAIMED_DEVICES}" in text.splitlines()
-    assert len(parse(text).claims) == MAX_CLAIMED_DEVICES, "`dra-agent top` reads it"
+    values = parse(text)
+    assert len(values.claims) == MAX_CLAIMED_DEVICES, "`dra-agent top` reads it"
+    assert values.problems == ("4,096 claims on devices have no values: there are too many",)
     assert f"{MAX_CLAIMED_DEVICES:,} claims on devices" in PAGE.read_text()
 
 
@@ -249,7 +251,7 @@ def test_new_claims_end_no_series_of_others() -> None:
         assert {"x0", "z0", "z1"} <= shown and len(shown) == MAX_CLAIMED_DEVICES
     node.shares = early
     text = node.exposition()
-    assert {one.name for one in parse(text).claims} == {"x0", "z0", "z1"}
+    assert {one.name for one in parse(text).claims} == {"x0", "z0", "z1"} and parse(text).problems == ()
     assert "dra_agent_telemetry_omitted_claims 0.0" in text.splitlines()
 
 

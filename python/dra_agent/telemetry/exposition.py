@@ -23,6 +23,7 @@ MAX_LABEL_CHARS = 512
 _NAME = re.compile(r"dra_agent_(?P<what>device|claim)_(?P<name>[a-z0-9_]+)")
 _SAMPLED = "# TYPE dra_agent_telemetry_failing_devices "
 """A line that exists if telemetry is on, with or without values."""
+_OMITTED = re.compile(r"dra_agent_telemetry_omitted_claims ([0-9]{1,9})\.0")
 _NAMES_CLAIMS = "# TYPE dra_agent_claim_idle_seconds"
 """A line that exists if the endpoint shows names of claims."""
 _LABEL = r'([a-z_]+)="((?:[^"\\\n]|\\[\\"n])*)"'
@@ -48,7 +49,7 @@ class ExposedValues(msgspec.Struct, frozen=True):
     """Those with any value; `claims` is empty."""
     claims: tuple[ClaimValues, ...] = ()
     problems: tuple[str, ...] = ()
-    """Values that cannot be true, which are left out."""
+    """Values that cannot be true, which are left out, and how many claims the agent left out."""
 
 
 def parse(text: str) -> ExposedValues:
@@ -57,9 +58,12 @@ def parse(text: str) -> ExposedValues:
     products: dict[tuple[str, str], tuple[str, str]] = {}
     claims: dict[tuple[str, str, str], dict[str, Any]] = {}
     is_on = names_claims = False
+    problems: list[str] = []
     for line in text.split("\n"):
         is_on = is_on or line.startswith(_SAMPLED)
         names_claims = names_claims or line.startswith(_NAMES_CLAIMS)
+        if (omitted := _OMITTED.fullmatch(line)) is not None and int(omitted[1]):
+            problems.append(f"{int(omitted[1]):,} claims on devices have no values: there are too many")
         found = _NAME.match(line)
         if found is None or found["name"] not in _READ[found["what"]]:
             continue
@@ -80,7 +84,6 @@ def parse(text: str) -> ExposedValues:
             values[_FIELDS.get(name, name)] = value
         if len(devices) > MAX_ROWS or len(claims) > MAX_ROWS:
             raise ValueError(f"it has more than {MAX_ROWS} devices or claims")
-    problems: list[str] = []
     return ExposedValues(
         is_on,
         names_claims,
