@@ -52,6 +52,8 @@ def test_every_command_has_examples_that_parse(command: str) -> None:
         ("topology -o jsn", "dra-agent topology", "did you mean json?"),
         ("devices --zzzzzz", "dra-agent devices", "unknown flag: --zzzzzz\n"),
         ("get claims", "dra-agent", "did you mean `claim get`?"),
+        ("version", "dra-agent", "did you mean --version?"),
+        ("claim help", "dra-agent claim", "did you mean --help?"),
         ("validate x.yaml", "dra-agent", "did you mean `config validate` or `cdi validate`?"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,15 @@ def test_names_of_devices_and_slices(command: Command, host: tuple[str, ...]) ->
     assert command("devices", names[0], *host, "-o", "name")[1] == f"{names[0]}\n"
     slices = [entry["metadata"]["name"] for entry in json.loads(command("slices", *host, "-o", "json")[1])["items"]]
     assert slices and command("slices", *host, "-o", "name")[1].split() == slices
+
+
+def test_a_terminal_gets_names_without_a_heading(
+    command: Command, host: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = command("devices", *host, "-o", "name")[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert command("devices", *host)[1].startswith("host "), "a table has one"
+    assert command("devices", *host, "-o", "name")[1] == names
 
 
 @pytest.mark.parametrize("words", [("devices",), ("slices",), ("cdi", "list")])

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -167,18 +167,24 @@ HELP = {
     "metrics_tls_cert": "PEM certificate, with its chain, of the metrics address (default: none, no TLS)",
     "metrics_tls_key": "PEM key of the certificate",
     "metrics_token_file": "bearer tokens for /metrics, one in each line (default: none is required)",
-    "log_level": "debug, info, warning or error",
-    "log_format": "text or json",
+    "log_level": "the least severe messages that are logged",
+    "log_format": "format of the lines of the log",
     "pod_uid": "uid of the agent's pod, for rolling updates (default: none)",
     "device_metadata": "mount files that describe the devices into containers",
     "claim_status": "devices that are described in a claim's status: off, nics or all",
-    "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
+    "second_manager": "refuse (do not publish) or publish devices that another driver or device plugin advertises too",
     "node_labels": "labels of the Node for NVLink domain, subnet, rack and switches: off, node, or nfd for a feature "
     "file of Node Feature Discovery",
     "nfd_features_dir": "the directory of feature files of Node Feature Discovery",
 }
 _METAVARS = {"DIR": ("_dir", "_root", "_path"), "FILE": ("_tls_cert", "_tls_key", "_token_file")}
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
+_WORDS = {
+    field.name: "|".join(get_args(field.type))
+    for field in msgspec.structs.fields(Config)
+    if get_origin(field.type) is Literal
+}
+"""The words of a key that accepts no others."""
 HOST_FLAGS = (
     *("sysfs_root", "dev_root", "nvidia_driver_root", "nvidia_driver_root_ctr_path"),
     *("simulate", "state_dir", "node_name", "driver_name"),
@@ -200,7 +206,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
         elif name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
-            metavar = {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
+            metavar = "PROFILE|DIR" if name == "simulate" else _WORDS.get(name, "VALUE")
             for kind, endings in _METAVARS.items():
                 metavar = kind if name.endswith(endings) else metavar
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])

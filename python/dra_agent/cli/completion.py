@@ -217,6 +217,8 @@ def _values(action: argparse.Action, words: Sequence[str]) -> Iterable[Candidate
         from dra_agent.simulate import profiles
 
         return [*map(Candidate, profiles()), *([Candidate(DIRECTORIES)] if kind != "PROFILE" else [])]
+    if "|" in kind:
+        return map(Candidate, kind.split("|"))
     readers = {"CLAIM": _claims, "OBJECT": _claims, "NAMESPACE": _namespaces, "DEVICE": _devices}
     reader = readers.get(kind)
     return () if reader is None else reader(words)

@@ -86,6 +86,9 @@ class Parser(argparse.ArgumentParser):
         """Print the usage, the message and the nearest choice, and exit with 2; without a command, the whole help."""
         if (found := _CHOICE.match(message)) is not None:
             choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+            if subcommands(self):
+                # `help` and `version` are commands elsewhere.
+                choices += self._option_string_actions
             message += _did_you_mean(found["given"], choices) or self._verbs_called(found["given"])
         if message.startswith(_MISSING) and subcommands(self):
             self.print_help(sys.stderr)

@@ -53,9 +53,11 @@ class ShownHost:
 
     def announce(self, output: str) -> None:
         """Print the host above a table; in a pipe only if it is not the host of the running agent."""
+        from dra_agent.cli.output import prints_names
+
         if output != "table":
             return
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not prints_names():
             print(self.title())
         elif self.agent is not None and not self.is_agents:
             print(f"{self.title()}; its claims are not shown", file=sys.stderr)
