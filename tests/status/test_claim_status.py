@@ -405,6 +405,45 @@ def test_the_queue_of_claims_is_bounded(
     assert caplog.text.count("claim status is not written for every claim") == 1
 
 
+def test_the_event_loop_is_woken_only_for_claims_with_something_to_write(
+    fake_api: FakeApi, run_with_client: Any, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_api.put("resourceclaims", claim("nic", result("nic-0", pool="node-a/nic")))
+    nic = PreparedClaim("uid-nic", "team-a", "nic", (DeviceKey("node-a/nic", "nic-0"),))
+
+    async def scenario(api: ApiClient) -> None:
+        loop, wakes = asyncio.get_running_loop(), list[str]()
+        wake = loop.call_soon_threadsafe
+
+        def counted(callback: Any, *arguments: Any, **context: Any) -> Any:
+            wakes.append(callback.__name__)
+            return wake(callback, *arguments, **context)
+
+        async with status_writer(api, host, families=frozenset({"nic"})) as status:
+            monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+            for _ in range(2):
+                status.prepared(held("gpu-only", "gpu-0"))
+            status.released("uid-gpu-only")
+            assert wakes == []
+            status.prepared(nic)
+            assert len(wakes) == 1
+            await eventually_async(lambda: status.written == 1 and not status.waiting)
+            del wakes[:]
+            status.prepared(nic)
+            assert wakes == [], "it is written"
+            status.released("uid-nic")
+            status.released("uid-nic")
+            assert len(wakes) == 1
+            status.prepared(nic)
+            status.released("uid-nic")
+            assert len(wakes) == 3, "in the order of the calls, also before the loop runs"
+            await asyncio.sleep(0)
+            assert status.waiting == 0
+            monkeypatch.undo()
+
+    run_with_client(scenario)
+
+
 def test_a_claim_replaced_between_read_and_write_is_not_written(
     fake_api: FakeApi, run_with_client: Any, host: Host
 ) -> None:

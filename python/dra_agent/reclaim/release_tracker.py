@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,15 @@ class ReleaseTracker:
         self._on_change = on_change
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
         self._wake = asyncio.Event()
+        self._waits = 0
+        """How many wait for changes of the ledger."""
         loop = asyncio.get_running_loop()
 
         def ledger_changed() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._wake.set)
+            # On the thread of each prepare and unprepare: waking the event loop delays their responses.
+            if self._waits:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._wake.set)
 
         ledger.watch(ledger_changed)
         self.changed = asyncio.Event()
@@ -102,25 +106,37 @@ class ReleaseTracker:
 
     async def wait_complete(self) -> None:
         """Return once every claim is released."""
-        while True:
-            self._wake.clear()
-            self.compare_ledger()
-            await self._read_due()
-            if self.complete:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(POLL_INTERVAL_S, self._next_due_s())):
-                    await self._wake.wait()
+        with self._woken_by_ledger():
+            while True:
+                self._wake.clear()
+                self.compare_ledger()
+                await self._read_due()
+                if self.complete:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(POLL_INTERVAL_S, self._next_due_s())):
+                        await self._wake.wait()
 
     async def wait_incomplete(self) -> None:
         """Return once a claim is not released: a prepare that ran when the notice came has ended."""
-        while self.complete:
-            # Another agent of a rolling update changes a shared ledger without waking this one.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RECHECK_INTERVAL_S):
-                    await self._wake.wait()
-            self._wake.clear()
-            self.compare_ledger()
+        with self._woken_by_ledger():
+            while self.complete:
+                # Another agent of a rolling update changes a shared ledger without waking this one.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RECHECK_INTERVAL_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                self.compare_ledger()
+
+    @contextlib.contextmanager
+    def _woken_by_ledger(self) -> Iterator[None]:
+        """Be woken by changes of the ledger; the first wait ends at once, for those that came before."""
+        self._waits += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            self._waits -= 1
 
     def compare_ledger(self) -> None:
         """Record which claims are new in the ledger, and which are not in it any more."""

@@ -68,6 +68,8 @@ class ClaimStatusWriter:
         self._claims: dict[str, PreparedClaim] = {}
         self._due: dict[str, float] = {}
         self._written: dict[str, list[Object]] = {}
+        self._reported: set[str] = set()
+        """Claims that were passed to the event loop and are not released, by uid."""
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -90,7 +92,9 @@ class ClaimStatusWriter:
     def start(self, prepared: Iterable[PreparedClaim] = ()) -> None:
         """Start, with the claims of an earlier run."""
         for claim in prepared:
-            self._add(claim)
+            if (selected := self._selected(claim)) is not None:
+                self._reported.add(claim.uid)
+                self._add(selected)
         self._task = asyncio.create_task(self._run(), name="claim status")
 
     async def stop(self) -> None:
@@ -100,27 +104,40 @@ class ClaimStatusWriter:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def prepared(self, claim: PreparedClaim) -> None:
-        """Schedule a status write."""
-        self._loop.call_soon_threadsafe(self._add, claim)
+        """Schedule a status write.
+
+        The event loop is woken only if there is one: it would delay the response to the kubelet.
+        """
+        selected = self._selected(claim)
+        # What is written of a claim that was released may still be there.
+        if selected is not None and not (claim.uid in self._reported and self._is_written(selected)):
+            self._reported.add(claim.uid)
+            self._loop.call_soon_threadsafe(self._add, selected)
 
     def released(self, uid: str) -> None:
         """Remove a claim that this node no longer holds."""
-        self._loop.call_soon_threadsafe(self._drop, uid)
+        if uid in self._reported:
+            self._reported.discard(uid)
+            self._loop.call_soon_threadsafe(self._drop, uid)
 
     def changed(self) -> None:
         """Check all prepared claims again: devices or their health have changed."""
         self._loop.call_soon_threadsafe(self._recheck)
 
+    def _selected(self, claim: PreparedClaim) -> PreparedClaim | None:
+        """Return the claim with the devices whose status is written; None without any."""
+        if self._families is None:
+            return claim
+        devices = tuple(key for key in claim.devices if key.pool.rpartition("/")[2] in self._families)
+        return PreparedClaim(claim.uid, claim.namespace, claim.name, devices) if devices else None
+
+    def _is_written(self, claim: PreparedClaim) -> bool:
+        return self._claims.get(claim.uid) == claim and claim.uid in self._written
+
     def _add(self, claim: PreparedClaim) -> None:
-        if self._families is not None:
-            devices = tuple(key for key in claim.devices if key.pool.rpartition("/")[2] in self._families)
-            if not devices:
-                return
-            claim = PreparedClaim(claim.uid, claim.namespace, claim.name, devices)
-        if self._claims.get(claim.uid) == claim and claim.uid in self._written:
-            return  # already written
-        self._claims[claim.uid] = claim
-        self._enqueue(claim.uid)
+        if not self._is_written(claim):
+            self._claims[claim.uid] = claim
+            self._enqueue(claim.uid)
 
     def _enqueue(self, uid: str) -> None:
         if uid not in self._due and len(self._due) >= MAX_PENDING_CLAIMS:
