@@ -1,4 +1,4 @@
-"""The commands of dra-agent as data, and as the page docs/reference/cli.md."""
+"""The commands of dra-agent and of the kubectl plugin as data, and as the page docs/reference/cli.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dra_agent.cli import kubectl_plugin
 from dra_agent.cli.parser import EPILOG, build_parser, subcommands
 
 BAR = "\\|"
@@ -14,9 +15,10 @@ HEAD = f"""\
 {GENERATED}
 # Commands
 
-This page lists every command and flag of `dra-agent`, generated from the program. `dra-agent COMMAND --help` prints the
-same text. The man pages `dra-agent`(1) and `dra-agent-COMMAND`(1) are generated with it. The flags that set the
-configuration have a variable and a key as well: [configuration keys](configuration-keys.md).
+This page lists every command and flag of `dra-agent`, and of the [kubectl plugin](#kubectl-dra), generated from the
+program. `dra-agent COMMAND --help` prints the same text. The man pages `dra-agent`(1), `dra-agent-COMMAND`(1) and
+`kubectl-dra`(1) are generated with it. The flags that set the configuration have a variable and a key as well:
+[configuration keys](configuration-keys.md).
 
 """
 
@@ -61,6 +63,11 @@ class Command:
 def commands() -> Iterator[Command]:
     """Yield every command, the program itself first, each before those below it."""
     yield from commands_of(build_parser())
+
+
+def plugin_commands() -> Iterator[Command]:
+    """Yield `kubectl dra`, then its commands."""
+    yield from commands_of(kubectl_plugin.build_parser(), program=kubectl_plugin.PROGRAM)
 
 
 def commands_of(
@@ -108,7 +115,7 @@ def _metavar(action: argparse.Action) -> str:
 
 def page() -> str:
     """Return docs/reference/cli.md."""
-    return HEAD + "\n\n".join(_section(command) for command in commands()) + "\n"
+    return HEAD + "\n\n".join(_section(command) for command in (*commands(), *plugin_commands())) + "\n"
 
 
 def _section(command: Command) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploy.pages.commands import Argument, Command, commands, commands_of
-
-from dra_agent.cli import kubectl_plugin
+from deploy.pages.commands import Argument, Command, commands, plugin_commands
 
 EXIT_STATUS = (
     ("0", "done"),
@@ -47,7 +45,7 @@ def pages() -> dict[str, str]:
         others = [f"dra-agent-{name}" for name in names if (name,) != command.words]
         see_also = ["dra-agent", *others] if command.words else [*others, "kubectl-dra"]
         found[f"{title}.1"] = "\n".join(_page(title, command, below, ENVIRONMENT, FILES, see_also)) + "\n"
-    plugin, *below = commands_of(kubectl_plugin.build_parser(), program=kubectl_plugin.PROGRAM)
+    plugin, *below = plugin_commands()
     lines = _page("kubectl-dra", plugin, below, PLUGIN_ENVIRONMENT, (), ["dra-agent", "kubectl"])
     return {**found, "kubectl-dra.1": "\n".join(lines) + "\n"}
 

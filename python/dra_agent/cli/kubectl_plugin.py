@@ -101,8 +101,12 @@ def build_parser() -> Parser:
     )
     status.add_argument("node", nargs="?", metavar="NODE", help="NAME or node/NAME; without, every node")
     for command in (parsers["claims"], explain, parsers["capacity"], parsers["top"], parsers["topology"], status):
-        command.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
-        command.add_argument("--context", metavar="CONTEXT", help="its context (default: the current one)")
+        command.add_argument(
+            "--kubeconfig", metavar="FILE", help="credentials (default: $KUBECONFIG, or ~/.kube/config)"
+        )
+        command.add_argument(
+            "--context", metavar="CONTEXT", help="context of the kubeconfig (default: the current one)"
+        )
         command.set_defaults(is_plugin=True)
         add_output_flag(command)
     add_group_examples(parsers["reclaim"])
