@@ -218,21 +218,31 @@ def test_the_usage_of_each_process_is_reported(tree: Path, meter: Meter) -> None
     assert (usage.limit, usage.limit_for) == (4 << 30, "process")
 
 
-def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path, meter: Meter) -> None:
+def test_the_driver_counts_by_the_cgroups_that_it_limits(
+    tree: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a", "b"):
         (tree / f"sys/fs/cgroup/{name}").mkdir()
     share = {held().key: ShareLimit(GPU, "0000:1b:00.0", 4 << 30, "GPU-1", ("a", "gone", "b"))}
     ShareLimitStore(tree / "state/limits").write(held().uid, share)
 
     class Driver(DriverLimit):
-        def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
+        def get(self, uuid: str, about: str, cgroup: Path) -> CgroupMemory:
+            lanes.add(about)
             return CgroupMemory(4 << 30, {"a": 1, "b": 40}[cgroup.name])
 
+    lanes: set[str] = set()
     reader = meter(tree)
     reader._driver = Driver(None, 1.0)
-    assert reader.read(held(), gpu("nvml-cgroup", uuid="GPU-1")) == Usage(
-        4 << 30, 41, "driver, per cgroup", limit_for="container"
-    )
+    device = gpu("nvml-cgroup", uuid="GPU-1")
+    assert reader.read(held(), device) == Usage(4 << 30, 41, "driver, per cgroup", limit_for="container")
+    assert lanes == {device.pci_address}
+    # A sample has its own lane: a call of it that hangs must not delay those that prepare claims.
+    lanes.clear()
+    reader._is_sample = True
+    monkeypatch.setattr(type(reader._nvml), "is_running", True)
+    assert reader.read(held(), device).used == 41
+    assert lanes == {f"telemetry of {device.name}"}
 
 
 def test_usage_without_a_counter_is_unknown(tree: Path, meter: Meter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from dra_agent.claim import ClaimDevice, ClaimRef
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute, Capacity
 from dra_agent.inventory.model import Device, Inventory
@@ -17,11 +19,14 @@ from dra_agent.metrics.snapshot import MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
+from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.claim_pods import MAX_CLAIMS, ClaimPods
 from dra_agent.telemetry.control import current_values
+from dra_agent.telemetry.device_reads import DeviceReads
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.sampler import TelemetrySnapshot
-from dra_agent.telemetry.shares import ShareReader
+from dra_agent.telemetry.shares import MemoryByClaim, ShareReader
+from eventually import eventually
 
 GPU = "gpu-0000-1b-00-0"
 REGION = "drm/0000:1b:00.0/vram0"
@@ -92,6 +97,42 @@ def test_each_claim_has_the_memory_of_its_own_pods(tree: Path) -> None:
     use(tree, "b", 20)
     entries = entry("train", "share-1"), entry("other", "share-2")
     assert memory(tree, *entries, train="a", other="b") == {"train": 100, "other": 20}
+
+
+def test_a_counter_that_hangs_is_left_behind_until_it_returns(tree: Path) -> None:
+    use(tree, "a", 100)
+    (counter,) = (tree / "sys/fs/cgroup").rglob("dmem.current")
+    content = counter.read_bytes()
+    counter.unlink()
+    os.mkfifo(counter)  # to open it for reading waits for a writer
+    threads = DaemonExecutor(1, "test")
+    failures: list[TelemetryFailure] = []
+
+    def read() -> int | None:
+        failures.clear()
+        found = reader.read([entry("train", "share-1")], INVENTORY, {}, {}, failures)
+        return next((sample.memory_used_bytes for sample in found.values()), None)
+
+    reads: DeviceReads[MemoryByClaim] = DeviceReads(threads, 0.5, "memory by claim")
+    host = Host(tree / "sys", tree / "dev", tree / "proc")
+    pods = {"uid-train": frozenset({PODS["a"]})}
+    reader = ShareReader(host, tree / "state", lambda: pods, standalone=False, memory=reads)
+    try:
+        assert read() is None
+        late = "no response about its memory by claim within 0.5 s"
+        assert failures == [TelemetryFailure("processes", GPU, late)]
+        assert read() is None
+        assert failures == [
+            TelemetryFailure("processes", GPU, "an earlier read of its memory by claim has not returned")
+        ]
+        with counter.open("r+b", buffering=0) as writer:
+            counter.unlink()
+            counter.write_bytes(content)
+            writer.write(content)
+        eventually(lambda: read() == 100)
+        assert failures == []
+    finally:
+        threads.shutdown()
 
 
 def test_a_pod_that_joined_later_leaves_all_claims_unknown(tree: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.device_setup.shares.owners import ProcessOwners, UnknownOwnerError
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import Device
 from dra_agent.telemetry.accounting import TelemetryFailure
+from dra_agent.telemetry.device_reads import DeviceReads, LateReadError
 from dra_agent.telemetry.process_use import ProcessUse
 from dra_agent.telemetry.sources.registry import SourceRegistry
 
@@ -25,10 +26,7 @@ class ProcessReader:
     def __init__(self, sources: SourceRegistry, threads: DaemonExecutor, timeout_s: float) -> None:
         """`timeout_s`: for one device."""
         self._sources = sources
-        self._threads = threads
-        self._timeout_s = timeout_s
-        self._hung: dict[str, Future[Uses | None]] = {}
-        """By device: a read that has not returned in time."""
+        self._reads: DeviceReads[Uses | None] = DeviceReads(threads, timeout_s, "processes")
 
     def read(
         self,
@@ -48,21 +46,11 @@ class ProcessReader:
         def failed(reason: str) -> None:
             failures.append(TelemetryFailure(source.name, device.name, reason))
 
-        hung = self._hung.get(device.name)
-        if hung is not None and not hung.done():
-            failed("an earlier read of its processes has not returned")
-            return None
-        self._hung.pop(device.name, None)
-        future = self._threads.submit(source.read, device, owners, users)
         try:
-            return future.result(self._timeout_s)
+            return self._reads.run(device.name, lambda: source.read(device, owners, users))
         except (UnknownOwnerError, CancelledError):  # or the agent stops
             return None
-        except TimeoutError:
-            if not future.done():
-                self._hung[device.name] = future
-            failed(f"no response about its processes within {self._timeout_s:g} s")
-        except (AgentError, OSError, ValueError) as error:
+        except (AgentError, LateReadError, OSError, ValueError) as error:
             failed(str(error))
         except Exception as error:  # a defect of one source must not take the values of others away
             log.exception("telemetry of processes failed", extra={"source": source.name, "device": device.name})

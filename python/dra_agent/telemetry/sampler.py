@@ -32,10 +32,11 @@ from dra_agent.telemetry.claims import (
     recent_claims,
     same_before_and_after,
 )
+from dra_agent.telemetry.device_reads import DeviceReads
 from dra_agent.telemetry.model import DeviceSample, IncompleteError, TelemetrySource
 from dra_agent.telemetry.plausibility import drop_impossible
 from dra_agent.telemetry.process_reader import ProcessReader
-from dra_agent.telemetry.shares import ShareReader, ShareSamples
+from dra_agent.telemetry.shares import PROCESSES, MemoryByClaim, ShareReader, ShareSamples
 from dra_agent.telemetry.sources.registry import SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ MAX_THREADS = 32
 """Devices that can hang at the same time while others are still read."""
 STALE_AFTER_PERIODS = 3
 """Periods after which a sample is no longer a current value."""
-CHECKS = ("counters", "processes")
+CHECKS = ("counters", PROCESSES)
 """Failures with these names as source are found in the values of several samples, and of several processes."""
 
 
@@ -109,7 +110,8 @@ class Sampler:
         self._device_timeout_s = device_timeout_s
         self._threads = DaemonExecutor(MAX_THREADS, "telemetry")
         processes = ProcessReader(self._sources, self._threads, device_timeout_s)
-        self._shares = ShareReader(host, state_dir, pods, standalone=standalone, processes=processes)
+        memory: DeviceReads[MemoryByClaim] = DeviceReads(self._threads, device_timeout_s, "memory by claim")
+        self._shares = ShareReader(host, state_dir, pods, standalone=standalone, processes=processes, memory=memory)
         self._hung: dict[str, str] = {}
         """Devices whose read has not returned, with their source."""
         self._submitted: Future[None] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,20 @@ from dra_agent.inventory.model import Device, Inventory, device_key
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.claims import Holders
+from dra_agent.telemetry.device_reads import DeviceReads, LateReadError
 from dra_agent.telemetry.model import GAUGES, DeviceSample
 from dra_agent.telemetry.process_reader import ProcessReader
 from dra_agent.telemetry.process_use import of_claim
 
 CALL_TIMEOUT_S = 2.0
+PROCESSES = "processes"
+"""Names failures of what is counted by process or cgroup."""
 UNKNOWN_PODS = "the pods of the claim are not known"
 
 ShareSamples = dict[tuple[ClaimRef, str], DeviceSample]
 """Values by claim and name of the device."""
+MemoryByClaim = dict[str, int | None]
+"""Bytes by UID of the claim; None: not known."""
 
 
 class ShareReader:
@@ -43,13 +49,18 @@ class ShareReader:
         *,
         standalone: bool,
         processes: ProcessReader | None = None,
+        memory: DeviceReads[MemoryByClaim] | None = None,
     ) -> None:
-        """`pods` returns the UIDs of the pods of claims. `standalone`: claims have no pods."""
+        """`pods` returns the UIDs of the pods of claims. `standalone`: claims have no pods.
+
+        `memory` reads the memory of shares; None: on this thread.
+        """
         self._host = host
         self._state_dir = state_dir
         self._pods = pods
         self._standalone = standalone
         self._processes = processes
+        self._memory = memory
 
     def read(
         self,
@@ -77,27 +88,48 @@ class ShareReader:
             if key in devices and held.uid in prepared and has_amount:
                 by_device.setdefault(key, []).append(held)
         found: ShareSamples = {}
-        memory = _Memory(self._host, self._state_dir, owners)
-        try:
-            for key, shares in by_device.items():
-                device = devices[key]
-                sample = samples.get(device.name)
-                is_exclusive = device.name in exclusive
-                if is_exclusive and (sample is None or sample.gpu_utilization_ratio is not None):
-                    continue
-                work = self._work(device, shares, owners, sample, failures)
-                counts = Counter(one.uid for one in shares)
-                for held in shares:
-                    claim = claims[held.uid]
-                    if counts[held.uid] > 1:
-                        continue  # several shares: the sum of both is not counted
-                    alone = sample if is_exclusive and sample is not None else None
-                    merged = _with_work(alone or memory.of(held, device), work.get(held.uid, DeviceSample()))
-                    if merged != (alone or DeviceSample()):
-                        found[claim, device.name] = merged
-        finally:
-            memory.close()
+        for key, shares in by_device.items():
+            device = devices[key]
+            sample = samples.get(device.name)
+            is_exclusive = device.name in exclusive
+            if is_exclusive and (sample is None or sample.gpu_utilization_ratio is not None):
+                continue
+            work = self._work(device, shares, owners, sample, failures)
+            counts = Counter(one.uid for one in shares)
+            # Of several shares of one claim, the sum is not counted.
+            single = [held for held in shares if counts[held.uid] == 1]
+            alone = sample if is_exclusive and sample is not None else None
+            used = {} if alone is not None else self._used(device, single, owners, failures)
+            for held in single:
+                own = alone or DeviceSample(memory_used_bytes=used.get(held.uid))
+                merged = _with_work(own, work.get(held.uid, DeviceSample()))
+                if merged != (alone or DeviceSample()):
+                    found[claims[held.uid], device.name] = merged
         return found
+
+    def _used(
+        self, device: Device, shares: Sequence[HeldShare], owners: ProcessOwners, failures: list[TelemetryFailure]
+    ) -> MemoryByClaim:
+        """Return the bytes in use by UID of the claim, as far as they are known."""
+
+        def read() -> MemoryByClaim:
+            # For this device alone: a read that hangs keeps its reader.
+            reader = UsageReader(self._host, self._state_dir, CALL_TIMEOUT_S, owners, is_sample=True)
+            try:
+                # A limit is one of each container or process, so several can use more.
+                return {held.uid: reader.read(held, device).used for held in shares}
+            finally:
+                reader.close()
+
+        if self._memory is None or not shares:
+            return read()
+        try:
+            return self._memory.run(device.name, read)
+        except CancelledError:  # the agent stops
+            return {}
+        except LateReadError as error:
+            failures.append(TelemetryFailure(PROCESSES, device.name, str(error)))
+            return {}
 
     def _work(
         self,
@@ -128,28 +160,8 @@ class ShareReader:
             except UnknownOwnerError:
                 continue
             except ValueError as error:
-                failures.append(TelemetryFailure("processes", device.name, str(error)))
+                failures.append(TelemetryFailure(PROCESSES, device.name, str(error)))
         return found
-
-
-class _Memory:
-    """Reads the memory of shares; a reader is made for the first of them."""
-
-    def __init__(self, host: Host, state_dir: Path, owners: ProcessOwners) -> None:
-        self._host = host
-        self._state_dir = state_dir
-        self._owners = owners
-        self._reader: UsageReader | None = None
-
-    def of(self, held: HeldShare, device: Device) -> DeviceSample:
-        if self._reader is None:
-            self._reader = UsageReader(self._host, self._state_dir, CALL_TIMEOUT_S, self._owners, is_sample=True)
-        # Its limit is one of each container or process, so several can use more.
-        return DeviceSample(memory_used_bytes=self._reader.read(held, device).used)
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
 
 
 def _with_work(sample: DeviceSample, work: DeviceSample) -> DeviceSample:

@@ -70,9 +70,9 @@ class DriverLimit:
         """Guarantee this amount to a cgroup, and limit it to the amount: the scheduler never allocates more."""
         self._call("set_memory_limits", uuid, address, cgroup, amount, amount)
 
-    def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
-        """Return limit and usage of a cgroup."""
-        _, limit, used = self._call("get_memory_limits", uuid, address, cgroup)
+    def get(self, uuid: str, about: str, cgroup: Path) -> CgroupMemory:
+        """Return limit and usage of a cgroup; `about` is the lane of the calls."""
+        _, limit, used = self._call("get_memory_limits", uuid, about, cgroup)
         return CgroupMemory(None if limit == self._module.NVML_DEVICE_MEMORY_LIMIT_MAX else limit, used)
 
     def close(self) -> None:
@@ -86,12 +86,12 @@ class DriverLimit:
         assert self._nvml is not None
         return self._nvml.module
 
-    def _call(self, name: str, uuid: str, address: str, cgroup: Path, *amounts: int) -> Any:
+    def _call(self, name: str, uuid: str, about: str, cgroup: Path, *amounts: int) -> Any:
         if self._nvml is None:
             self._nvml = acquire(self._library, self._timeout)
         self._nvml.start()
-        handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=address)
-        return self._nvml.call(name, handle, str(cgroup), *amounts, about=address)
+        handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=about)
+        return self._nvml.call(name, handle, str(cgroup), *amounts, about=about)
 
 
 class ShareLimit(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -82,8 +82,12 @@ class UsageReader:
         root = cgroup_root(self._host.sysfs)
         grant = (self._grants.read(held.uid) or {}).get(held.key)
         folders = [root / name for name in (grant.cgroups if grant is not None else ())]
-        uuid = device.identity["uuid"]
-        return sum(self._driver.get(uuid, device.pci_address, folder).used for folder in folders if folder.is_dir())
+        uuid, about = device.identity["uuid"], self._lane(device)
+        return sum(self._driver.get(uuid, about, folder).used for folder in folders if folder.is_dir())
+
+    def _lane(self, device: Device) -> str:
+        """Return the lane of calls to NVML: a sample must not delay the calls that prepare claims."""
+        return f"telemetry of {device.name}" if self._is_sample else device.pci_address
 
     def _by_kernel(self, held: HeldShare, device: Device) -> int:
         root = cgroup_root(self._host.sysfs)
@@ -133,7 +137,7 @@ class UsageReader:
         if uuid not in self._computing:
             if not self._is_sample:
                 self._nvml.start()
-            about = f"telemetry of {device.name}" if self._is_sample else device.pci_address
+            about = self._lane(device)
             handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=about)
             self._computing[uuid] = dict(self._nvml.call("compute_processes", handle, about=about))
         amounts = []
