@@ -143,6 +143,7 @@ def test_lists_are_limited_to_a_namespace(applied: Command) -> None:
     assert names == [["default", "train"], ["team-a", "serve"], ["default", "late"]]
     assert applied("claim", "list", "-n", "team-a", "-o", "name")[1] == "team-a/serve\n"
     assert applied("claim", "list", "-A", "-n", "team-a")[1].count("\n") == 4
+    assert applied("claim", "get", "-A")[1].count("\n") == applied("claim", "get")[1].count("\n") == 4
     holders = applied("claims", "-n", "team-a", "-o", "json")[1]
     assert [row["claim"] for row in json.loads(holders)] == ["serve"]
 
@@ -210,6 +211,23 @@ def test_missing_claims_are_errors_unless_ignored(applied: Command) -> None:
     assert applied("claim", "delete", "nope", "deviceclass/nope", "--ignore-not-found")[0] == 0
     unknown = "5478b5d9-ddeb-4099-94aa-a5aa610ff27d"
     assert f"there is no claim with uid {unknown}" in applied("claim", "get", unknown)[2]
+
+
+def test_missing_objects_do_not_keep_others_from_being_deleted(applied: Command) -> None:
+    code, text, errors = applied("claim", "delete", "nope", "train", "absent", "team-a/serve")
+    assert (code, text) == (1, "resourceclaim/train deleted\nresourceclaim/serve deleted\n")
+    assert [line.rpartition(" in ")[0] for line in errors.splitlines()] == [
+        "dra-agent: there is no claim nope",
+        "dra-agent: there is no claim absent",
+    ]
+
+
+def test_flags_that_have_no_effect_are_refused(applied: Command) -> None:
+    for flags in (("--watch",), ("-o", "cdi"), ("-o", "flags")):
+        code, text, errors = applied("claim", "list", "--classes", *flags)
+        assert (code, text) == (2, "") and "is for claims; leave it out" in errors
+    code, text, errors = applied("claim", "get", "train", "-A")
+    assert (code, text) == (2, "") and "-A: a name and every namespace" in errors
 
 
 def test_files_are_deleted_and_missing_objects_ignored(applied: Command) -> None:

@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dry_run_flag(delete)
     for verb in (wait, delete):
         add_timeout_flag(verb, WAIT_TIMEOUT_S)
-    for verb in (get, wait, delete):
+    add_namespace_flags(get, default=f"{DEFAULT_NAMESPACE}; without a name, every namespace", every=True)
+    for verb in (wait, delete):
         add_namespace_flags(verb, default=DEFAULT_NAMESPACE)
     for verb in (get, delete):
         add_ignore_not_found_flag(verb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.api_object import DEFAULT_NAMESPACE
@@ -16,16 +17,41 @@ _API_KINDS = {CLAIM: "ResourceClaim", CLASS: "DeviceClass"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Delete the named objects; exit code 1 if a claim is still being released at the end of the timeout."""
+    """Delete the named objects; exit code 1 if one does not exist, or is still being released after the timeout.
+
+    An object that does not exist does not keep the others from being deleted.
+    """
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit, prints_names
     from dra_agent.cli.terminal import progress
+    from dra_agent.errors import AgentError, NoSuchObjectError
 
     targets = _targets(args)
     # Claims first: the messages of claims name their classes.
     targets.sort(key=lambda target: target.kind == CLASS)
-    with connect(args) as agent, progress("releasing"):
-        outcomes = [outcome for target in targets for outcome in _delete(agent, args, target)]
+    outcomes: list[dict[str, Any]] = []
+    missing: list[str] = []
+    try:
+        with connect(args) as agent, progress("releasing"):
+            for target in targets:
+                try:
+                    outcomes += _delete(agent, args, target)
+                except NoSuchObjectError as error:
+                    missing.append(str(error))
+    except AgentError:
+        if outcomes:
+            _print(args, outcomes)
+        raise
+    if outcomes or not missing:
+        _print(args, outcomes)
+    sys.stdout.flush()
+    for message in missing:
+        print(f"dra-agent: {message}", file=sys.stderr)
+    return 0 if not missing and all(outcome["deleted"] for outcome in outcomes) else 1
+
+
+def _print(args: argparse.Namespace, outcomes: list[dict[str, Any]]) -> None:
+    from dra_agent.cli.output import emit, prints_names
+
     if args.output != "table":
         emit(outcomes, args.output)
     else:
@@ -33,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
             name = f"{outcome['kind'].lower()}/{outcome['name']}"
             done = "deleted" if outcome["deleted"] else "is still being released"
             print(name if prints_names() else f"{name} {done}{' (dry run)' if args.dry_run else ''}")
-    return 0 if all(outcome["deleted"] for outcome in outcomes) else 1
 
 
 def _targets(args: argparse.Namespace) -> list[ObjectName]:

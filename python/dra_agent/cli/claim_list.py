@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "wait":
         return _wait(args)
     if args.verb == "get":
-        return _get(args) if args.name else _list(args, args.namespace)
+        return _get(args) if args.name else _list(args, chosen_namespace(args))
     if args.classes:
         return _classes(args)
     if _is_cluster_node(args):
@@ -58,9 +58,14 @@ def _list(args: argparse.Namespace, namespace: str | None) -> int:
 def _classes(args: argparse.Namespace) -> int:
     from dra_agent.cli.age import age
     from dra_agent.cli.connection import connect
-    from dra_agent.cli.output import emit
+    from dra_agent.cli.output import ID_FORMATS, emit
     from dra_agent.cli.table import table
+    from dra_agent.errors import UsageError
     from dra_agent.standalone.protocol import ListClasses
+
+    flag = "--watch" if args.watch else f"-o {args.output}" if args.output in ID_FORMATS else None
+    if flag is not None:
+        raise UsageError("is for claims", where=flag, hint="leave it out, or leave out --classes")
 
     with connect(args) as agent:
         items = agent.call(ListClasses())
@@ -79,7 +84,10 @@ def _selectors(device_class: dict[str, Any]) -> str:
 
 def _get(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
+    from dra_agent.errors import UsageError
 
+    if args.all_namespaces:
+        raise UsageError("a name and every namespace", where="-A", hint="name its namespace with -n")
     named = _names(args)
 
     def fetch() -> list[dict[str, Any]]:
