@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from allocator.cases import claim, device, make_request, slice_of
 from dra_agent.cli.main import main
 from dra_agent.explain.capacity import capacity, copy_of_pod
 from dra_agent.explain.claim_explanation import explain_claim, explain_pod
+from dra_agent.explain.gang import gang_of_workload
+from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.workloads import PodSet
 from fake_apiserver.fake import FakeApi
 
 Json = dict[str, Any]
@@ -177,6 +181,79 @@ def test_a_pod_that_a_device_plugin_serves_needs_no_claim() -> None:
     assert capacity(snapshot, copy_of_pod(snapshot, running))["total"] == 5
 
 
+def explained_gang(snapshot: Snapshot, **counts: tuple[Json, int]) -> Json:
+    """Explain a gang with these numbers of pods, by the names of its pod sets."""
+    sets = [PodSet(name, asked, number) for name, (asked, number) in counts.items()]
+    return explain_gang(snapshot, gang_of_workload(snapshot, "Job default/train", "train", sets), deadline=600)
+
+
+def test_a_gang_uses_what_device_plugins_have_left() -> None:
+    snapshot = cluster([node("n1"), node("n2", gpu="4")], [published("n1", 2)], [pod("one", node="n2", gpu="1")])
+    answer = explained_gang(snapshot, ring=(pod(gpu="1"), 5))
+    assert answer["fits"] and answer["kinds"][0]["nodes"] == {"n1": 2, "n2": 3}
+    assert sorted(len(one["devices"]) for one in answer["placements"]) == [0, 0, 0, 1, 1]
+    answer = explained_gang(snapshot, ring=(pod(gpu="1"), 6))
+    assert not answer["fits"] and answer["placed"] == 5
+    assert answer["search"]["impossible"] is None and answer["search"]["complete"]
+    snapshot.slices, snapshot.nodes = [], [node("n2", gpu="4")]
+    failure = explained_gang(snapshot, ring=(pod(gpu="2"), 2))["failure"]
+    assert failure["reason"] == f"its device plugin serves {GPU}: 2 needed, 1 of 4 free"
+
+
+def test_another_order_leaves_a_device_plugin_to_the_pods_that_need_it() -> None:
+    snapshot = cluster([node("n1", gpu="4"), node("n2")], [published("n2", 1)])
+    answer = explained_gang(snapshot, coordinator=(pod(gpu="1"), 1), workers=(pod(gpu="4"), 1))
+    assert not answer["fits"] and answer["failure"]["kind"] == "workers"
+    assert answer["search"]["found"] and answer["search"]["differs"] == ["order"]
+    assert [kind["nodes"] for kind in answer["search"]["kinds"]] == [{"n2": 1}, {"n1": 1}]
+
+
+def test_members_of_a_gang_need_claims_for_what_the_device_plugin_does_not_serve() -> None:
+    snapshot = cluster([node("n1", gpu="8")], [published("n1", 3)])
+    answer = explained_gang(snapshot, ring=(pod(gpu="1", nic="1"), 4))
+    assert (answer["fits"], answer["placed"]) == (False, 3)
+    requests = [device["request"] for one in answer["placements"] for device in one["devices"]]
+    assert requests == ["container-0-request-1"] * 3
+    (explained,) = answer["failure"]["explanation"]["claims"]
+    assert [request["request"] for request in explained["requests"]] == ["container-0-request-1"]
+
+
+def test_a_gang_is_not_placed_where_the_pods_of_the_node_are_not_known() -> None:
+    snapshot = cluster([node("n1"), node("n2", gpu="4")], [published("n1", 2)], placed=None)
+    assert explained_gang(snapshot, ring=(pod(gpu="1"), 2))["kinds"][0]["nodes"] == {"n1": 2}
+    answer = explained_gang(snapshot, ring=(pod(gpu="1"), 3))
+    note = f"node n2: not evaluated: its device plugin serves {GPU}, and the pods of the node are not known"
+    assert not answer["fits"] and answer["search"] is None and note in answer["notes"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_device_plugin_has_left_counts_as_many_free_devices(seed: int) -> None:
+    """A node with as many devices of a driver has the same pods, whether they come alone, in a gang or as copies."""
+    choose = random.Random(seed)
+    free = {f"n{number}": choose.randint(1, 4) for number in range(3)}
+    used = {name: choose.randint(0, 2) for name in free}
+    with_plugins = cluster(
+        [node(name, gpu=str(count + used[name])) for name, count in free.items()],
+        [],
+        [pod(f"on-{name}", node=name, gpu=str(count)) for name, count in used.items() if count],
+    )
+    with_claims = cluster([node(name) for name in free], [published(name, count) for name, count in free.items()])
+    small, large = pod(gpu=str(choose.randint(1, 2))), pod(gpu=str(choose.randint(2, 4)))
+    counts = choose.randint(1, 3), choose.randint(1, 2)
+
+    def outcome(snapshot: Snapshot) -> Json:
+        gang = explained_gang(snapshot, small=(small, counts[0]), large=(large, counts[1]))
+        is_found = bool((gang["search"] or {}).get("found"))
+        found = capacity(snapshot, copy_of_pod(snapshot, small))
+        return {
+            "pod": {entry["node"]: entry["fits"] for entry in explain_pod(snapshot, large)["nodes"]},
+            "gang": (gang["fits"], [kind["nodes"] for kind in gang["kinds"]], is_found),
+            "copies": (found["total"], {row["node"]: row["copies"] for row in found["nodes"]}),
+        }
+
+    assert outcome(with_plugins) == outcome(with_claims)
+
+
 @pytest.fixture
 def mixed_cluster(fake_api: FakeApi) -> FakeApi:
     """A node whose device plugin has one device left, and a pod that waits for two."""
@@ -207,6 +284,18 @@ def test_pods_of_all_namespaces_are_read_from_the_cluster(
     printed = capsys.readouterr().out
     assert "at least 1 more fits" in printed
     assert f"what device plugins have left of {GPU} is not known" in printed
+
+
+def test_pods_of_all_namespaces_are_read_for_a_workload_without_pods(
+    mixed_cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = {"name": "ring", "namespace": "default"}
+    mixed_cluster.remove("pods", "train", "default")
+    mixed_cluster.put("jobs", {"metadata": metadata, "spec": {"parallelism": 3, "template": pod(gpu="1")}})
+    kubeconfig = str(mixed_cluster.kubeconfig(tmp_path / "kubeconfig"))
+    assert main(["explain", "job/ring", "-n", "default", "--kubeconfig", kubeconfig, "-o", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kinds"][0]["nodes"] == {"n1": 1, "n2": 1}
 
 
 def test_pods_of_all_namespaces_are_read_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

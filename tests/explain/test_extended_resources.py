@@ -9,10 +9,7 @@ import pytest
 from allocator.cases import device, slice_of
 from dra_agent.explain.capacity import capacity, copy_of_pod
 from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
 
 Json = dict[str, Any]
 GPU = "example.com/gpu"
@@ -87,16 +84,3 @@ def test_the_capacity_of_a_pod_with_an_init_container_is_that_of_its_longest_pha
     asked = pod([container("1")], [container("1")])
     snapshot = cluster(node("n1"), count=4)
     assert capacity(snapshot, copy_of_pod(snapshot, asked))["total"] == 4
-
-
-def test_a_gang_is_not_evaluated_on_a_node_whose_device_plugin_serves_the_resource() -> None:
-    snapshot = cluster(node("n1"), node("n2", **{GPU: "4"}), count=2)
-    note = "node n2: not evaluated: its device plugin serves example.com/gpu"
-
-    def explained(pods: int) -> Json:
-        sets = [PodSet("", pod([container("1")]), pods)]
-        return explain_gang(snapshot, gang_of_workload(snapshot, "Job default/train", "train", sets), deadline=600)
-
-    assert explained(2)["kinds"][0]["nodes"] == {"n1": 2}
-    answer = explained(3)
-    assert not answer["fits"] and answer["search"] is None and note in answer["notes"]

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from dra_agent.api_object import Object
 from dra_agent.explain.extended_resources import allocatable, claim_of_extended_resources, of_device_plugin, requested
-from dra_agent.explain.pod_claims import EXTENDED_RESOURCES, PodClaim
+from dra_agent.explain.pod_claims import PodClaim, extended_need
 from dra_agent.explain.snapshot import Snapshot
 
 _ENDED = ("Succeeded", "Failed")
@@ -28,7 +28,7 @@ class DevicePlugins:
         """Compute nothing yet; without a pod, or extended resources of it, no device plugin serves it."""
         self._snapshot = snapshot
         self._pod = pod or {}
-        self._need = next((need for need in needs if need.name == EXTENDED_RESOURCES and not need.exists), None)
+        self._need = extended_need(needs)
         self._without: dict[tuple[str, ...], Object | None] = {}
 
     @property
@@ -44,13 +44,17 @@ class DevicePlugins:
         """Return which of the claims the pod needs on a node whose device plugin serves these resources."""
         if not served or self._need is None:
             return list(waiting)
+        rest = self.rest(served)
+        claims = (rest if claim is self._need.claim else claim for claim in waiting)
+        return [claim for claim in claims if claim is not None]
+
+    def rest(self, served: tuple[str, ...]) -> Object | None:
+        """Return the pod's claim for the extended resources that are not served; None if all of them are."""
         if served not in self._without:
             self._without[served] = claim_of_extended_resources(
                 self._pod, self._snapshot.namespace, self._snapshot.classes or (), without=served
             )
-        rest = self._without[served]
-        claims = (rest if claim is self._need.claim else claim for claim in waiting)
-        return [claim for claim in claims if claim is not None]
+        return self._without[served]
 
     def free(self, node: Object, resource: str) -> int | None:
         """Return how much of a resource the pods of a node leave free; None if they are not known."""
@@ -65,13 +69,20 @@ class DevicePlugins:
         ]
         return min(numbers, default=None)
 
-    def lacks(self, node: Object) -> str:
-        """Return what the device plugin of a node has not enough of for one more pod; "" if there is enough."""
-        lacking = [
-            f"{name}: {self.resources[name]} needed, {free} of {allocatable(node, name)} free"
-            for name in self.serves(node)
-            if (free := self.free(node, name)) is not None and free < self.resources[name]
-        ]
+    def lacks(self, node: Object, taken: Mapping[tuple[str, str], int] | None = None) -> str:
+        """Return what the device plugin of a node has not enough of for one more pod; "" if there is enough.
+
+        `taken` is what other pods than those of the cluster use, by node and resource.
+        """
+        name_of_node = node["metadata"]["name"]
+        lacking = []
+        for name in self.serves(node):
+            free = self.free(node, name)
+            if free is None:
+                continue
+            free = max(0, free - (taken or {}).get((name_of_node, name), 0))
+            if free < self.resources[name]:
+                lacking.append(f"{name}: {self.resources[name]} needed, {free} of {allocatable(node, name)} free")
         return f"its device plugin serves {'; '.join(lacking)}" if lacking else ""
 
     @cached_property

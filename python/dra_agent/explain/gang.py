@@ -17,7 +17,7 @@ from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
 from dra_agent.explain.claim_admission import NewClaim, quota_blockers
 from dra_agent.explain.kueue_admission import Admission
 from dra_agent.explain.kueue_flavors import FlavorChoice
-from dra_agent.explain.pod_claims import PodClaim, is_stored, pod_claims
+from dra_agent.explain.pod_claims import PodClaim, extended_need, is_stored, pod_claims
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet
 
@@ -50,8 +50,8 @@ class MemberKind:
     """Why a member cannot exist."""
     pod_set: str = ""
     """The name of its pod set; the name of the workload if that has one only."""
-    resources: Sequence[str] = ()
-    """The extended resources for which a member has a claim."""
+    extended: PodClaim | None = None
+    """The claim that kube-scheduler would create for the extended resources of its first member: its last one."""
     flavors: FlavorChoice = ()
     """For each resource group of Kueue, the flavors of which a member has one."""
 
@@ -195,8 +195,8 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
         if number == len(found):
             problems = [problem for need in one.needs for problem in _problems(need)]
             kind_name = one.group or one.pod["metadata"]["name"]
-            resources = sorted({resource for need in one.needs for resource in need.resources})
-            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group, resources=resources))
+            extended = extended_need(one.needs)
+            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group, extended=extended))
         claims = [_trimmed(need.claim) for need in one.needs if need.claim is not None]
         found[number].members.append(Member(one.pod["metadata"]["name"], claims))
         order.append(number)

@@ -75,11 +75,11 @@ class Combinations(Holding):
                     return fits, False
                 self._steps += 1
                 before = self.claims_of(member, first)
-                after = self.allocate(node, before)
+                after = self.allocate(kind, node, before)
                 if after is None:
                     continue
                 fits = True
-                new = self.hold(before, after)
+                new = self.hold(kind, node, before, after)
                 self._path.append(Placed(kind, member, node, after))
                 if self._descend(below):
                     return True, True
@@ -92,11 +92,10 @@ class Combinations(Holding):
 
     def _use(self) -> object:
         """Return which devices are used and how, independent of the names of claims that one member has alone."""
-        return tuple(
-            sorted(
-                (name if name in self._shared else ("", ""), _use_of(claim)) for name, claim in self.allocated.items()
-            )
+        devices = sorted(
+            (name if name in self._shared else ("", ""), _use_of(claim)) for name, claim in self.allocated.items()
         )
+        return tuple(devices), frozenset(item for item in self._placer.plugins.use.items() if item[1])
 
 
 def longest_list(gang: Gang, kind: int) -> int:

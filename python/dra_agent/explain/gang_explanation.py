@@ -17,6 +17,7 @@ from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_placement import Outcome, Placer
+from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_remedy import remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
@@ -52,6 +53,7 @@ class _Evaluation:
     fitting: list[list[str]]
     """For each kind, those of them on which one member fits alone."""
     deadline: Deadline
+    plugins: GangPlugins
     blocked: list[Counter[str]] = field(default_factory=list)
     """For each kind, why other nodes are not usable."""
     unknown: dict[str, str] = field(default_factory=dict)
@@ -113,28 +115,32 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
     waiting = [claim for kind in gang.kinds for member in kind.members for claim in member.claims]
     if not waiting:
         return {**result, "fits": True, "summary": "uses no claim, so devices are not the reason why it does not run"}
-    if reason := missing_basis(snapshot, waiting):
+    plugins = GangPlugins(snapshot, gang, nodes_of(snapshot))
+    # A device plugin needs no ResourceSlices.
+    if (reason := missing_basis(snapshot, waiting)) and (snapshot.slices is None or snapshot.slices or not plugins):
         return {**result, "summary": reason}
     if snapshot.nodes is None:
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
     gates = gates_in_use(snapshot.slices or ())
     result["notes"] += notes_of(gates)
-    evaluation = _evaluation(snapshot, gang, gates, Deadline.of(deadline))
+    evaluation = _evaluation(snapshot, gang, gates, plugins, Deadline.of(deadline))
     if node is not None and node not in evaluation.known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
     return _explained(result, evaluation, snapshot, node)
 
 
-def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], deadline: Deadline) -> _Evaluation:
+def _evaluation(
+    snapshot: Snapshot, gang: Gang, gates: Iterable[str], plugins: GangPlugins, deadline: Deadline
+) -> _Evaluation:
     known = nodes_of(snapshot)
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
     slices = snapshot.slices or []
     cluster = Cluster(slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
-    found = _Evaluation(gang, cluster, known, [], [], deadline)
+    found = _Evaluation(gang, cluster, known, [], [], deadline, plugins)
     sweeps_deadline = Deadline.of(deadline.remaining() * SWEEPS_SHARE)
     comparison = NodeComparison(known, deadline, has_fields=snapshot.nodes is not None)
-    for kind in gang.kinds:
-        permitted = comparison.permitted(kind)
+    for number, kind in enumerate(gang.kinds):
+        permitted = comparison.permitted(kind, plugins.of_kind(number))
         usable = permitted.usable
         found.usable.append(usable)
         found.blocked.append(permitted.blocked)
@@ -143,8 +149,14 @@ def _evaluation(snapshot: Snapshot, gang: Gang, gates: Iterable[str], deadline: 
         if not kind.members or not seconds:
             found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
             continue
-        sweep = cluster.fits(kind.members[0].claims, nodes=usable, deadline=seconds)
-        found.fitting.append(sorted([*sweep.fits, *sweep.unexamined]))
+        fitting: list[str] = []
+        for claims, names in plugins.by_claims(number, usable, kind.members[0].claims):
+            if not claims:
+                fitting += names
+                continue
+            sweep = cluster.fits(claims, nodes=names, deadline=sweeps_deadline.remaining())
+            fitting += [*sweep.fits, *sweep.unexamined]
+        found.fitting.append(sorted(fitting))
     return found
 
 
@@ -186,7 +198,9 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
         more = f" and {len(others)} more" if others else ""
         result["notes"].append(f"node {name}{more}: {reason}")
     elif not result["fits"] and late is None:
-        proof = impossible(gang, snapshot, evaluation.fitting, evaluation.deadline.at_least(MIN_COUNT_S))
+        proof = impossible(
+            gang, snapshot, evaluation.fitting, evaluation.deadline.at_least(MIN_COUNT_S), evaluation.plugins
+        )
         result["search"] = remedy(gang, snapshot, [one.placer for one in attempts], best.outcome, proof)
     return result
 
@@ -196,7 +210,7 @@ def _attempts(evaluation: _Evaluation, choices: Sequence[Topology], node: str | 
     attempts = []
     for topology in choices:
         nodes = [[name for name in names if name in topology.nodes] for names in evaluation.fitting]
-        placer = Placer(evaluation.cluster, evaluation.gang, nodes, evaluation.deadline)
+        placer = Placer(evaluation.cluster, evaluation.gang, nodes, evaluation.deadline, evaluation.plugins)
         attempt = _Attempt(topology, placer)
         # Of several topologies only the best one is explained, because that may take longer than to place the members.
         on_failure = _explainer(evaluation, attempt, node, evaluation.deadline) if len(choices) == 1 else None
@@ -224,16 +238,27 @@ def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: li
     if not names:
         blocked = evaluation.blocked[kind].most_common(1)
         return {"node": None, "reason": blocked[0][0] if blocked else "there is no node", "explanation": None}
-    sweep = cluster.fits(claims, nodes=names, deadline=deadline.remaining())
-    reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
+    plugins = evaluation.plugins
+    reasons = {name: lacking for name in names if (lacking := plugins.lacks(kind, name))}
+    needed: dict[str, list[Object]] = {}
+    for claims_there, alike in plugins.by_claims(kind, [name for name in names if name not in reasons], claims):
+        if not claims_there:
+            reasons |= dict.fromkeys(alike, "fits")
+            continue
+        needed |= dict.fromkeys(alike, claims_there)
+        sweep = cluster.fits(claims_there, nodes=alike, deadline=deadline.remaining())
+        reasons |= {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
     by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
     chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
     seconds = deadline.remaining() / len(chosen)
     entries: list[Object] = [
-        {"node": name, "obstacles": [], "explanation": cluster.explain(name, claims, deadline=seconds)}
+        {"node": name, "obstacles": [], "explanation": cluster.explain(name, needed[name], deadline=seconds)}
         for name in chosen
+        if name in needed
     ]
-    best = best_candidate(entries) or entries[0]
+    best = best_candidate(entries)
+    if best is None:
+        return {"node": chosen[0], "reason": reasons[chosen[0]], "explanation": None}
     return {"node": best["node"], "reason": why(best["explanation"]), "explanation": best["explanation"]}
 
 
@@ -258,7 +283,7 @@ def _failed_member(evaluation: _Evaluation, attempt: _Attempt, node: str | None)
     kind, member = attempt.outcome.failed[0]
     if not attempt.failure:
         deadline = evaluation.deadline.at_least(MIN_FAILURE_S)
-        placer = Placer(evaluation.cluster, evaluation.gang, attempt.placer.nodes, deadline)
+        placer = Placer(evaluation.cluster, evaluation.gang, attempt.placer.nodes, deadline, evaluation.plugins)
         placer.run(evaluation.gang.order, on_failure=_explainer(evaluation, attempt, node, deadline))
     name, number = evaluation.gang.kinds[kind].name, len(attempt.outcome.failed)
     late = {"node": None, "reason": "the reason has no result in time", "explanation": None}

@@ -15,6 +15,7 @@ from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.snapshot import Snapshot
@@ -31,7 +32,9 @@ class _Need(NamedTuple):
     """Devices of each member."""
 
 
-def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], deadline: Deadline) -> str | None:
+def impossible(
+    gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], deadline: Deadline, plugins: GangPlugins
+) -> str | None:
     """Return why no placement has enough members; None if that is not certain.
 
     Arguments:
@@ -39,6 +42,7 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], d
         snapshot: The cluster.
         nodes: For each kind, the nodes on which one member fits alone.
         deadline: Of all counts of devices together.
+        plugins: Where members need no devices for extended resources.
     """
     for number, kind in enumerate(gang.kinds):
         if kind.members and not nodes[number] and gang.total - len(kind.members) < gang.needed:
@@ -54,7 +58,7 @@ def impossible(gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], d
         claims=held,
         gates=gates_in_use(slices),
     )
-    needs = list(_needs(gang))
+    needs = list(_needs(gang, plugins))
     for need in needs:
         if need.devices > 1 and _has_shares(slices):
             continue  # Which devices shares are taken from decides how many requests for several devices fit.
@@ -106,11 +110,13 @@ def _too_few_in_total(
     return None
 
 
-def _needs(gang: Gang) -> Iterator[_Need]:
+def _needs(gang: Gang, plugins: GangPlugins) -> Iterator[_Need]:
     """Yield the requests of which each member needs devices that no other member has."""
     users = Counter(identity_of(claim) for kind in gang.kinds for member in kind.members for claim in member.claims)
     for number, kind in enumerate(gang.kinds):
-        for claim in kind.members[0].claims if kind.members else ():
+        claims = kind.members[0].claims if kind.members else []
+        # How many members need devices for the last claim depends on their nodes.
+        for claim in claims[:-1] if plugins.nodes(number) else claims:
             if allocation_of(claim) or users[identity_of(claim)] > 1:
                 continue
             for request in requests_of(claim):

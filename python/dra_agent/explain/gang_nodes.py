@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
-from dra_agent.explain.extended_resources import of_device_plugin
+from dra_agent.explain.device_plugins import DevicePlugins, named
 from dra_agent.explain.gang import MemberKind
 from dra_agent.explain.kueue_flavors import NOT_EVALUATED, FlavoredPods
 
@@ -44,19 +44,19 @@ class NodeComparison:
         self._has_fields = has_fields
         self._known: dict[tuple[str, ...], PermittedNodes] = {}
 
-    def permitted(self, kind: MemberKind) -> PermittedNodes:
-        """Return the nodes that the pods of a kind permit.
+    def permitted(self, kind: MemberKind, plugins: DevicePlugins) -> PermittedNodes:
+        """Return the nodes that the pods of a kind permit, and whose device plugin has enough for one of them.
 
         Raises:
             PermanentError: A field of a pod or node has a wrong type.
         """
         spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
-        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors), *kind.resources
+        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors), repr(sorted(plugins.resources.items()))
         if constraints not in self._known:
-            self._known[constraints] = self._compared(FlavoredPods(kind.flavors, {"spec": spec}), kind.resources)
+            self._known[constraints] = self._compared(FlavoredPods(kind.flavors, {"spec": spec}), plugins)
         return self._known[constraints]
 
-    def _compared(self, pods: FlavoredPods, resources: Sequence[str]) -> PermittedNodes:
+    def _compared(self, pods: FlavoredPods, plugins: DevicePlugins) -> PermittedNodes:
         found = PermittedNodes()
         if not self._has_fields:
             found.usable = sorted(self._nodes)
@@ -64,7 +64,7 @@ class NodeComparison:
         for name, node in self._nodes.items():
             if not self._deadline.remaining():
                 found.unknown[name] = _LATE
-            elif not (reasons := pods.blockers(node) or _plugin_blockers(node, resources)):
+            elif not (reasons := pods.blockers(node) or _plugin_blockers(node, plugins)):
                 found.usable.append(name)
             else:
                 found.blocked["; ".join(reasons)] += 1
@@ -74,6 +74,8 @@ class NodeComparison:
         return found
 
 
-def _plugin_blockers(node: Object, resources: Sequence[str]) -> list[str]:
-    names = of_device_plugin(node, resources)
-    return [f"{NOT_EVALUATED}: its device plugin serves {', '.join(names)}"] if names else []
+def _plugin_blockers(node: Object, plugins: DevicePlugins) -> list[str]:
+    served = plugins.serves(node)
+    if served and plugins.more(node) is None:
+        return [f"{NOT_EVALUATED}: {named(served)}, and the pods of the node are not known"]
+    return [reason] if (reason := plugins.lacks(node)) else []

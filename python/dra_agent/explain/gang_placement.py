@@ -16,6 +16,8 @@ from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang, Member
+from dra_agent.explain.gang_plugins import NO_DEVICES, GangPlugins
+from dra_agent.explain.snapshot import Snapshot
 
 MAX_ALTERNATIVES = 8
 """Of a request (FirstAvailableDeviceRequestMaxSize, api/resource/v1/types.go)."""
@@ -56,7 +58,14 @@ class Choice(NamedTuple):
 class Placer:
     """Places members. One order is placed at a time, and nothing of it stays in the cluster."""
 
-    def __init__(self, cluster: Cluster, gang: Gang, nodes: Sequence[Sequence[str]], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        gang: Gang,
+        nodes: Sequence[Sequence[str]],
+        deadline: Deadline,
+        plugins: GangPlugins | None = None,
+    ) -> None:
         """Use a cluster that nothing else changes.
 
         Arguments:
@@ -64,11 +73,13 @@ class Placer:
             gang: The members.
             nodes: For each kind of member, the nodes on which one may fit.
             deadline: Of all orders together.
+            plugins: The device plugins of the nodes, which nothing else changes; None without any.
         """
         self.cluster = cluster
         self.gang = gang
         self.nodes = nodes
         self.deadline = deadline
+        self.plugins = GangPlugins(Snapshot(""), gang, {}) if plugins is None else plugins
 
     @property
     def seconds(self) -> float:
@@ -92,6 +103,7 @@ class Placer:
             return run.place_all(order, on_failure)
         finally:
             self.cluster.release(run.held)
+            self.plugins.use.clear()
 
 
 class Holding:
@@ -101,6 +113,8 @@ class Holding:
         """Begin with the claims that the cluster holds."""
         self._cluster = placer.cluster
         self._placer = placer
+        self._plugin_use: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+        """What the member of a claim uses of a device plugin; the claim is that for its extended resources."""
         self.allocated: dict[tuple[str, str], Object] = {}
         """The claims that got an allocation."""
 
@@ -116,28 +130,39 @@ class Holding:
             for claim in member.claims
         ]
 
-    def allocate(self, node: str, claims: list[Object]) -> list[Object] | None:
-        """Return the claims with their allocations on a node; None if they do not fit there."""
-        found = self._cluster.allocate(node, claims, deadline=self._placer.seconds)
-        if not found["allocated"]:
+    def allocate(self, kind: int, node: str, claims: list[Object]) -> list[Object] | None:
+        """Return the claims of a member with their allocations on a node; None if it does not fit there."""
+        plugins = self._placer.plugins
+        if plugins.lacks(kind, node):
             return None
-        return [
-            claim if allocation_of(claim) else {**claim, "status": {"allocation": result}}
-            for claim, result in zip(claims, found["results"], strict=True)
-        ]
+        needed = plugins.claims(kind, node, claims)
+        if needed:
+            found = self._cluster.allocate(node, needed, deadline=self._placer.seconds)
+            if not found["allocated"]:
+                return None
+            needed = [
+                claim if allocation_of(claim) else {**claim, "status": {"allocation": result}}
+                for claim, result in zip(needed, found["results"], strict=True)
+            ]
+        # Of the last claim, the device plugin may serve everything.
+        return needed + [{**claim, "status": {"allocation": NO_DEVICES}} for claim in claims[len(needed) :]]
 
-    def hold(self, before: Iterable[Object], after: Iterable[Object]) -> list[Object]:
-        """Hold the devices that claims got; return these claims."""
+    def hold(self, kind: int, node: str, before: Sequence[Object], after: Sequence[Object]) -> list[Object]:
+        """Hold what a member got on a node: the devices of its claims, and of a device plugin; return these claims."""
         new = [claim for old, claim in zip(before, after, strict=True) if not allocation_of(old)]
         self._cluster.hold(new)
         self.allocated.update((identity_of(claim), claim) for claim in new)
+        if taken := self._placer.plugins.take(kind, node):
+            self._plugin_use[identity_of(after[-1])] = taken
         return new
 
     def release(self, claims: Iterable[Object]) -> None:
         """Undo `hold`."""
         for claim in claims:
-            del self.allocated[identity_of(claim)]
+            name = identity_of(claim)
+            del self.allocated[name]
             self._cluster.release([claim])
+            self._placer.plugins.use.subtract(self._plugin_use.pop(name, Counter()))
 
 
 class _Run(Holding):
@@ -189,7 +214,7 @@ class _Run(Holding):
             if known != (current := self._key(kind, node)):
                 heapreplace(queue, (current, node))
                 continue
-            after = self.allocate(node, claims)
+            after = self.allocate(kind, node, claims)
             if after is None:
                 if not self._placer.seconds:
                     return None
@@ -203,7 +228,7 @@ class _Run(Holding):
                 # Another node may have a better alternative.
                 self._scores[kind][node] = score
                 continue
-            self.hold(claims, after)
+            self.hold(kind, node, claims, after)
             self._members[node] += 1
             if self._choice.packs:
                 # The other entries of a queue are corrected when they are at its head; this one moves towards it.
@@ -213,8 +238,10 @@ class _Run(Holding):
         return None
 
     def _sweep(self, kind: int, claims: list[Object]) -> None:
-        sweep = self._placer.cluster.fits(claims, nodes=self._open[kind], deadline=self._placer.seconds)
-        self._open[kind] &= {*sweep.fits, *sweep.unexamined}
+        others = self._open[kind] & self._placer.plugins.nodes(kind)
+        nodes = self._open[kind] - others
+        sweep = self._placer.cluster.fits(claims, nodes=nodes, deadline=self._placer.seconds)
+        self._open[kind] &= {*sweep.fits, *sweep.unexamined, *others}
 
     def _key(self, kind: int, node: str) -> _Key:
         members = self._members[node]

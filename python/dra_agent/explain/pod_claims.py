@@ -72,6 +72,11 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
     return found
 
 
+def extended_need(needs: Iterable[PodClaim]) -> PodClaim | None:
+    """Return the claim for extended resources that kube-scheduler would create for a pod: the last one, if any."""
+    return next((need for need in needs if need.name == EXTENDED_RESOURCES and not need.exists), None)
+
+
 def _add_quota_of_all(snapshot: Snapshot, pod: Object, needs: Iterable[PodClaim]) -> None:
     """Add the problem of a claim that a quota permits alone, but not after those before it."""
     new: list[NewClaim] = []

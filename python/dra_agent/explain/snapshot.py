@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.api_object import Object
+from dra_agent.errors import UsageError
 from dra_agent.explain.extended_resources import requested, served_by_device_plugins
 from dra_agent.explain.kueue_objects import KueueObjects, read_kueue
 from dra_agent.explain.printed_object import first_misfit
 from dra_agent.explain.taint_rules import taint_rules, tainted
+from dra_agent.explain.workloads import POD_GROUP, PodSet, pod_sets
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
@@ -202,12 +204,20 @@ async def read(
         for one in found.pods or ()
         if one["metadata"]["name"] == about or not (one.get("spec") or {}).get("nodeName")
     ]
-    if served := served_by_device_plugins([*waiting, *pods], found.nodes or (), found.classes or ()):
+    created = [one.template for kind, values in found.workloads.items() for one in _pod_sets(kind, values)]
+    if served := served_by_device_plugins([*waiting, *created, *pods], found.nodes or (), found.classes or ()):
         found.placed_pods = await _placed_pods(api, served, found.notes)
     found.quotas = quotas or []
     if found.slices is not None:
         found.slices = tainted(found.slices, rules, found.classes, found.notes)
     return found
+
+
+def _pod_sets(kind: str, values: Sequence[Object]) -> list[PodSet]:
+    try:
+        return [] if kind == POD_GROUP else [one for value in values for one in pod_sets(kind, value)]
+    except UsageError:
+        return []  # It is reported where the workload is explained.
 
 
 async def _placed_pods(api: ApiClient, resources: Sequence[str], notes: list[str]) -> list[Object] | None:
