@@ -84,6 +84,12 @@ def test_links_to_headings_resolve() -> None:
     assert not broken, broken
 
 
+def test_the_index_of_examples_has_every_folder() -> None:
+    folders = {path.relative_to(ROOT / "examples").parts[0] for path in files("examples/*/*")}
+    listed = re.findall(r"^\| \[([\w-]+)\]\(\1\) \|", (ROOT / "examples/README.md").read_text(), re.MULTILINE)
+    assert len(folders) > 5 and sorted(folders) == sorted(listed)
+
+
 def test_every_decision_has_a_unique_number() -> None:
     numbers = [path.name.partition("-")[0] for path in files("docs/adr/*.md")]
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
