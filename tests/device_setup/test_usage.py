@@ -21,6 +21,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.prepare import JournalLedger
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
+from dra_agent.processes.containers import Place
 from dra_agent.processes.open_file import FileIdentity, identity_of
 from dra_agent.simulate import inject
 from fake_apiserver.fake import FakeApi
@@ -339,3 +340,28 @@ def test_another_claim_of_the_name_does_not_determine_the_pods(
     reserve(fake_api, {"resource": "pods", "name": "train-0", "uid": POD}, uid="another")
     (row,) = json.loads(usage("--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig")), "-o", "json"))
     assert row["used"] is None and "another claim of this name" in row["note"]
+
+
+class CountedUids(frozenset[str]):
+    """UIDs of pods that count how often one is searched."""
+
+    searches = 0
+
+    def __contains__(self, uid: object) -> bool:
+        CountedUids.searches += 1
+        return super().__contains__(uid)
+
+
+def test_shares_are_compared_once_for_each_pod_and_not_for_each_process(tree: Path) -> None:
+    shares = [
+        msgspec.structs.replace(
+            held(f"default/claim-{number}", share=f"share-{number}"), pods=CountedUids({str(number)})
+        )
+        for number in range(40)
+    ]
+    owners = ProcessOwners(Host(tree / "sys", tree / "dev", tree / "proc"), shares, standalone=False, is_sample=True)
+    places = [Place("pod", str(number % 5), f"cgroup-{number}") for number in range(100)]
+    CountedUids.searches = 0
+    problems = [[owners.problem(share, place) for share in shares] for place in places]
+    assert CountedUids.searches == 40 * 5
+    assert problems == [["" if number % 5 == index else None for index in range(40)] for number in range(100)]

@@ -55,6 +55,8 @@ class ProcessOwners:
         for held in everything:
             self._by_device.setdefault(_device(held), []).append(held)
         self._places: dict[int, Place] | None = None
+        self._users: dict[tuple[tuple[str, str], str | None], tuple[Sequence[HeldShare], frozenset[HeldShare]]] = {}
+        """By device and pod: the shares that a process may use, so that not every process compares all of them."""
 
     def check_visible(self) -> None:
         """Raise UnknownOwnerError if the agent does not see all processes of the host."""
@@ -74,12 +76,10 @@ class ProcessOwners:
         """Return "" if a user of the device belongs to this claim, None if not, otherwise why that is ambiguous."""
         if place.kind == "host":
             return None
-        candidates = self._by_device.get(_device(held), [])
-        if place.kind == "pod":
-            candidates = [one for one in candidates if one.pods is None or place.pod_uid in one.pods]
-            if self._is_sample and not candidates:
-                return "its pod may have joined a claim after that was prepared"
-        if held not in candidates:
+        candidates, distinct = self._candidates(_device(held), place)
+        if place.kind == "pod" and self._is_sample and not candidates:
+            return "its pod may have joined a claim after that was prepared"
+        if held not in distinct:
             return None
         if place.kind == "unknown":
             return place.reason
@@ -92,6 +92,19 @@ class ProcessOwners:
         if held.pods is None:
             return held.pods_unknown or "the pods of the claim are not known"
         return "" if place.kind == "pod" else "its cgroup names no pod"
+
+    def _candidates(self, device: tuple[str, str], place: Place) -> tuple[Sequence[HeldShare], frozenset[HeldShare]]:
+        """Return the shares of a device that a process at this place may use: all, and as a set."""
+        key = device, place.pod_uid if place.kind == "pod" else None
+        known = self._users.get(key)
+        if known is None:
+            found = [
+                one
+                for one in self._by_device.get(device, ())
+                if place.kind != "pod" or one.pods is None or place.pod_uid in one.pods
+            ]
+            known = self._users[key] = found, frozenset(found)
+        return known
 
 
 def held_shares(
