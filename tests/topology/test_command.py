@@ -71,10 +71,16 @@ def test_errors_are_reported_once(arguments: tuple[str, ...], code: int, message
     assert done.stdout == ""
 
 
-def test_products_have_names_on_a_host_without_pci_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("content", [b"", b"\n10de  NVIDIA Corporation\n\t2330  GH100 [H100 SXM5 80GB]\n"])
+def test_products_have_the_names_of_devices_with_and_without_pci_ids(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(PciIds, "of_this_machine", classmethod(lambda cls: PciIds(b"")))
+    monkeypatch.setattr(PciIds, "of_this_machine", classmethod(lambda cls: PciIds(content)))
     assert main(["topology", "--simulate", "dgx-h100", "--state-dir", str(tmp_path)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "0000:1b:00.0" in line)
     assert "10de:2330  NVIDIA H100 80GB HBM3" in line
+
+
+def test_the_picture_of_the_readme_has_the_names_of_devices() -> None:
+    picture = (Path(__file__).resolve().parents[2] / "docs/images/dgx-h100.svg").read_text()
+    assert picture.count(">NVIDIA H100 80GB HBM3</text>") == 8

@@ -39,7 +39,7 @@ class PciIds:
     """Looks products up in a pci.ids file; without one every product is unknown."""
 
     def __init__(self, content: bytes, known: Mapping[str, str] | None = None) -> None:
-        """`known`: names by PCI address, for products that the content does not have."""
+        """`known`: names by PCI address, which are used instead of those of the content."""
         self._content = content
         self._known = known or {}
 
@@ -67,11 +67,9 @@ class PciIds:
         return self._content[line : stop if stop != -1 else None].decode(errors="replace").strip()
 
     def short(self, device: PciFunction) -> str:
-        """A name for a small place: the marketing name where there is one, else the ids."""
-        name = self.product(device.vendor_id, device.device_id)
+        """A name for a small place: a known one, else the marketing name where there is one, else the ids."""
+        name = self._known.get(device.pci_address) or self.product(device.vendor_id, device.device_id)
         vendor = VENDORS.get(device.vendor_id)
-        if name is None and device.pci_address in self._known:
-            return self._known[device.pci_address]
         if name is None:
             ids = f"{device.vendor_id[2:]}:{device.device_id[2:]}"
             return f"{vendor} {ids}" if vendor else ids
