@@ -10,18 +10,21 @@ import pytest
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
+from dra_agent.host import Host
 from dra_agent.simulate import inject
 from dra_agent.telemetry.accounting import STATE_FILE, Accounting
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
 from eventually import eventually
-from telemetry.rig import Rig, claim, held
+from telemetry.rig import INTERVAL_S, Rig, claim, held
 
 GPU = "gpu-0000-00-04-0"
 NIC = "nic-0000-00-05-0"
 GPU_IS_LOST, NOT_SUPPORTED = 15, 3
-PACKETS = ("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops")
-PACKETS += ("rdma_receive_errors", "rdma_transmit_discards")
+PACKETS = (
+    *("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops"),
+    *("rdma_receive_errors", "rdma_transmit_discards"),
+)
 
 
 def failing(rig: Rig) -> set[tuple[str, str]]:
@@ -96,7 +99,24 @@ def test_a_lost_gpu_is_named_by_doctor(rig: Rig, root: Path) -> None:
     assert [(finding.where, finding.message.rpartition(": ")[2]) for finding in findings] == [(GPU, "GPU is lost")]
     # What an agent met that has stopped since is history.
     rig.sample(after_s=-10_000)
-    assert list(check_telemetry(CheckContext(host=rig.host, state_dir=rig.state_dir))) == []
+    context = CheckContext(host=rig.host, state_dir=rig.state_dir)
+    assert list(check_telemetry(context)) == []
+
+
+@pytest.mark.parametrize(("age_s", "is_late"), [(0, False), (3 * INTERVAL_S + 1, False), (1000, True), (-1000, True)])
+def test_an_agent_that_has_stopped_sampling_is_named_by_doctor(rig: Rig, age_s: float, is_late: bool) -> None:
+    rig.now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    rig.sample(after_s=-age_s)
+    context = CheckContext(host=rig.host, state_dir=rig.state_dir, telemetry_interval_s=INTERVAL_S)
+    messages = [finding.message for finding in check_telemetry(context)]
+    assert messages == ["the agent has no current sample of its telemetry"] * is_late
+
+
+def test_an_agent_that_has_never_sampled_is_named_by_doctor(tmp_path: Path) -> None:
+    context = CheckContext(host=Host(), state_dir=tmp_path)
+    assert list(check_telemetry(context)) == []
+    context.telemetry_interval_s = INTERVAL_S
+    assert len(list(check_telemetry(context))) == 1
 
 
 def test_a_library_that_hangs_costs_the_values_of_its_gpu(

@@ -150,8 +150,10 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
             config.metrics_token_file,
             is_loopback(config.metrics_address),
         )
-    if shown.is_agents and shown.agent is not None and (status := shown.agent.reload) is not None:
-        examination.reload_problems, examination.restart_keys = status.problems, status.restart
+    if shown.is_agents and shown.agent is not None:
+        examination.telemetry_interval_s = shown.agent.config.telemetry.interval
+        if (status := shown.agent.reload) is not None:
+            examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:
         examination.topology = scan(host)
         inventory = examination.inventory = collected(shown, host, examination.topology)

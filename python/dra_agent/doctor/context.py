@@ -121,6 +121,8 @@ class CheckContext:
     """The export to OpenTelemetry."""
     restart_keys: tuple[str, ...] = ()
     """Changed keys of the configuration that wait for a restart of the agent."""
+    telemetry_interval_s: float = 0.0
+    """Of the running agent; 0: it takes no samples, or none responds."""
 
     @cached_property
     def cdi_dirs(self) -> tuple[Path, ...]:

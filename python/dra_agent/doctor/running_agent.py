@@ -12,6 +12,8 @@ from dra_agent.telemetry.accounting import load
 
 _MAX_AGE_INTERVALS = 3
 """Age of the last sample from which its failures are history."""
+_LATE_DEVICE_S = 3.0
+"""By how much one device that hangs can delay a sample (dra_agent.telemetry.sampler, DEVICE_TIMEOUT_S)."""
 
 
 def check_configuration(context: CheckContext) -> Iterator[Finding]:
@@ -40,7 +42,15 @@ def check_telemetry(context: CheckContext) -> Iterator[Finding]:
         return
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - saved.written_at
     if not 0 <= age_s <= _MAX_AGE_INTERVALS * saved.interval_seconds:
-        return  # of an agent that has stopped, or runs without telemetry now
+        # Otherwise of an agent that has stopped, or runs without telemetry now.
+        interval_s = max(context.telemetry_interval_s, saved.interval_seconds)
+        if context.telemetry_interval_s and not 0 <= age_s <= _MAX_AGE_INTERVALS * interval_s + _LATE_DEVICE_S:
+            yield warning(
+                "the agent has no current sample of its telemetry",
+                "",
+                "all values are absent in metrics; if it has not just been started, see its log, and restart it",
+            )
+        return
     for failure in saved.failures:
         yield warning(
             f"its telemetry is incomplete: {failure.source}: {failure.message}",

@@ -30,8 +30,10 @@ _RANGES = {
     "sm_clock_hertz": (0.0, 1e11),
     "memory_clock_hertz": (0.0, 1e11),
 }
-_PACKETS = ("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops")
-_PACKETS += ("rdma_receive_errors", "rdma_transmit_discards")
+_PACKETS = (
+    *("network_receive_errors", "network_transmit_errors", "network_receive_drops", "network_transmit_drops"),
+    *("rdma_receive_errors", "rdma_transmit_discards"),
+)
 _BYTES = tuple(name for name in COUNTERS if name.endswith("_bytes"))
 _EVENTS = {**dict.fromkeys(COUNTERS, MAX_ERRORS_PER_SECOND), **dict.fromkeys(_PACKETS, MAX_PACKETS_PER_SECOND)}
 _FASTEST = {**_EVENTS, **dict.fromkeys(_BYTES, MAX_BYTES_PER_SECOND), "energy_joules": MAX_POWER_WATTS}
