@@ -181,6 +181,44 @@ def test_a_pod_that_a_device_plugin_serves_needs_no_claim() -> None:
     assert capacity(snapshot, copy_of_pod(snapshot, running))["total"] == 5
 
 
+def test_a_resource_without_a_class_is_served_by_device_plugins_only() -> None:
+    snapshot = cluster([node("n1"), node("n2", gpu="2")], [published("n1", 4)], [pod("one", node="n2", gpu="1")])
+    snapshot.classes = []
+    answer = explain_pod(snapshot, pod(gpu="1"))
+    assert answer["fits"] and f"device plugins have enough of {GPU} on node n2" in answer["summary"]
+    answer = explain_pod(snapshot, pod(gpu="2"))
+    assert not answer["fits"]
+    assert f"n2: its device plugin serves {GPU}: 2 needed, 1 of 2 free" in answer["summary"]
+    obstacles = {entry["node"]: entry["obstacles"] for entry in answer["nodes"]}
+    assert obstacles["n1"] == [f"no device plugin serves {GPU} on it, and no DeviceClass provides it"]
+    snapshot.placed_pods = None
+    answer = explain_pod(snapshot, pod(gpu="1"))
+    assert (answer["fits"], answer["unexamined"]) == (False, ["n2"])
+    assert answer["summary"].endswith("1 node is not evaluated")
+    # What classes provide is not known, or the pod requests nothing like it.
+    snapshot.classes = None
+    assert "devices are not the reason" in explain_pod(snapshot, pod(gpu="1"))["summary"]
+    assert "devices are not the reason" in explain_pod(cluster([node("n1")]), pod())["summary"]
+    (problem,) = copy_of_pod(cluster([node("n1")]), pod(fpga="1")).problems
+    assert problem.endswith("example.com/fpga: not counted, as no DeviceClass provides it")
+
+
+@pytest.mark.parametrize("placed", [(), None])
+def test_a_pod_with_a_claim_needs_the_resources_without_a_class_too(placed: tuple[Json, ...] | None) -> None:
+    asked = pod(fpga="2")
+    asked["spec"]["resourceClaims"] = [{"name": "own", "resourceClaimName": "own"}]
+    nodes = [node("n1"), node("n2", fpga="2"), node("n3", fpga="1")]
+    snapshot = cluster(nodes, [published(one["metadata"]["name"], 1) for one in nodes], placed)
+    snapshot.claims, snapshot.pods = [claim(make_request(), name="own")], [asked]
+    answer = explain_pod(snapshot, asked)
+    obstacles = {entry["node"]: entry["obstacles"] for entry in answer["nodes"]}
+    assert answer["fits"] and obstacles["n1"] and not obstacles["n2"]
+    lacking = ["its device plugin serves example.com/fpga: 2 needed, 1 of 1 free"]
+    assert obstacles["n3"] == (lacking if placed is not None else []), "only what is known is an obstacle"
+    note = "not considered: example.com/fpga, which no DeviceClass provides"
+    assert note in capacity(snapshot, copy_of_pod(snapshot, asked))["notes"]
+
+
 def explained_gang(snapshot: Snapshot, **counts: tuple[Json, int]) -> Json:
     """Explain a gang with these numbers of pods, by the names of its pod sets."""
     sets = [PodSet(name, asked, number) for name, (asked, number) in counts.items()]
@@ -278,7 +316,14 @@ def test_pods_of_all_namespaces_are_read_from_the_cluster(
         answer: Json = json.loads(capsys.readouterr().out)
         return answer
 
-    assert devices_of(explained())["n2"] == f"its device plugin serves {GPU}: 2 needed, 1 of 2 free"
+    lacking = f"its device plugin serves {GPU}: 2 needed, 1 of 2 free"
+    assert devices_of(explained())["n2"] == lacking
+    for entry in CLASSES:
+        mixed_cluster.remove("deviceclasses", entry["metadata"]["name"])
+    obstacles = {entry["node"]: entry["obstacles"] for entry in explained()["nodes"]}
+    assert obstacles["n2"] == [lacking], "without a class, too"
+    for entry in CLASSES:
+        mixed_cluster.put("deviceclasses", entry)
     mixed_cluster.fail(403, methods="GET", path="/api/v1/pods?", times=None)
     assert main(["capacity", "-f", str(_written(tmp_path, pod(gpu="1"))), "--kubeconfig", kubeconfig]) == 0
     printed = capsys.readouterr().out

@@ -103,8 +103,12 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     )
     if not copy.problems:
         copy.problems = admission_blockers(snapshot, new, _COPY_NEEDS)
+    others = DevicePlugins(snapshot, further, needs).others
     if not needs:
-        copy.problems.append("uses no claim, so devices do not limit it")
+        what = f"; {', '.join(others)}: not counted, as no DeviceClass provides it" if others else ""
+        copy.problems.append(f"uses no claim, so devices do not limit it{what}")
+    elif others:
+        copy.notes.append(f"not considered: {', '.join(others)}, which no DeviceClass provides")
     if shared:
         names = ", ".join(claim["metadata"]["name"] for claim in shared)
         copy.notes.append(f"all copies share claim{'s' if len(shared) > 1 else ''} {names}")

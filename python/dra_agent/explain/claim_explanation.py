@@ -5,19 +5,23 @@ Everything is evaluated from one snapshot; `pending.py` evaluates the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins
+from dra_agent.explain.extended_resources import of_device_plugin
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
 from dra_agent.explain.pending import (
     DEADLINE_S,
+    NOT_EVALUATED,
     NodeQuery,
     PendingClaims,
     SnapshotCluster,
     evaluate_nodes,
+    number_of_nodes,
+    some_nodes,
     with_summary,
 )
 from dra_agent.explain.pod_claims import PodClaim, pod_claims, pod_notes
@@ -49,7 +53,7 @@ def explain_pod(
         "events": snapshot.events,
     }
     if not needs:
-        return with_summary(result, True, "uses no claim, so devices are not the reason why it does not run")
+        return _explain_without_claim(result, snapshot, query, pod)
     if problems := [f"claim {need.name}: {problem}" for need in needs for problem in need.problems]:
         return with_summary(result, False, problems[0])
     there = [need.claim for need in needs if need.claim is not None]
@@ -60,6 +64,35 @@ def explain_pod(
     allocated = [claim for claim in there if allocation_of(claim)]
     pending = PendingClaims(waiting, allocated, pod, DevicePlugins(snapshot, pod, needs))
     return evaluate_nodes(result, snapshot, query, pending)
+
+
+def _explain_without_claim(result: dict[str, Any], snapshot: Snapshot, query: NodeQuery, pod: Object) -> dict[str, Any]:
+    """Explain a pod without a claim: it can request extended resources that only device plugins serve."""
+    plugins = DevicePlugins(snapshot, pod, ())
+    if not plugins.others or snapshot.nodes is None or (pod.get("spec") or {}).get("nodeName"):
+        return with_summary(result, True, "uses no claim, so devices are not the reason why it does not run")
+    result = evaluate_nodes(result, snapshot, query, PendingClaims([], [], pod, plugins))
+    names = ", ".join(plugins.others)
+    if result["fits"]:
+        usable = [entry["node"] for entry in result["nodes"] if entry["fits"] and not entry["obstacles"]]
+        where = some_nodes(usable)
+        rest = "if it stays pending, that is not about devices"
+        return with_summary(result, True, f"uses no claim; device plugins have enough of {names} on {where}; {rest}")
+    unknown = set(result["unexamined"])
+    known = [entry for entry in result["nodes"] if entry["node"] not in unknown]
+    # Of the nodes whose device plugin serves them, one that only lacks free ones is named first.
+    nodes = query.cluster.nodes
+    best = min(known, key=lambda entry: (len(entry["obstacles"]), not _serves(nodes, entry, plugins)), default=None)
+    text = f"uses no claim, and only device plugins serve {names}"
+    if best is not None:
+        text += f"; fits on none of {number_of_nodes(len(known))}; {best['node']}: {'; '.join(best['obstacles'])}"
+    if unknown:
+        text += f"; {number_of_nodes(len(unknown))} {'are' if len(unknown) > 1 else 'is'} {NOT_EVALUATED}"
+    return with_summary(result, False, text)
+
+
+def _serves(nodes: Mapping[str, Object], entry: dict[str, Any], plugins: DevicePlugins) -> bool:
+    return bool(of_device_plugin(nodes.get(entry["node"], {}), plugins.others))
 
 
 def explain_claim(

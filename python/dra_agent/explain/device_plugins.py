@@ -14,7 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from dra_agent.api_object import Object
-from dra_agent.explain.extended_resources import allocatable, claim_of_extended_resources, of_device_plugin, requested
+from dra_agent.explain.extended_resources import (
+    allocatable,
+    claim_of_extended_resources,
+    of_device_plugin,
+    requested,
+    resources_without_class,
+)
 from dra_agent.explain.pod_claims import PodClaim, extended_need
 from dra_agent.explain.snapshot import Snapshot
 
@@ -22,7 +28,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class DevicePlugins:
-    """The device plugins of all nodes, for the extended resources of one pod that still needs a claim for them."""
+    """The device plugins of all nodes, for the extended resources of one pod that has no claim for them yet."""
 
     def __init__(self, snapshot: Snapshot, pod: Object | None, needs: Iterable[PodClaim]) -> None:
         """Compute nothing yet; without a pod, or extended resources of it, no device plugin serves it."""
@@ -30,6 +36,17 @@ class DevicePlugins:
         self._pod = pod or {}
         self._need = extended_need(needs)
         self._without: dict[tuple[str, ...], Object | None] = {}
+
+    @cached_property
+    def others(self) -> Mapping[str, int]:
+        """The extended resources of the pod that no DeviceClass provides; empty if the classes are not known."""
+        classes = self._snapshot.classes
+        return {} if classes is None else resources_without_class(self._pod, classes)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what device plugins have left."""
+        return self._used is not None
 
     @property
     def resources(self) -> Mapping[str, int]:
@@ -85,6 +102,17 @@ class DevicePlugins:
                 lacking.append(f"{name}: {self.resources[name]} needed, {free} of {allocatable(node, name)} free")
         return f"its device plugin serves {'; '.join(lacking)}" if lacking else ""
 
+    def lacks_others(self, node: Object) -> list[str]:
+        """Return why a node has not enough of the resources that no DeviceClass provides, as far as that is known."""
+        found = []
+        for name, needed in self.others.items():
+            amount = allocatable(node, name)
+            if not amount:
+                found.append(f"no device plugin serves {name} on it, and no DeviceClass provides it")
+            elif (free := self.free(node, name)) is not None and free < needed:
+                found.append(f"its device plugin serves {name}: {needed} needed, {free} of {amount} free")
+        return found
+
     @cached_property
     def _used(self) -> Counter[tuple[str, str]] | None:
         """What pods request, by node and resource, as kube-scheduler adds it up: until a pod has ended or is gone."""
@@ -95,7 +123,7 @@ class DevicePlugins:
         for pod in pods:
             node = (pod.get("spec") or {}).get("nodeName")
             if node and (pod.get("status") or {}).get("phase") not in _ENDED:
-                for name in self.resources:
+                for name in (*self.resources, *self.others):
                     used[node, name] += requested(pod, name)
         return used
 

@@ -46,7 +46,8 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
 
     notes: list[str] = []
-    if served_by_device_plugins([*local("Pod"), *pods], found["Node"], found["DeviceClass"]) and found["Pod"]:
+    asking = [*local("Pod"), *pods]
+    if found["Pod"] and served_by_device_plugins(asking, found["Node"], found["DeviceClass"], with_others=True):
         notes.append("what device plugins have left is computed from the pods of the files")
     return Snapshot(
         namespace,

@@ -53,6 +53,21 @@ def resources_of(pod: Object, classes: Iterable[Object]) -> dict[str, int]:
     return {resource: count for resource in of_classes if (count := requested(pod, resource))}
 
 
+def resources_without_class(pod: Object, classes: Iterable[Object]) -> dict[str, int]:
+    """Return the extended resources of a pod that no DeviceClass provides: only device plugins can serve them.
+
+    Source of what an extended resource is: IsExtendedResourceName, k8s.io/kubernetes/pkg/apis/core/v1/helper.
+    """
+    names = {name for container in _containers(pod) for name in _quantities(container) if _is_extended(name)}
+    without = sorted(names - _classes_by_resource(classes).keys())
+    return {resource: count for resource in without if (count := requested(pod, resource))}
+
+
+def _is_extended(name: str) -> bool:
+    is_native = "/" not in name or "kubernetes.io/" in name
+    return name.startswith(IMPLICIT) or not (is_native or name.startswith("requests."))
+
+
 def requested(pod: Object, resource: str) -> int:
     """Return how much of an extended resource a pod requests: what its containers use at the same time."""
     running, most = 0, 0
@@ -76,10 +91,17 @@ def of_device_plugin(node: Object, resources: Iterable[str]) -> list[str]:
     return [name for name in resources if allocatable(node, name)]
 
 
-def served_by_device_plugins(pods: Iterable[Object], nodes: Iterable[Object], classes: Iterable[Object]) -> list[str]:
-    """Return the extended resources of DeviceClasses that pods request, and that device plugins of nodes serve."""
+def served_by_device_plugins(
+    pods: Iterable[Object], nodes: Iterable[Object], classes: Iterable[Object], *, with_others: bool = False
+) -> list[str]:
+    """Return the extended resources of DeviceClasses that pods request, and that device plugins of nodes serve.
+
+    `with_others`: also those that no DeviceClass provides.
+    """
     asked = {name for pod in pods for container in _containers(pod) for name in _quantities(container)}
     names = asked & _classes_by_resource(classes).keys()
+    if with_others:
+        names |= {name for name in asked if _is_extended(name)}
     served = {name for node in nodes for name in of_device_plugin(node, names)} if names else set()
     return sorted(served)
 

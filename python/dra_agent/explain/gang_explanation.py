@@ -112,10 +112,12 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         parts = [gang.end] if gang.end else []
         parts += ["no pod waits for a node", f"{gang.running} {has(gang.running)} one"]
         return {**result, "fits": fits, "summary": "; ".join(parts)}
+    plugins = GangPlugins(snapshot, gang, nodes_of(snapshot))
+    if plugins.others:
+        result["notes"].append(f"not considered: {', '.join(plugins.others)}, which no DeviceClass provides")
     waiting = [claim for kind in gang.kinds for member in kind.members for claim in member.claims]
     if not waiting:
         return {**result, "fits": True, "summary": "uses no claim, so devices are not the reason why it does not run"}
-    plugins = GangPlugins(snapshot, gang, nodes_of(snapshot))
     # A device plugin needs no ResourceSlices.
     if (reason := missing_basis(snapshot, waiting)) and (snapshot.slices is None or snapshot.slices or not plugins):
         return {**result, "summary": reason}

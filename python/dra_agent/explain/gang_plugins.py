@@ -39,6 +39,11 @@ class GangPlugins:
         """Return whether a device plugin serves a resource of a member."""
         return any(self._served)
 
+    @property
+    def others(self) -> list[str]:
+        """The extended resources of members that no DeviceClass provides, which this does not count."""
+        return sorted({name for plugins in self._kinds for name in plugins.others})
+
     def of_kind(self, kind: int) -> DevicePlugins:
         """Return the device plugins, for the pods of a kind."""
         return self._kinds[kind]

@@ -116,7 +116,8 @@ def evaluate_nodes(
     names = query.cluster.nodes
     serves = {name: served for name, node in names.items() if (served := plugins.serves(node))}
     # A device plugin needs no ResourceSlices.
-    if (reason := missing_basis(snapshot, pending.waiting)) and (snapshot.slices or not serves):
+    reason = missing_basis(snapshot, pending.waiting) if pending.waiting else None
+    if reason and (snapshot.slices or not serves):
         return with_summary(result, False, reason)
     allocator = query.cluster.read_for(pending.waiting)
     if query.node is not None:
@@ -130,7 +131,7 @@ def evaluate_nodes(
         if not query.deadline.remaining():
             break
         node = names[entry["node"]]
-        entry["obstacles"] = _obstacles(snapshot, entry["node"], node, pending.allocated, pending.pod)
+        entry["obstacles"] = _obstacles(snapshot, entry["node"], node, pending)
         compared.append(entry)
     # The claims of the pod, by the resources that the device plugin of a node serves.
     claims = {served: plugins.claims(pending.waiting, served) for served in {(), *serves.values()}}
@@ -171,14 +172,14 @@ def _entry(name: str) -> dict[str, Any]:
     return {"node": name, "fits": False, "devices": LATE, "obstacles": [], "explanation": None}
 
 
-def _obstacles(
-    snapshot: Snapshot, name: str, node: Object, allocated: Iterable[Object], pod: Object | None
-) -> list[str]:
-    reasons = scheduling_blockers(pod, node) if pod is not None and snapshot.nodes is not None else []
+def _obstacles(snapshot: Snapshot, name: str, node: Object, pending: PendingClaims) -> list[str]:
+    reasons = []
+    if pending.pod is not None and snapshot.nodes is not None:
+        reasons = [*scheduling_blockers(pending.pod, node), *pending.plugins.lacks_others(node)]
     labels = (node.get("metadata") or {}).get("labels") or {}
     return reasons + [
         f"claim {claim['metadata']['name']} is allocated elsewhere"
-        for claim in allocated
+        for claim in pending.allocated
         if (selector := allocated_node_selector(claim)) and not matches(selector, name, labels)
     ]
 
@@ -188,12 +189,18 @@ def _add_plugin_verdict(
 ) -> bool:
     """Add what the device plugin of a node decides alone; return False if claims are still to be evaluated."""
     served = plugins.serves(node)
-    if not served:
+    if not served and claims:
         return False
-    if plugins.more(node) is None:
+    if not served:
+        # Of a pod without claims, the resources that only device plugins serve are obstacles where they are known.
+        if not plugins.is_known and not entry["obstacles"]:
+            entry["devices"] = f"{NOT_EVALUATED}: {named(plugins.others)}, and the pods of the node are not known"
+            return True
+        entry |= {"fits": True, "devices": "no claim is needed"}
+    elif plugins.more(node) is None:
         entry["devices"] = f"{NOT_EVALUATED}: {named(served)}, and the pods of the node are not known"
         return True
-    if reason := plugins.lacks(node):
+    elif reason := plugins.lacks(node):
         entry["devices"] = reason
     elif claims:
         return False
@@ -282,9 +289,7 @@ def _notes(entries: Sequence[dict[str, Any]], explained: int, without_list: int)
             "those of another one"
         )
     elif without_list:
-        notes.append(
-            f"devices and their holders are not listed for {_number_of_nodes(without_list)}: there was no time"
-        )
+        notes.append(f"devices and their holders are not listed for {number_of_nodes(without_list)}: there was no time")
     return notes
 
 
@@ -329,7 +334,7 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
         return False, "there is no node"
     usable = [entry["node"] for entry in nodes if entry["fits"] and not entry["obstacles"]]
     if usable:
-        return True, f"its devices are free on {_some(usable)}; if it stays pending, that is not about devices"
+        return True, f"its devices are free on {some_nodes(usable)}; if it stays pending, that is not about devices"
     known = [entry for entry in nodes if entry["node"] not in unexamined]
     if not known:
         where = f"node {nodes[0]['node']}" if len(nodes) == 1 else f"any of {len(nodes)} nodes"
@@ -337,7 +342,7 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
     verb = "are" if len(unexamined) > 1 else "is"
     is_late = any(entry["node"] in unexamined and entry["devices"].startswith(LATE) for entry in nodes)
     in_time = " in time" if is_late else ""
-    rest = f"; {_number_of_nodes(len(unexamined))} {verb} {NOT_EVALUATED}{in_time}" if unexamined else ""
+    rest = f"; {number_of_nodes(len(unexamined))} {verb} {NOT_EVALUATED}{in_time}" if unexamined else ""
     blocked = [entry for entry in known if entry["fits"]]
     if blocked:
         first = blocked[0]
@@ -347,7 +352,7 @@ def _conclusion(nodes: Sequence[dict[str, Any]], unexamined: set[str]) -> tuple[
     text = why(best["explanation"]) if best["explanation"] is not None else best["devices"]
     if len(nodes) == 1:
         return False, f"does not fit on node {best['node']}: {text}"
-    return False, f"fits on none of {_number_of_nodes(len(known))}; {best['node']}: {text}{rest}"
+    return False, f"fits on none of {number_of_nodes(len(known))}; {best['node']}: {text}{rest}"
 
 
 def why(explanation: dict[str, Any]) -> str:
@@ -388,12 +393,14 @@ def nodes_of(snapshot: Snapshot) -> dict[str, Object]:
     return {name: {"metadata": {"name": name}} for name in named}
 
 
-def _some(names: Sequence[str]) -> str:
+def some_nodes(names: Sequence[str]) -> str:
+    """Name some of these nodes."""
     shown = ", ".join(names[:3])
     return f"node{'s' if len(names) > 1 else ''} {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
-def _number_of_nodes(number: int) -> str:
+def number_of_nodes(number: int) -> str:
+    """Return a number with its noun."""
     return f"{number} node{'' if number == 1 else 's'}"
 
 

@@ -199,18 +199,29 @@ async def read(
     if found.pods is None:
         # A user may be permitted to get one object by name, but not to list.
         found.pods = await one(PODS) or None
-    waiting = [
-        one
-        for one in found.pods or ()
-        if one["metadata"]["name"] == about or not (one.get("spec") or {}).get("nodeName")
-    ]
+    unbound = [one for one in found.pods or () if not (one.get("spec") or {}).get("nodeName")]
+    subjects = [one for one in found.pods or () if _concerns(one, about)]
     created = [one.template for kind, values in found.workloads.items() for one in _pod_sets(kind, values)]
-    if served := served_by_device_plugins([*waiting, *created, *pods], found.nodes or (), found.classes or ()):
-        found.placed_pods = await _placed_pods(api, served, found.notes)
+    nodes, classes = found.nodes or (), found.classes or ()
+    served = {
+        *served_by_device_plugins(unbound, nodes, classes),
+        *served_by_device_plugins([*subjects, *created, *pods], nodes, classes, with_others=True),
+    }
+    if served:
+        found.placed_pods = await _placed_pods(api, sorted(served), found.notes)
     found.quotas = quotas or []
     if found.slices is not None:
         found.slices = tainted(found.slices, rules, found.classes, found.notes)
     return found
+
+
+def _concerns(pod: Object, about: str) -> bool:
+    """Return whether a pod is the one of this name, or names the claim of this name."""
+    claims = (
+        *((pod.get("spec") or {}).get("resourceClaims") or ()),
+        *((pod.get("status") or {}).get("resourceClaimStatuses") or ()),
+    )
+    return pod["metadata"]["name"] == about or any(entry.get("resourceClaimName") == about for entry in claims)
 
 
 def _pod_sets(kind: str, values: Sequence[Object]) -> list[PodSet]:
