@@ -474,6 +474,11 @@ HEALTH = Dashboard(
             (Query(f"increase(dra_agent_device_xid_errors_total{NODE}[$__rate_interval]) > 0", DEVICE),),
         ),
         Panel(
+            "PCIe replays",
+            "Packets that were sent again, of NVIDIA GPUs and of AMD GPUs since MI300. Requires telemetry.",
+            (Query(f"increase(dra_agent_device_pcie_replays_total{NODE}[$__rate_interval]) > 0", DEVICE),),
+        ),
+        Panel(
             "Problems of hosts",
             "dra-agent doctor lists them.",
             (Query(f"dra_agent_host_problems{NODE} > 0", "{{instance}}"),),
