@@ -33,7 +33,8 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._max = max_workers
         self._kept = int(keep_one)
         self._name = thread_name_prefix
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[_Job] = deque()
         self._started = 0
         self._running = 0
@@ -45,7 +46,7 @@ class DaemonExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Have a call made. RuntimeError after `shutdown`."""
         future: Future[_T] = Future()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._jobs.append((future, lambda: fn(*args, **kwargs)))
@@ -57,7 +58,7 @@ class DaemonExecutor(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls and drop those that have not started; never waits, regardless of `wait`."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             dropped, self._jobs = self._jobs, deque()
             self._changed.notify_all()
@@ -91,7 +92,7 @@ class DaemonExecutor(ThreadPoolExecutor):
             del job, future, call
 
     def _next(self) -> _Job | None:
-        with self._changed:
+        with self._lock:
             while not self._jobs:
                 self._idle += 1
                 is_kept = self._running <= self._kept

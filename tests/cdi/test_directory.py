@@ -11,6 +11,7 @@ import pytest
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.names import claim_device, parse
+from dra_agent.cdi.registry import spec_names
 from dra_agent.errors import PermanentError, RetryableError
 from eventually import eventually
 from last_write import last_write
@@ -168,3 +169,15 @@ def test_cdi_names_are_parsed_and_formatted() -> None:
     for bad in ("", "vendor", "vendor/class", "vendor/class=", "/class=a", "vendor/=a", "v/c=a/b", "1v/c=a", "v/c=-"):
         with pytest.raises(PermanentError, match="vendor/class=name"):
             parse(bad)
+
+
+def test_names_of_specs_are_those_of_files_without_claims(tmp_path: Path) -> None:
+    for name in ("b.json", "a.yaml", ".hidden.json", "x-claim_1.json", "other.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "directory.json").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "directory.json")
+    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "absent")
+    own = [".hidden.json", "a.yaml", "b.json", "dangling.yaml", "link.json"]
+    assert spec_names(tmp_path, without="-claim_") == own
+    assert spec_names(tmp_path) == [*own, "x-claim_1.json"]
+    assert spec_names(tmp_path / "absent") == []

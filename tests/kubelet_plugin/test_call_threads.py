@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent import after_response
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
@@ -307,3 +308,60 @@ def test_the_watchdog_has_no_thread_without_calls() -> None:
         assert ended.wait(DEADLINE_S)
         eventually(lambda: not threads())
         ended.clear()
+
+
+def test_a_call_has_its_response_before_work_that_may_follow_it(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.claims.add("c", "u")
+    may_follow, done = threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        assert may_follow.wait(DEADLINE_S)
+        done.append(name)
+
+    def prepare(*_: object) -> list[ClaimDevice]:
+        after_response.later(lambda: work("first"))
+        after_response.later(lambda: work("second"))
+        return []
+
+    monkeypatch.setattr(node.devices, "prepare", prepare)
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            try:
+                assert not (await driver.call("prepare", [CLAIM_C])).claims["u"].error
+                assert done == []
+            finally:
+                may_follow.set()
+            await eventually_async(lambda: done == ["first", "second"])
+
+    run(scenario())
+
+
+def test_work_that_may_follow_a_response_is_done_at_once_without_a_call() -> None:
+    done: list[str] = []
+    after_response.later(lambda: done.append("at once"))
+    assert done == ["at once"]
+
+    def call() -> str:
+        after_response.later(lambda: done.append("afterwards"))
+        assert done == ["at once"]
+        other = threading.Thread(target=after_response.later, args=(lambda: done.append("another thread"),))
+        other.start()
+        other.join()
+        assert done == ["at once", "another thread"]
+        return "response"
+
+    assert after_response.serve(call) == "response"
+    assert done == ["at once", "another thread", "afterwards"]
+
+    def fails() -> None:
+        after_response.later(lambda: done.append("also after an error"))
+        raise RetryableError("no")
+
+    with pytest.raises(RetryableError):
+        after_response.serve(fails)
+    assert done[-1] == "also after an error"
+    after_response.later(lambda: done.append("at once again"))
+    assert done[-1] == "at once again"

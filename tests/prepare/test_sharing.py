@@ -225,3 +225,28 @@ def test_two_agents_under_load_and_sigkill_agree(tmp_path: Path) -> None:
         assert all(entry.state == "completed" for entry in entries) and len(entries) == len(held)
         assert ledger.report.problems() == []
     assert node.specs.claims().keys() == set(held.values()) and not list(node.cdi.glob(".*"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_a_shared_ledger_is_read_again_for_changes_of_other_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    node = sharing_node(tmp_path, "one") if shared else SimulatedNode(tmp_path)
+    if not shared:
+        node.ledger = JournalLedger(tmp_path / "state", "boot-1")
+        node.start()
+    reads: list[str] = []
+    get = type(node.ledger).get
+
+    def counted(ledger: JournalLedger, uid: str) -> object:
+        reads.append(uid)
+        return get(ledger, uid)
+
+    response = node.preparer.prepare(claim("a", "gpu-0"))
+    monkeypatch.setattr(type(node.ledger), "get", counted)
+    assert node.preparer.prepare(claim("a", "gpu-0")) == response
+    assert len(reads) == (2 if shared else 1)
+    del reads[:]
+    assert node.preparer.unprepare("a")
+    assert len(reads) == (2 if shared else 1)
+    assert node.ledger.entries() == []

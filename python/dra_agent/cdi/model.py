@@ -135,4 +135,6 @@ def encode(spec: Spec) -> bytes:
 
 
 def _union(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:
-    return first + tuple(item for item in second if item not in first) if second else first
+    if not first or not second:
+        return first or second
+    return first + tuple(item for item in second if item not in first)

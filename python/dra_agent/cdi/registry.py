@@ -8,6 +8,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import posixpath
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +102,21 @@ def spec_files(directory: Path) -> list[Path]:
 def spec_names(directory: Path, *, without: str | None = None) -> list[str]:
     """Return the sorted names of these files, except names that contain `without`."""
     try:
-        with os.scandir(directory) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if (without is None or without not in entry.name)
-                and entry.name.endswith((".json", ".yaml"))
-                and not entry.is_dir(follow_symlinks=False)
-            )
+        # Names first: each prepare lists the specs of all claims, and needs none of them.
+        names = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return []
+    if without is not None:
+        names = [name for name in names if without not in name]
+    found = [name for name in names if name.endswith((".json", ".yaml"))]
+    return sorted(name for name in found if not _is_directory(f"{directory}/{name}"))
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:  # it was removed since
+        return False
 
 
 def load_file(path: Path, priority: int = 0) -> LoadedFile:

@@ -214,7 +214,7 @@ class Pool(NamedTuple):
         return pool_name(node, self.family, self.group)
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class Inventory(msgspec.Struct, frozen=True, dict=True):
     """Every claimable device of a host at one moment."""
 
     devices: tuple[Device, ...] = ()
@@ -225,7 +225,11 @@ class Inventory(msgspec.Struct, frozen=True):
 
     def device(self, name: str) -> Device | None:
         """Find a device by its name, which is unique on the host."""
-        return next((device for device in self.devices if device.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
 
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device by pool ("<node>/gpu" or "<node>/<group>/gpu") and name, as in an allocation result."""

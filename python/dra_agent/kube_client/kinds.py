@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import quote
+
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 class Kind(NamedTuple):
@@ -24,13 +27,18 @@ class Kind(NamedTuple):
         """Return the path of an object; without a name, of all objects (without a namespace, in all namespaces)."""
         parts = ["/apis" if self.group else "/api", self.api_version]
         if self.namespaced and namespace is not None:
-            parts += ["namespaces", quote(namespace, safe="")]
+            parts += ["namespaces", _quoted(namespace)]
         parts.append(self.plural)
         if name is not None:
-            parts.append(quote(name, safe=""))
+            parts.append(_quoted(name))
             if subresource is not None:
                 parts.append(subresource)
         return "/".join(parts)
+
+
+def _quoted(name: str) -> str:
+    # Names of the API need no quotes (RFC 3986, 2.3), and each read of a claim has two of them.
+    return name if _UNRESERVED.fullmatch(name) else quote(name, safe="")
 
 
 _DRA = ("resource.k8s.io", "v1")

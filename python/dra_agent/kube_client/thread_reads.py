@@ -33,6 +33,8 @@ MAX_BODY_BYTES = 8 << 20
 """Maximum bytes of a response that is read here: etcd stores at most 1.5 MiB (--max-request-bytes)."""
 _CHUNK_BYTES = 1 << 14
 """TLS returns at most that many at once (RFC 8446, 5.1)."""
+MAX_EXCESS_S = 0.01
+"""Seconds by which a wait for data may exceed the deadline: setting the timeout of a socket is a system call."""
 _TARGET = re.compile(r"[\x21-\x7e]+")
 _MIN_TIMEOUT_S = 0.001
 """Seconds; a socket with a timeout of 0 does not wait at all."""
@@ -160,6 +162,8 @@ class _Connection:
             sock.close()
             raise
         self._socket = sock
+        self._bounded_at_s = 0.0
+        """When the timeout of the socket was set."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -174,7 +178,10 @@ class _Connection:
         """
         self.reusable = False
         self._bound(deadline_s)
-        self._socket.sendall(self._head.request(self._prefix + path, authorization))
+        request = self._head.request(self._prefix + path, authorization)
+        # TLS sends all or nothing; sendall of ssl.SSLSocket makes views of the data and a loop.
+        if (sent := self._socket.send(request)) < len(request):
+            self._socket.sendall(request[sent:])
         expected = OkResponse(MAX_HEADERS_BYTES, MAX_BODY_BYTES)
         data: bytes | bytearray = self._receive(deadline_s)
         try:
@@ -218,11 +225,13 @@ class _Connection:
         return Response(response.status_code, names, b"".join(parts))
 
     def _receive(self, deadline_s: float) -> bytes:
-        self._bound(deadline_s)
+        if time.monotonic() - self._bounded_at_s > MAX_EXCESS_S:
+            self._bound(deadline_s)
         return self._socket.recv(_CHUNK_BYTES)
 
     def _bound(self, deadline_s: float) -> None:
-        remaining_s = deadline_s - time.monotonic()
+        self._bounded_at_s = time.monotonic()
+        remaining_s = deadline_s - self._bounded_at_s
         if remaining_s <= 0:
             raise TimeoutError
         self._socket.settimeout(remaining_s)

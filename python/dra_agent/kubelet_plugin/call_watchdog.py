@@ -18,7 +18,8 @@ class CallWatchdog:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
         self._wakes_at_s = float("inf")
         self._running = False
@@ -29,7 +30,7 @@ class CallWatchdog:
         Raises RuntimeError if no thread can be started; nothing is called then.
         """
         key = object()
-        with self._changed:
+        with self._lock:
             if not self._running:
                 threading.Thread(target=self._run, name="call deadlines", daemon=True).start()
                 self._running = True
@@ -40,12 +41,12 @@ class CallWatchdog:
 
     def remove(self, key: object) -> bool:
         """Forget a call that has ended; False if it is late: then only `late` may respond."""
-        with self._changed:
+        with self._lock:
             return self._calls.pop(key, None) is not None
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 now_s = time.monotonic()
                 late = [(key, call) for key, (deadline_s, call) in self._calls.items() if deadline_s <= now_s]
                 for key, _ in late:

@@ -26,12 +26,14 @@ _T = TypeVar("_T")
 class _Work:
     operation: str
     key: Hashable
-    thread: Future[Any]
+    thread: Future[Any] | None
+    """None: it runs on the thread of its caller."""
     began: float
     """In the loop's time, which is that of time.monotonic."""
-    is_callers: bool = False
-    """Whether it runs on the thread of its caller."""
     ended: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    """Value and error of ended work that ran on the thread of its caller."""
     waiters: set[asyncio.Future[None]] = field(default_factory=set)
     """One for each waiting caller."""
 
@@ -50,7 +52,7 @@ class ClaimSlot:
 
     def result(self, value: object) -> None:
         """Set the result."""
-        self._work.thread.set_result(value)
+        self._work.value = value
 
     def __enter__(self) -> Self:
         return self
@@ -58,8 +60,7 @@ class ClaimSlot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._work.thread.set_exception(error)
+        self._work.error = error
         self._executor.end(self._uid, self._work)
 
 
@@ -84,9 +85,7 @@ class ClaimExecutor:
         with self._lock:
             if uid in self._work or self._of_callers >= self._threads:
                 return None
-            thread: Future[Any] = Future()
-            thread.set_running_or_notify_cancel()
-            work = self._work[uid] = _Work(operation, object(), thread, time.monotonic(), is_callers=True)
+            work = self._work[uid] = _Work(operation, object(), None, time.monotonic())
             self._of_callers += 1
         return ClaimSlot(self, uid, work)
 
@@ -100,11 +99,12 @@ class ClaimExecutor:
             work = self._joined_or_begun(uid, operation, key, call)
             if not await self._ends(work, deadline_s):
                 # Work that has not started is dropped if its caller no longer waits.
-                work.thread.cancel()
+                if work.thread is not None:
+                    work.thread.cancel()
                 raise still_running(work.operation, uid)
             # Work on its caller's thread gets its key when the claim was read.
-            if (work.operation, work.key) == (operation, key) and not work.thread.cancelled():
-                result: _T = work.thread.result()
+            if (work.operation, work.key) == (operation, key) and not (work.thread and work.thread.cancelled()):
+                result: _T = work.thread.result() if work.thread else _result_of(work)
                 return result
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ClaimExecutor:
         """Wake the callers that wait for this work, on any thread."""
         with self._lock:
             del self._work[uid]
-            if work.is_callers:
+            if work.thread is None:
                 self._of_callers -= 1
             work.ended = True
             waiters = tuple(work.waiters)
@@ -145,9 +145,9 @@ class ClaimExecutor:
         with self._lock:
             if (work := self._work.get(uid)) is not None:
                 return work
-            work = _Work(operation, key, self._executor.submit(call), time.monotonic())
-            self._work[uid] = work
-        work.thread.add_done_callback(lambda _: self.end(uid, work))
+            thread = self._executor.submit(call)
+            work = self._work[uid] = _Work(operation, key, thread, time.monotonic())
+        thread.add_done_callback(lambda _: self.end(uid, work))
         return work
 
     async def _ends(self, work: _Work, deadline_s: float) -> bool:
@@ -169,6 +169,12 @@ class ClaimExecutor:
             with self._lock:
                 work.waiters.discard(waiter)
         return work.ended
+
+
+def _result_of(work: _Work) -> Any:
+    if work.error is not None:
+        raise work.error
+    return work.value
 
 
 def still_running(operation: str, uid: str) -> RetryableError:

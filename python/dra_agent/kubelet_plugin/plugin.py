@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import grpc
 
+from dra_agent import after_response
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.health.published_health import DeviceHealthStore
@@ -45,6 +48,10 @@ MAX_OTHER_CALLS = 1024
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 256))
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
 class KubeletPlugin:
     """One instance of the driver for the kubelet, from `open` to `close`."""
 
@@ -75,7 +82,7 @@ class KubeletPlugin:
         self._health = HealthService(resend_after_s=resend_after_s) if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
         # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
-        self._calls = DaemonExecutor(MAX_CALLS, "calls", keep_one=True)
+        self._calls = _CallThreads(MAX_CALLS, "calls", keep_one=True)
         self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", keep_one=True)
         self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
@@ -197,6 +204,14 @@ class KubeletPlugin:
         if self._metrics is not None:
             self._metrics.registration(state.done, state.error)
         self._on_registered(state)
+
+
+class _CallThreads(DaemonExecutor):
+    """Threads of calls, which do what may follow a response after it."""
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """See DaemonExecutor; `fn` responds to a call."""
+        return super().submit(after_response.serve, partial(fn, *args, **kwargs))
 
 
 async def _stopped(server: grpc.Server, grace: float | None) -> None:

@@ -118,6 +118,8 @@ class LedgerReport(msgspec.Struct, frozen=True):
 class JournalLedger:
     """The durable ledger of one state directory; safe to use from several threads."""
 
+    _lease: LedgerLease | None = None
+
     def __init__(self, state_dir: Path, boot_id: str, *, shared_as: str | None = None) -> None:
         """Open the ledger; create it if it does not exist.
 
@@ -132,7 +134,6 @@ class JournalLedger:
         folder = str(state_dir)
         if shared_as is None:
             self._native = _translate_errors(lambda: _native.Ledger.open(folder, boot_id))
-            self._lease = None
         else:
             self._native = _translate_errors(
                 lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, ACQUIRE_TIMEOUT_S)
@@ -157,6 +158,11 @@ class JournalLedger:
         `changed` is called on the thread that made or found the change, and must not block.
         """
         self._watchers.append(changed)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may change it."""
+        return self._lease is not None
 
     def lease(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
         """Hold the lease of a shared ledger: no other process reads or changes it. Does nothing if it is not shared.

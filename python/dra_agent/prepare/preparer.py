@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.after_response import later
 from dra_agent.cdi.claim import ClaimSpec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
@@ -150,13 +151,15 @@ class Preparer:
             self._device_locks.hold(lock_names(allocation.devices), deadline, purpose),
         ):
             self._observe_phase("lock", time.perf_counter() - start)
-            if self._ledger.get(allocation.uid) is None:
+            entry = self._ledger.get(allocation.uid)
+            if entry is None:
                 # State of this process's last lease; the lease that starts the claim reads it again.
                 try:
                     return self._prepare_new(allocation, deadline, ahead=ahead)
                 except _AlreadyStartedError:
                     pass
-            entry = self._entry(allocation.uid, deadline)
+            if entry is None or self._ledger.is_shared:
+                entry = self._entry(allocation.uid, deadline)
             if entry is not None and _is_obsolete(entry, allocation):
                 entry = self._undo_obsolete(entry, allocation, deadline, purpose)
             if entry is None:
@@ -189,7 +192,7 @@ class Preparer:
         while entry is not None and may_release(entry):
             with self._device_locks.hold(lock_names(entry.devices), deadline, _releasing(uid)):
                 if self._release(entry, deadline, may_release):
-                    log.info("claim unprepared", extra={"claim": uid})
+                    later(partial(log.info, "claim unprepared", extra={"claim": uid}))
                     return True
             deadline.check(f"claim {uid}")
             entry = self._entry(uid, deadline)
@@ -212,7 +215,8 @@ class Preparer:
         with self._timed("undo"):
             self._files.remove(entry.uid)
         with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
-            if self._ledger.get(entry.uid) != entry:
+            # The lock of the claim excludes other threads, but not other agents.
+            if self._ledger.is_shared and self._ledger.get(entry.uid) != entry:
                 return False
             self._ledger.release(entry.uid)
         self._disown(entry, deadline)
@@ -271,7 +275,7 @@ class Preparer:
             fields["ahead"] = True
         if missing := list(dict.fromkeys(note for notes in spec.notes for note in notes)):
             fields["missing"] = missing
-        log.info("claim prepared", extra=fields)
+        later(partial(log.info, "claim prepared", extra=fields))
         return _result(record, spec)
 
     def _start(
@@ -459,6 +463,8 @@ class _AlreadyStartedError(RetryableError):
 
 
 def _with_ids(record: ClaimRecord, spec: ClaimSpec) -> ClaimRecord:
+    if tuple(item.cdi_device_ids for item in record.devices) == spec.ids:
+        return record
     devices = zip(record.devices, spec.ids, strict=True)
     return msgspec.structs.replace(
         record, devices=tuple(msgspec.structs.replace(item, cdi_device_ids=ids) for item, ids in devices)

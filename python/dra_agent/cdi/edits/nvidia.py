@@ -64,13 +64,11 @@ class NvidiaGpu:
             if self._ctk is not None:
                 generated, common = self._ctk.edits(uuid, version)
                 return DeviceEdits(own=_with_numbers(generated, own), common=common)
-        common = ContainerEdits(env=(_LEGACY_HOOK_OFF,))
         control = {node.path: node.host_path for node in device.nodes if node.role == "control"}
         dev = self._host.driver_dev()
         # Texts: a Path for each node of each claim takes longer than the check of the node.
         others = [(f"/dev/{name}", f"{dev}/{name}") for name in CONTROL_NODES if f"/dev/{name}" not in control]
-        common = common.merged(node_edits(control.items(), device=device.name))
-        common = common.merged(node_edits(others, device=device.name, optional=True))
+        common = node_edits(control.items(), device=device.name, optional=others, env=(_LEGACY_HOOK_OFF,))
         return DeviceEdits(own=own, common=common, notes=(_NO_LIBRARIES,))
 
     def _own_nodes(self, device: Device) -> ContainerEdits:

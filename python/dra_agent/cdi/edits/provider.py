@@ -64,11 +64,17 @@ _PLAIN_FILE_OPTIONS = ("bind", "rw", "nosuid", "noexec")
 
 def required_node_edits(nodes: Iterable[HostNode], *, device: str) -> ContainerEdits:
     """Return the edits of nodes that must exist. Raises RetryableError with the first that is missing."""
-    return node_edits(((node.path, node.host_path) for node in nodes), device=device)
+    return node_edits([(node.path, node.host_path) for node in nodes], device=device)
 
 
-def node_edits(paths: Iterable[tuple[str, str]], *, device: str, optional: bool = False) -> ContainerEdits:
-    """Return the edits for nodes, given as (path in the container, path on the host).
+def node_edits(
+    paths: Iterable[tuple[str, str]],
+    *,
+    device: str,
+    optional: Iterable[tuple[str, str]] = (),
+    env: tuple[str, ...] = (),
+) -> ContainerEdits:
+    """Return the edits for nodes, given as (path in the container, path on the host), and for variables.
 
     Type and numbers are always set, so that no runtime looks them up by another path.
 
@@ -77,29 +83,30 @@ def node_edits(paths: Iterable[tuple[str, str]], *, device: str, optional: bool 
     """
     nodes: list[DeviceNode] = []
     mounts: list[Mount] = []
-    for path, host_path in paths:
-        try:
-            status = os.lstat(host_path)
-        except FileNotFoundError as error:
-            if optional:
-                continue
-            raise _unusable(host_path, device, error) from error
-        except OSError as error:
-            raise _unusable(host_path, device, error) from error
-        other_path = host_path if host_path != path else ""
-        if kind := _kind(status.st_mode):
-            major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-            nodes.append(DeviceNode(path, other_path, kind, major, minor, permissions=PERMISSIONS))
-        elif other_path and stat.S_ISREG(status.st_mode):
-            # A simulated host without permission to create nodes: a regular file replaces the node.
-            mounts.append(Mount(other_path, path, _PLAIN_FILE_OPTIONS))
-        else:
-            raise RetryableError(
-                f"{host_path} is not a device node ({stat.filemode(status.st_mode)})",
-                where=f"device {device}",
-                hint="remove it and let udev or the driver create the node again",
-            )
-    return ContainerEdits(device_nodes=tuple(nodes), mounts=tuple(mounts))
+    for group, is_optional in ((paths, False), (optional, True)):
+        for path, host_path in group:
+            try:
+                status = os.lstat(host_path)
+            except OSError as error:
+                if is_optional and isinstance(error, FileNotFoundError):
+                    continue
+                raise _unusable(host_path, device, error) from error
+            other_path = host_path if host_path != path else ""
+            mode = status.st_mode
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                kind: NodeType = "c" if stat.S_ISCHR(mode) else "b"
+                major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+                nodes.append(DeviceNode(path, other_path, kind, major, minor, permissions=PERMISSIONS))
+            elif other_path and stat.S_ISREG(mode):
+                # A simulated host without permission to create nodes: a regular file replaces the node.
+                mounts.append(Mount(other_path, path, _PLAIN_FILE_OPTIONS))
+            else:
+                raise RetryableError(
+                    f"{host_path} is not a device node ({stat.filemode(mode)})",
+                    where=f"device {device}",
+                    hint="remove it and let udev or the driver create the node again",
+                )
+    return ContainerEdits(env=env, device_nodes=tuple(nodes), mounts=tuple(mounts))
 
 
 def _unusable(host_path: str, device: str, error: OSError) -> RetryableError:
@@ -119,9 +126,3 @@ def link_edits(path: str, host_path: Path) -> ContainerEdits:
     if not host_path.exists():
         return ContainerEdits()
     return ContainerEdits(mounts=(Mount(str(host_path), path, _PLAIN_FILE_OPTIONS),))
-
-
-def _kind(mode: int) -> NodeType:
-    if stat.S_ISCHR(mode):
-        return "c"
-    return "b" if stat.S_ISBLK(mode) else ""

@@ -17,6 +17,8 @@ from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.path_search import find_program
 
+_VFIO_ROLES = frozenset({"vfio", "vfio-control"})
+
 
 class EditProviders:
     """All edit providers of one host. Thread-safe."""
@@ -44,8 +46,9 @@ class EditProviders:
     def _provider(self, device: Device) -> EditProvider:
         if PASSTHROUGH in device.identity:
             return passed_through
-        if any(node.role in {"vfio", "vfio-control"} for node in device.nodes):
-            return plain  # for a virtual machine or a user space driver, for every kind of device
+        for node in device.nodes:
+            if node.role in _VFIO_ROLES:
+                return plain  # for a virtual machine or a user space driver, for every kind of device
         if device.family == "nic":
             return network
         if device.family == "gpu" and gpu_vendor(device.vendor) is not None:
