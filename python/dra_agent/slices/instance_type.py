@@ -1,7 +1,7 @@
 """The devices of a node of one kind in the form of an instance type of Karpenter.
 
 Source: DynamicResources, ResourceSliceTemplate, Device and AttributeBinding of kubernetes-sigs/karpenter,
-pkg/cloudprovider/dynamicresources.go at 2266468104f3. The names of the fields are those in Go, in lower camel case.
+pkg/cloudprovider/dynamicresources.go at v1.15.0. The names of the fields are those in Go, in lower camel case.
 """
 
 from __future__ import annotations
