@@ -94,7 +94,8 @@ def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
     if template.left_out:
         print(f"left out, as they differ between nodes: {', '.join(template.left_out)}", file=sys.stderr)
     # Karpenter simulates the allocation of each device.
-    for pool, fields in unlike_devices(template.slices).items() if args.form != KARPENTER else ():
+    unlike: dict[str, list[str]] = {} if args.form == KARPENTER else unlike_devices(template.slices)
+    for pool, fields in unlike.items():
         message = f"the devices of pool {pool} are not alike ({', '.join(fields)})"
         print(f"warning: {message}; Cluster Autoscaler expects them to be", file=sys.stderr)
     return 0

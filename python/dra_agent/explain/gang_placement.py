@@ -162,7 +162,8 @@ class Holding:
             name = identity_of(claim)
             del self.allocated[name]
             self._cluster.release([claim])
-            self._placer.plugins.use.subtract(self._plugin_use.pop(name, Counter()))
+            if taken := self._plugin_use.pop(name, None):
+                self._placer.plugins.use.subtract(taken)
 
 
 class _Run(Holding):

@@ -173,7 +173,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _obstacles(snapshot: Snapshot, name: str, node: Object, pending: PendingClaims) -> list[str]:
-    reasons = []
+    reasons: list[str] = []
     if pending.pod is not None and snapshot.nodes is not None:
         reasons = [*scheduling_blockers(pending.pod, node), *pending.plugins.lacks_others(node)]
     labels = (node.get("metadata") or {}).get("labels") or {}
