@@ -148,7 +148,7 @@ cluster-programs: build ## build the programs of the two-node cluster if they ar
 
 test-cluster: build ## run scenarios on a real two-node cluster; requires root, Go and the packages in docs/tutorials/test-cluster.md
 	@# On a disk, because container images and etcd data can exceed the available memory.
-	DRA_AGENT_TEST_KUBERNETES=$(KUBERNETES) TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
+	DRA_AGENT_TEST_KUBERNETES=$(KUBERNETES) DRA_AGENT_TEST_GATES=$(GATES) TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
 faults: faults-disk faults-server ## make each write and each API request of an agent fail once, in all ways (about three hours)
 

@@ -110,6 +110,8 @@ EXTENDED = {
     "test_top",
     "test_ui",
     "test_virtual_functions",
+    "test_volcano",
+    "test_volcano_topology",
     "test_the_hook_keeps_an_invalid_configuration_out_of_the_cluster",
 }
 """Modules and tests outside the core set (`-m 'not extended'`). They take half the time of all scenarios, and most of
@@ -117,24 +119,7 @@ it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
-    # Gates that are on since 1.36: DRAPartitionableDevices, DRAConsumableCapacity (also for the class nvidia-share of
-    # the kustomize base), DRAExtendedResource, DRADeviceBindingConditions, DRAResourceClaimGranularStatusAuthorization.
-    "test_mig": "1.36",
-    "test_partitions_are_published_with_their_counters": "1.36",
-    "test_slices_are_owned_by_the_node_and_adopted_unchanged": "1.36",
-    "test_no_field_of_a_slice_affects_another_node": "1.36",
-    "test_apiserver_accepts_the_kustomizations": "1.36",
-    "test_extended_resource_without_free_devices_is_named": "1.36",
-    "test_extended_resource_name_replaces_a_device_plugin": "1.36",
-    "test_extended_resource_exists_for_any_class": "1.36",
-    "test_extended_resource_of_dra_is_not_a_device_plugin": "1.36",
-    "test_extended_resource": "1.36",
-    "test_a_quota_counts_extended_resources_and_claims_together": "1.36",
-    "test_a_job_that_was_written_for_a_device_plugin": "1.36",
-    "test_claims_with_device_plugin": "1.36",
-    "test_shares": "1.36",
-    "test_shares_mps": "1.36",
-    "test_binding_conditions": "1.36",
+    # The gate DRAResourceClaimGranularStatusAuthorization does not exist before.
     "test_status_permissions": "1.36",
     "test_allocations_and_reservations_cannot_be_changed": "1.36",
     "test_device_status_is_written_for_the_own_node_only": "1.36",
@@ -146,8 +131,29 @@ SINCE = {
     "test_untolerated_taint_is_named": "1.37",
 }
 """Modules and tests that use what an earlier version of Kubernetes does not have; others run with each version."""
-CLASSES_SINCE = {"nvidia-share": "1.36"}
-"""Classes whose selector an earlier version of Kubernetes refuses."""
+GATED = {
+    "test_mig",
+    "test_partitions_are_published_with_their_counters",
+    "test_slices_are_owned_by_the_node_and_adopted_unchanged",
+    "test_no_field_of_a_slice_affects_another_node",
+    "test_apiserver_accepts_the_kustomizations",
+    "test_extended_resource_without_free_devices_is_named",
+    "test_extended_resource_name_replaces_a_device_plugin",
+    "test_extended_resource_exists_for_any_class",
+    "test_extended_resource_of_dra_is_not_a_device_plugin",
+    "test_extended_resource",
+    "test_a_quota_counts_extended_resources_and_claims_together",
+    "test_a_job_that_was_written_for_a_device_plugin",
+    "test_claims_with_device_plugin",
+    "test_shares",
+    "test_shares_mps",
+    "test_binding_conditions",
+}
+"""Modules and tests that need the gates of `build.GATES_SINCE_1_36`, which `DRA_AGENT_TEST_GATES=on` turns on."""
+USES_TAINTS = re.compile("reclaim|taint|evict|drain")
+"""Modules and tests with such a word in their name need the gate DRADeviceTaints, which is one of these."""
+GATED_CLASSES = {"nvidia-share"}
+"""Classes whose selector an API server without these gates refuses."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
 StartAgent = Callable[..., Agent]
@@ -167,11 +173,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         since = max((SINCE[name] for name in SINCE.keys() & names), default="")
         if _is_newer(since):
             item.add_marker(pytest.mark.skip(f"needs Kubernetes {since}; {build.KUBERNETES} is an earlier one"))
+        elif not _has_gates() and (GATED & names or any(map(USES_TAINTS.search, names))):
+            item.add_marker(pytest.mark.skip(f"needs gates that are on since Kubernetes 1.36: {build.GATES}=on"))
 
 
 def _is_newer(version: str) -> bool:
     """Return whether a version of Kubernetes is newer than the one of this run."""
     return version > (os.environ.get(build.KUBERNETES) or version)
+
+
+def _has_gates() -> bool:
+    """Return whether the gates of `build.GATES_SINCE_1_36` are on."""
+    return bool(build.gates()) or not _is_newer("1.36")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -209,7 +222,7 @@ def session_cluster() -> Iterator[Cluster]:
         build.programs()
     except prerequisites.MissingError as missing:
         pytest.fail(str(missing), pytrace=False)
-    with running() as cluster:
+    with running(gates=build.gates()) as cluster:
         apply_classes(cluster)
         yield cluster
 
@@ -217,7 +230,7 @@ def session_cluster() -> Iterator[Cluster]:
 def apply_classes(cluster: Cluster) -> None:
     """Apply the example classes that the cluster's API server accepts."""
     for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
-        if not _is_newer(CLASSES_SINCE.get(file.stem, "")):
+        if file.stem not in GATED_CLASSES or _has_gates():
             cluster.kubectl("apply", "-f", str(file))
 
 

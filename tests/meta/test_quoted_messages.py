@@ -25,6 +25,7 @@ COMMANDS = {
 COMMANDS |= {"python", "systemctl"}
 OTHERS = {
     "images import dra-agent-image": "an option of ctr",
+    "is in the process of being allocated": "a scheduler",
     "no matches for kind": "kubectl",
     "space left on device": "the kernel",
     "still preparing it": "a value in the middle: preparing, or unpreparing",

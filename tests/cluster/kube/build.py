@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +19,16 @@ from .prerequisites import OLDEST_GO, check, go_version
 MODULES = Path(__file__).resolve().parents[1] / "modules"
 KUBERNETES = "DRA_AGENT_TEST_KUBERNETES"
 """The environment variable with the minor version of Kubernetes, as 1.34; without it, the newest one is used."""
+GATES = "DRA_AGENT_TEST_GATES"
+"""The environment variable that, as `on`, turns on the gates of DRA that are on by default since 1.36."""
+GATES_SINCE_1_36 = (
+    "DRAConsumableCapacity",
+    "DRADeviceBindingConditions",
+    "DRADeviceTaints",
+    "DRAExtendedResource",
+    "DRAPartitionableDevices",
+)
+"""They exist since 1.34: kubernetes/pkg/features/kube_features.go."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,9 @@ class Module:
     ldflags: str = "-s -w"
     go_mod: str = ""
     """The directory of the go.mod; by default `name`."""
+    completed: str = ""
+    """A required module that is published without files which the programs need: it is copied, and the files in
+    `additions`, next to the go.mod, are added."""
 
     @property
     def source(self) -> Path:
@@ -48,6 +64,11 @@ class Module:
 def kubernetes_versions() -> tuple[str, ...]:
     """Return the minor versions, in addition to the newest one, that have a go.mod: `("1.34", "1.35")`."""
     return tuple(sorted(path.name.removeprefix("kubernetes-") for path in MODULES.glob("kubernetes-*")))
+
+
+def gates() -> dict[str, bool]:
+    """Return the gates of this run that differ from the defaults of its version of Kubernetes."""
+    return dict.fromkeys(GATES_SINCE_1_36, True) if os.environ.get(GATES) == "on" else {}
 
 
 def kubernetes_version() -> str:
@@ -147,9 +168,33 @@ def _compile(module: Module, name: str, target: Path) -> None:
     command = ["go", "build", "-ldflags", module.ldflags, "-o", str(unfinished)]
     command += ["-tags", module.tags] if module.tags else []
     environment = {**os.environ, "CGO_ENABLED": "0"}
-    subprocess.run([*command, module.programs[name]], cwd=module.source, env=environment, check=True)
+    with tempfile.TemporaryDirectory(prefix=f"{module.name}-") as temporary:
+        source = _complete(module, Path(temporary)) if module.completed else module.source
+        subprocess.run([*command, module.programs[name]], cwd=source, env=environment, check=True)
     unfinished.rename(target)
     print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def module_directory(module: Module, path: str) -> Path:
+    """Return the directory in Go's module cache of a module that `module` requires, or of itself; downloads it."""
+    command = ["go", "list", "-m", "-json", path]
+    subprocess.run(["go", "mod", "download", path], cwd=module.source, check=True)
+    found = subprocess.run(command, cwd=module.source, check=True, capture_output=True, text=True).stdout
+    return Path(json.loads(found)["Dir"])
+
+
+def _complete(module: Module, directory: Path) -> Path:
+    """Copy the go.mod to a directory, with a copy of the incomplete module and its additional files; return it."""
+    for name in ("go.mod", "go.sum"):
+        shutil.copy(module.source / name, directory)
+    completed = directory / "completed"
+    shutil.copytree(module_directory(module, module.completed), completed)
+    for path in [completed, *completed.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the module cache is read-only
+    shutil.copytree(module.source / "additions", completed, dirs_exist_ok=True)
+    replacement = f"-replace={module.completed}=./{completed.name}"
+    subprocess.run(["go", "mod", "edit", replacement], cwd=directory, check=True)
+    return directory
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import yaml
@@ -23,10 +21,8 @@ def chart_of(module: build.Module, path: str) -> Path:
     chart = where / "chart"
     if not chart.exists():
         where.mkdir(parents=True, exist_ok=True)
-        command = ["go", "mod", "download", "-json", f"{module.versioned}@{module.version()}"]
-        found = subprocess.run(command, cwd=module.source, check=True, capture_output=True, text=True).stdout
         unfinished = where / f".chart-{os.getpid()}"
-        shutil.copytree(Path(json.loads(found)["Dir"]) / path, unfinished)
+        shutil.copytree(build.module_directory(module, module.versioned) / path, unfinished)
         unfinished.rename(chart)
     return chart
 
