@@ -81,14 +81,18 @@ def test_a_pod_fits_where_the_device_plugin_has_enough_left() -> None:
     assert answer["notes"] == []
 
 
-def test_a_device_plugin_needs_no_slices() -> None:
-    for slices in ([], None):
-        snapshot = cluster([node("n1"), node("n2", gpu="1")])
-        snapshot.slices = slices
-        assert explain_pod(snapshot, pod(gpu="1"))["fits"]
-        answer = explain_pod(snapshot, pod(gpu="2"))
-        assert not answer["fits"] and answer["unexamined"] == ([] if slices is not None else ["n1"])
-    assert devices_of(answer)["n1"] == "not evaluated: ResourceSlices are not known"
+@pytest.mark.parametrize("slices", [[], None])
+def test_a_device_plugin_needs_no_slices(slices: list[Json] | None) -> None:
+    snapshot = cluster([node("n1"), node("n2", gpu="1")])
+    snapshot.slices = slices
+    assert explain_pod(snapshot, pod(gpu="1"))["fits"]
+    answer = explain_pod(snapshot, pod(gpu="2"))
+    assert not answer["fits"]
+    if slices is None:
+        assert answer["unexamined"] == ["n1"]
+        assert devices_of(answer)["n1"] == "not evaluated: ResourceSlices are not known"
+    else:
+        assert answer["unexamined"] == []
 
 
 def test_a_pod_that_may_not_be_on_the_node_does_not_fit() -> None:
