@@ -14,11 +14,13 @@ import pytest
 from dra_agent.clock import STEADY
 from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import connect
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.state_file import PROGRESS_FILE
+from dra_agent.retry import Backoff
 from dra_agent.status import EventRecorder
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
@@ -49,6 +51,8 @@ class ClusterNode:
             self.reclaim = ReclaimService(self.folder, boot, [])
             events = EventRecorder(api, DRIVER, NODE)
             events.start()
+            watch = NodeWatch(api, NODE, backoff=Backoff(first=0.01, longest=0.1))
+            watching = asyncio.create_task(watch.run(), name="node watch")
             self.drain = NodeDrain(
                 settings,
                 api,
@@ -56,12 +60,13 @@ class ClusterNode:
                 self.ledger,
                 events,
                 node=NODE,
+                node_watch=watch,
                 driver=DRIVER,
                 state_dir=self.folder,
                 is_leader=lambda: self.is_leader,
             )
             inventory = self.drain.inventory(lambda: Inventory(devices=devices(1)))
-            publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=inventory)
+            publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=inventory, node_watch=watch)
             await self.reclaim.start()
             await publisher.start()
             if before is not None:
@@ -73,6 +78,8 @@ class ClusterNode:
             finally:
                 await self.reclaim.stop()
                 await self.drain.stop()
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
                 left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("reclaim")]
                 assert left == [], "a stop ends every task"
                 await publisher.stop()
@@ -163,41 +170,47 @@ def test_after_a_reboot_condition_and_cordon_are_removed(node: ClusterNode) -> N
 
     node.run(interrupted, cordon=True)
     assert node.is_cordoned() and node.condition() == ("True", "Operator"), "a stop of the agent changes neither"
-    node.api.fail(503, methods="GET", path=f"/nodes/{NODE}")
+    node.api.fail(503, methods="GET", path="/nodes?")
     node.run(cleaned, boot="next", cordon=True)
 
 
 def test_a_node_that_may_not_be_read_at_first_is_cleaned_up_later(
-    node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+    node: ClusterNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The API server learns of a new role or policy after the agent has started."""
-    monkeypatch.setattr("dra_agent.status.permission.FIRST_RETRY_S", 0.01)
 
     async def interrupted() -> None:
         await node.notice()
         await eventually_async(node.is_cordoned)
 
-    async def started() -> None:
-        await eventually_async(lambda: node.api.objects("resourceslices"))
-        node.api.fail(403, methods="GET", path=f"/nodes/{NODE}", times=2)
-
     async def cleaned() -> None:
+        await eventually_async(lambda: "an earlier notice is not removed from the node" in caplog.text)
+        node.api.faults.lift(refusal)
         await eventually_async(lambda: not node.is_cordoned())
 
     node.run(interrupted, cordon=True)
-    node.run(cleaned, before=started, boot="next", cordon=True)
+    refusal = node.api.fail(403, methods="GET", path="/nodes?", times=None)
+    node.run(cleaned, boot="next", cordon=True)
 
 
 def test_a_stop_does_not_wait_for_the_api_server(node: ClusterNode) -> None:
-    async def before() -> None:
-        await eventually_async(lambda: node.api.objects("resourceslices"))
-        node.api.requests.clear()
-        node.api.fail(503, times=None, methods="GET", path=f"/nodes/{NODE}")
-
     async def scenario() -> None:
-        await eventually_async(lambda: any(seen.path.endswith(f"/nodes/{NODE}") for seen in node.api.requests))
+        await eventually_async(lambda: any("/nodes" in seen.path for seen in node.api.requests))
 
-    node.run(scenario, before=before)
+    node.api.fail(503, times=None, methods="GET", path="/nodes?")
+    node.run(scenario)
+
+
+def test_the_node_is_listed_and_watched_and_not_read_besides(node: ClusterNode) -> None:
+    async def scenario() -> None:
+        await node.notice()
+        await eventually_async(lambda: node.condition() == ("True", "Operator"))
+        await node.cancel()
+        await eventually_async(lambda: node.condition() == ("False", "Cancelled"))
+
+    node.run(scenario)
+    reads = [seen.path for seen in node.api.requests if seen.method == "GET" and "/nodes" in seen.path]
+    assert reads and not [path for path in reads if path.partition("?")[0].endswith(f"/nodes/{NODE}")]
 
 
 def test_a_later_run_removes_the_cordon_of_an_earlier_one(node: ClusterNode) -> None:

@@ -137,6 +137,7 @@ class KubernetesMode:
             ledger,
             self._reporting.events,
             node=self._config.node,
+            node_watch=self._node_watch(),
             driver=self._config.driver_name,
             state_dir=self._config.state_dir,
             is_leader=self._leadership.is_leader,

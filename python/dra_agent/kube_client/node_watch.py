@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from dra_agent.api_object import Object
@@ -49,7 +49,13 @@ class NodeWatch(Reflector):
         """Return the current state."""
         return NodeState(self._node, self.error, self._is_listed)
 
-    async def states(self) -> AsyncIterator[NodeState]:
+    async def first_state(self) -> NodeState:
+        """Return the current state; without any, wait until the first list has succeeded or failed."""
+        while not self._version:
+            await self._updated.wait()
+        return self.state
+
+    async def states(self) -> AsyncGenerator[NodeState]:
         """Yield the current state if there is one, and then each later one; states in between may be omitted."""
         seen = 0
         while True:

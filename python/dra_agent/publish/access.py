@@ -35,7 +35,7 @@ from dra_agent.slices import Slice
 
 
 class NodeOwnerReference:
-    """The Node's uid, from its watch if there is one. Otherwise it is read, and read again after slices were deleted.
+    """The Node's uid, from its watch if there is one that works. Otherwise it is read, again after slices were deleted.
 
     The Node may be a new one then. A reference to an earlier Node does no harm for long: the garbage collector deletes
     the slice, and it is published again.
@@ -58,7 +58,7 @@ class NodeOwnerReference:
         """
         if self._reference is None:
             try:
-                node = self._watched() or await self._api.get(NODES, self._node)
+                node = await self._watched() or await self._api.get(NODES, self._node)
             except NotFoundError as error:
                 raise RetryableError(
                     f"there is no Node {self._node!r} (yet)",
@@ -78,8 +78,8 @@ class NodeOwnerReference:
             }
         return self._reference
 
-    def _watched(self) -> Object | None:
-        state = None if self._watch is None else self._watch.state
+    async def _watched(self) -> Object | None:
+        state = None if self._watch is None else await self._watch.first_state()
         return state.node if state is not None and state.error is None else None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client.client import ApiClient
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.announcements import apply_taint
@@ -38,6 +39,7 @@ class NodeDrain:
         events: EventRecorder,
         *,
         node: str,
+        node_watch: NodeWatch,
         driver: str,
         state_dir: Path,
         is_leader: Callable[[], bool],
@@ -53,6 +55,7 @@ class NodeDrain:
         self._ledger = ledger
         self._events = events
         self._node = node
+        self._node_watch = node_watch
         self._driver = driver
         self._state_dir = state_dir
         self._is_leader = is_leader
@@ -102,6 +105,7 @@ class NodeDrain:
             self._api,
             taints,
             node=self._node,
+            node_watch=self._node_watch,
             driver=self._driver,
             cordon=self._settings.cordon,
             is_leader=self._is_leader,

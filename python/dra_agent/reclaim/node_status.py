@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Generic, Literal, TypeVar
 
+from dra_agent.api_object import Object
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError
 from dra_agent.kube_client.kinds import NODES
+from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reclaim.announcements import condition_of, has_notice_condition
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.taint_rollout import TaintRollout
@@ -102,6 +105,7 @@ class NodeStatusWriter:
         taints: TaintRollout,
         *,
         node: str,
+        node_watch: NodeWatch,
         driver: str,
         cordon: Literal["auto"] | bool,
         is_leader: Callable[[], bool],
@@ -111,6 +115,7 @@ class NodeStatusWriter:
         `is_leader`: whether this agent writes, of several in a rolling update.
         """
         self._node = node
+        self._node_watch = node_watch
         self._driver = driver
         self._mode = cordon
         self._manager = f"{driver}-reclaim"
@@ -174,21 +179,8 @@ class NodeStatusWriter:
             self._cleanup = asyncio.create_task(self._clean_up(), name="reclaim node")
 
     async def _clean_up(self) -> None:
-        """Read the Node once, and write only if fields of this agent are left: an ordinary start writes nothing."""
-        backoff = Backoff(first=0.5, longest=30.0)
-        permission = PermissionMonitor(
-            "a condition or cordon of an earlier notice is not removed from the node", "get on nodes"
-        )
-        while True:
-            try:
-                node = await self._api.get(NODES, self._node)
-                break
-            except ForbiddenError as error:
-                wait_s = permission.refused(error)
-            except AgentError as error:
-                wait_s = backoff.delay(error)
-            await asyncio.sleep(wait_s)
-        permission.granted()
+        """Write only if fields of this agent are left on the Node: an ordinary start writes nothing."""
+        node = await self._watched_node()
         state = self._state
         if state is None or state.phase == "notice":
             return
@@ -196,6 +188,20 @@ class NodeStatusWriter:
             self._condition.set_desired(condition_of(state, self._driver, STEADY.now()))
         if cordoned_by(node, self._manager):
             self._cordon.set_desired(False)
+
+    async def _watched_node(self) -> Object:
+        """Return the Node once its watch has it."""
+        permission = PermissionMonitor(
+            "a condition or cordon of an earlier notice is not removed from the node", "list and watch on nodes"
+        )
+        async with aclosing(self._node_watch.states()) as states:
+            async for state in states:
+                if isinstance(state.error, ForbiddenError):
+                    permission.refused(state.error)
+                elif state.error is None and state.node is not None:
+                    permission.granted()
+                    return state.node
+        raise AssertionError("the states of a watch have no end")
 
     async def _apply_cordon(self, cordoned: bool) -> None:
         # An empty apply removes the agent's fields; a cordon by another owner stays.
