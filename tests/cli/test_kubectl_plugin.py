@@ -15,7 +15,7 @@ import pytest
 from allocator.cases import claim, device, make_request, model, slice_of
 from dra_agent import revision
 from dra_agent.cli.kubectl_plugin import build_parser, main
-from dra_agent.cli.parser import leaves
+from dra_agent.cli.parser import leaves, subcommands
 from fake_apiserver.fake import FakeApi
 
 Plugin = Callable[..., tuple[int, str, str]]
@@ -181,6 +181,30 @@ def test_every_command_has_examples_that_parse(command: str) -> None:
     parser = {" ".join(words): parser for words, parser in leaves(build_parser())}[command]
     found = re.findall(r"^  kubectl dra (.*)$", parser.epilog or "", re.MULTILINE)
     assert found and all(build_parser().parse_args(shlex.split(line)) for line in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("top", "--so"), ["--sort", ":4"]),
+        (("rec",), ["reclaim", ":4"]),
+        (("claims", "-o", "js"), ["json", ":4"]),
+        (("claims", "--kubeconfig", ""), [":0"]),
+        (("claims", "-n", ""), [":4"]),
+        (("explain", ""), [":4"]),
+    ],
+)
+def test_kubectl_completes_words(plugin: Plugin, words: tuple[str, ...], expected: list[str]) -> None:
+    code, text, errors = plugin("__complete", *words)
+    assert (code, errors) == (0, "")
+    assert [line.partition("\t")[0] for line in text.splitlines()] == expected
+
+
+def test_every_command_of_the_plugin_is_completed_with_its_summary(plugin: Plugin) -> None:
+    lines = plugin("__complete", "")[1].splitlines()
+    assert lines[-1] == ":4"
+    assert [line.split("\t")[0] for line in lines[:-1]] == sorted(subcommands(build_parser()))
+    assert all(line.split("\t")[1] for line in lines[:-1])
 
 
 def test_the_version_has_the_revision(capsys: pytest.CaptureFixture[str]) -> None:

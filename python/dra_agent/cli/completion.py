@@ -7,7 +7,7 @@ them for the last word, each with a description. The metavar of an argument is t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,26 +123,30 @@ def print_candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> N
         print(f"{candidate.word}\t{candidate.description}" if candidate.description else candidate.word)
 
 
-def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[Candidate]:
-    """Return the completions of the last word."""
+Names = Callable[[str, Sequence[str]], Iterable[Candidate]]
+"""Returns the names of objects of a kind, the metavar of an argument; flags among the words may select them."""
+
+
+def candidates(parser: argparse.ArgumentParser, words: Sequence[str], names: Names | None = None) -> list[Candidate]:
+    """Return the completions of the last word; `names` of objects are by default those of the agent of this host."""
     *before, last = words or [""]
-    found = sorted(set(_candidates(parser, before, last)))
+    found = sorted(set(_candidates(parser, before, last, names or _names_of_agent)))
     return [candidate for candidate in found if candidate.word.startswith(last) or candidate.word.startswith(":")]
 
 
-def _candidates(parser: argparse.ArgumentParser, before: Sequence[str], last: str) -> Iterator[Candidate]:
+def _candidates(parser: argparse.ArgumentParser, before: Sequence[str], last: str, names: Names) -> Iterator[Candidate]:
     parser, rest = _descend(parser, before)
     if "--" in rest:
         yield Candidate(FILES)
         return
     flag = _open_flag(parser, rest)
     if flag is not None:
-        yield from _values(flag, rest)
+        yield from _values(flag, rest, names)
         return
     if last.startswith("--") and "=" in last:
         name, _, _ = last.partition("=")
         action = parser._option_string_actions.get(name)
-        for value in _values(action, rest) if action is not None else ():
+        for value in _values(action, rest, names) if action is not None else ():
             yield Candidate(value.word if value.word.startswith(":") else f"{name}={value.word}", value.description)
         return
     if last.startswith("-"):
@@ -158,7 +162,7 @@ def _candidates(parser: argparse.ArgumentParser, before: Sequence[str], last: st
     ]
     for index, action in enumerate(arguments):
         if index == given or (index == len(arguments) - 1 < given and action.nargs in ("*", "+")):
-            yield from _values(action, rest)
+            yield from _values(action, rest, names)
 
 
 def _descend(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.ArgumentParser, list[str]]:
@@ -206,7 +210,7 @@ def _line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def _values(action: argparse.Action, words: Sequence[str]) -> Iterable[Candidate]:
+def _values(action: argparse.Action, words: Sequence[str], names: Names) -> Iterable[Candidate]:
     """Return the values that an argument can have."""
     if action.choices is not None:
         return [Candidate(str(choice)) for choice in action.choices]
@@ -219,6 +223,10 @@ def _values(action: argparse.Action, words: Sequence[str]) -> Iterable[Candidate
         return [*map(Candidate, profiles()), *([Candidate(DIRECTORIES)] if kind != "PROFILE" else [])]
     if "|" in kind:
         return map(Candidate, kind.split("|"))
+    return names(kind, words)
+
+
+def _names_of_agent(kind: str, words: Sequence[str]) -> Iterable[Candidate]:
     readers = {"CLAIM": _claims, "OBJECT": _claims, "NAMESPACE": _namespaces, "DEVICE": _devices}
     reader = readers.get(kind)
     return () if reader is None else reader(words)

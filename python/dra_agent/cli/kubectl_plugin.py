@@ -21,6 +21,8 @@ from dra_agent.cli.top import add_display_flags
 from dra_agent.cli.top_cluster import add_cluster_flags
 
 PROGRAM = "kubectl dra"
+COMPLETE = "__complete"
+"""The first word of a call by `kubectl_complete-dra`, which kubectl runs to complete words of a command line."""
 _EXAMPLES = {
     "claims": (
         ("claims -A", "which claim holds which device of the cluster, and which pods use it"),
@@ -60,7 +62,7 @@ _SUMMARIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; exit codes are the same as in dra-agent."""
     with guarded():
-        return exit_code(lambda: _run(sys.argv[1:] if argv is None else argv))
+        return exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def build_parser() -> Parser:
@@ -114,7 +116,28 @@ def build_parser() -> Parser:
     return parser
 
 
+def _complete(words: Sequence[str]) -> int:
+    """Print the candidates for the last word, and what the shell does, as kubectl expects it of a plugin.
+
+    Names of objects are not among them. Source: k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go, and the
+    ShellCompDirective of github.com/spf13/cobra.
+    """
+    from dra_agent.cli.completion import DIRECTORIES, FILES, candidates
+
+    default, no_files, directories = 0, 4, 16
+    directive = no_files
+    for candidate in candidates(build_parser(), words, names=lambda kind, words: ()):
+        if candidate.word in (FILES, DIRECTORIES):
+            directive = default if candidate.word == FILES else directories
+        else:
+            print("\t".join(filter(None, candidate)))
+    print(f":{directive}")
+    return 0
+
+
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == [COMPLETE]:
+        return _complete(arguments[1:])
     args = build_parser().parse_args(arguments)
     if args.command == "claims":
         from dra_agent.cli.cluster_claims import print_cluster
