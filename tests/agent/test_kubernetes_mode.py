@@ -125,7 +125,6 @@ def test_a_start_needs_few_requests_and_an_idle_agent_none(
         )
 
     expected = [
-        ("GET", "node-a"),  # whether an earlier notice left a condition or a cordon
         ("GET", "nodes"),
         ("GET", "resourceslices"),
         ("POST", "resourceslices"),  # GPUs
