@@ -74,7 +74,7 @@ def config_hash(render: Render, config: str) -> str:
 
 def test_a_configuration_change_restarts_the_agent(render: Render) -> None:
     text = only_object(render({"config": RULE}), "ConfigMap")["data"]["config.toml"]
-    assert tomllib.loads(text) == tomllib.loads(RULE)
+    assert tomllib.loads(text) == {"log_level": "info", **tomllib.loads(RULE)}
     assert config_hash(render, RULE) != config_hash(render, "")
 
 
@@ -86,6 +86,19 @@ def test_keys_that_are_reloaded_restart_no_agent(render: Render) -> None:
     assert config_hash(render, RULE) == config_hash(
         render, f"log-level = 'debug'\n{RULE}[inventory]\nexclude = ['true']"
     )
+
+
+def test_a_change_of_the_log_level_reaches_the_file_and_restarts_no_agent(render: Render) -> None:
+    before = render({"config": RULE})
+    after = render({"config": RULE, "logLevel": "debug"})
+    assert only_object(before, "DaemonSet") == only_object(after, "DaemonSet")
+    assert tomllib.loads(only_object(after, "ConfigMap")["data"]["config.toml"])["log_level"] == "debug"
+
+
+@pytest.mark.parametrize("key", ["log_level", "log-level"])
+def test_the_log_level_of_the_configuration_has_precedence(render: Render, key: str) -> None:
+    text = only_object(render({"config": f"{key} = 'warning'\n{RULE}"}), "ConfigMap")["data"]["config.toml"]
+    assert tomllib.loads(text) == {key: "warning", **tomllib.loads(RULE)}
 
 
 def test_a_chart_version_alone_restarts_no_agent(render: Render) -> None:

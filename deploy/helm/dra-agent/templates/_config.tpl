@@ -91,8 +91,16 @@ keys.
 {{- end }}
 {{- end }}
 
+{{/*
+The level of the log is in the file and not a variable, because agents apply a change of the file without a restart.
+*/}}
 {{- define "dra-agent.configFile" -}}
+{{- $parsed := dict "config" .Values.config }}
+{{- include "dra-agent.parseConfig" $parsed -}}
 # See docs/reference/configuration.md. Environment variables of the DaemonSet override this file.
+{{- if not (or (hasKey $parsed.table "log_level") (hasKey $parsed.table "log-level")) }}
+log_level = {{ .Values.logLevel | quote }}
+{{- end }}
 {{- with .Values.config }}
 {{ . }}
 {{- end }}
