@@ -1,7 +1,8 @@
 """Which devices the selectors of a spec choose: specs that differ in nothing else have the same results.
 
 Thousands of waiting claims with different selectors have few different choices on one host. The result for one of the
-claims is that of all of them, so a freed device costs a query for each choice, and not one for each claim.
+claims is that of all of them, so a freed device costs a query for each choice, and not one for each claim
+(docs/adr/0064-waiting-claims-by-chosen-devices.md).
 """
 
 from __future__ import annotations
