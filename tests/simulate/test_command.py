@@ -57,11 +57,16 @@ def test_the_page_lists_every_profile(capsys: pytest.CaptureFixture[str]) -> Non
     ("command", "code", "message"),
     [
         ("build dgx {root}", 2, "unknown profile 'dgx'; known: dgx-h100, hgx-h200, "),
+        ("build h100-nvk {root}", 2, "; did you mean h100-nvl?"),
         ("build cpu-only {full}", 1, "not empty, and not a simulated host; name an empty or a new directory"),
         ("unplug {root} 0000:3b:00.0", 2, "not a simulated host; make one with `dra-agent simulate build PROFILE "),
         ("unplug {host} nothing", 2, "no device 'nothing' in cpu-only; known: 0000:3b:00.0, "),
         ("xid {host} 0000:3b:00.0 48", 2, "0000:3b:00.0 is not an NVIDIA GPU; the GPUs of cpu-only: none"),
-        ("xid {host} 0000:3b:00.0 many", 2, "invalid positive_number value: 'many'"),
+        ("xid {host} 0000:3b:00.0 many", 2, "argument NUMBER: many is not a whole number from 1 to 2147483647"),
+        ("xid {host} 0000:3b:00.0 48 --instance x", 2, "x is not a number, or two with a slash, such as 9/0"),
+        ("process {host} 9 --device 0 --utilization 40", 2, "40 is not two numbers from 0 to 100, such as 40,10"),
+        ("process {host} 9 --device 0 --utilization 1,101", 2, "1,101 is not two numbers from 0 to 100"),
+        ("latency {host} --call nvmlInit", 2, "nvmlInit is not FUNCTION=MS, such as nvmlDeviceGetName=100"),
     ],
 )
 def test_wrong_wishes_get_one_message_and_change_nothing(

@@ -9,6 +9,8 @@ from typing import Literal
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import add_group_examples, examples
 
+MAX_NUMBER = (1 << 31) - 1
+"""Numbers of NVML and of the kernel have 32 bits."""
 _EXAMPLES = {
     "profiles": (("-o wide", "with the source of each description"),),
     "build": (("dgx-h100 ./host", "a DGX H100 below ./host"),),
@@ -328,18 +330,22 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
 
 def _instance(text: str) -> tuple[int, int]:
     gpu, slash, compute = text.partition("/")
+    if not (_is_number(gpu) and (not slash or _is_number(compute))):
+        raise argparse.ArgumentTypeError(f"{text} is not a number, or two with a slash, such as 9/0")
     return int(gpu), int(compute) if slash else _NO_INSTANCE
 
 
 def _percents(text: str) -> tuple[int, int]:
-    gpu, memory = map(int, text.split(","))
-    if not (0 <= gpu <= 100 and 0 <= memory <= 100):
-        raise argparse.ArgumentTypeError(f"{text} is not two numbers from 0 to 100")
-    return gpu, memory
+    parts = text.split(",")
+    if len(parts) != 2 or not all(_is_number(part) and int(part) <= 100 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers from 0 to 100, such as 40,10")
+    return int(parts[0]), int(parts[1])
 
 
 def _call_time(text: str) -> tuple[str, int]:
     function, _, milliseconds = text.partition("=")
+    if not function or not milliseconds:
+        raise argparse.ArgumentTypeError(f"{text} is not FUNCTION=MS, such as nvmlDeviceGetName=100")
     return function, positive_number(milliseconds)
 
 
@@ -350,10 +356,13 @@ def _calls(args: argparse.Namespace) -> str:
 
 def positive_number(text: str) -> int:
     """Read a flag's count, 1 or more."""
-    number = int(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
+    if not _is_number(text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to {MAX_NUMBER}")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 
 def _list(output: str) -> int:

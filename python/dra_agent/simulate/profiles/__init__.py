@@ -51,8 +51,13 @@ def profiles() -> list[str]:
 
 
 def load_profile(name: str) -> Machine:
-    """The machine of that name; UsageError names the known ones."""
+    """The machine of that name; UsageError names the known ones, and the nearest."""
     if name not in _MODULES:
-        raise UsageError(f"unknown profile {name!r}; known: {', '.join(_MODULES)}")
+        import difflib
+
+        near = difflib.get_close_matches(name, _MODULES, 1)
+        raise UsageError(
+            f"unknown profile {name!r}; known: {', '.join(_MODULES)}", hint=f"did you mean {near[0]}?" if near else None
+        )
     machine: Machine = import_module(f"{__name__}.{_MODULES[name]}").machine()
     return machine
