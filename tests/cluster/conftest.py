@@ -119,6 +119,12 @@ it is waiting for timeouts of Kubernetes."""
 SINCE = {
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
+    # The control plane of this benchmark has the default gates.
+    "test_capacity_is_what_the_scheduler_binds": "1.36",
+    # Before, a kubelet did not repeat a notification of a registration that failed.
+    "test_driver_is_registered_after_a_notification_error": "1.36",
+    # The gate ResourceHealthStatus of the kubelet is on since 1.36.
+    "test_xid_sets_taint_and_pod_status_until_recovery": "1.36",
     # The gate DRAResourceClaimGranularStatusAuthorization does not exist before.
     "test_status_permissions": "1.36",
     "test_allocations_and_reservations_cannot_be_changed": "1.36",

@@ -57,7 +57,7 @@ def control_plane(gates: Mapping[str, bool]) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    with control_plane({}) as created:
+    with control_plane(build.gates()) as created:
         yield created
 
 
