@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dra_agent.telemetry.claim_pods import MAX_CLAIMS, MAX_PODS, ClaimPods
 from dra_agent.telemetry.exposition import parse
 from dra_agent.telemetry.model import COUNTERS, GAUGES, THROTTLE_REASONS, DeviceSample
 from dra_agent.telemetry.sampler import TelemetrySnapshot
-from eventually import DEADLINE_S
+from eventually import DEADLINE_S, eventually
 from telemetry.rig import Rig, claim, held
 
 PROFILE = "dgx-h100"
@@ -120,6 +120,22 @@ class FullNode:
         )
         return series_by_metric(metrics.render()[0].decode())
 
+    def sampled_until(self, condition: Callable[[Counter[str]], bool]) -> Counter[str]:
+        """Sample until the series are as expected; return them.
+
+        A sample has no averages of a GPU within the 100 ms in which the driver refreshes its counters once.
+        """
+        found: Counter[str] = Counter()
+
+        def sampled() -> bool:
+            nonlocal found
+            self.rig.sample()
+            found = self.series()
+            return condition(found)
+
+        eventually(sampled, lambda: by_group(found))
+        return found
+
     def _snapshot(self) -> MetricsSnapshot:
         return collect(
             self._state,
@@ -151,11 +167,10 @@ def test_a_full_node_has_the_series_that_the_page_states(node: FullNode) -> None
     for device in (*slices, *nics[: CLAIMS - SLICES]):
         node.prepare(device)
     assert len(node.rig.entries) == CLAIMS
-    for _ in range(3):  # averages need a sample before, and energy of the claims another one
+    for _ in range(2):  # averages need a sample before, and energy of the claims another one
         node.rig.sample()
+    full = node.sampled_until(lambda found: by_group(found) == stated())
     assert node.rig.sampler.snapshot().failures == ()
-    full = node.series()
-    assert by_group(full) == stated()
     # The numbers of other series depend on neither.
     others = {name for name, count in full.items() if without_claims[name] != count}
     assert {name for name in others if not any(re.fullmatch(one, name) for one in GROUPS.values())} <= {
@@ -164,8 +179,7 @@ def test_a_full_node_has_the_series_that_the_page_states(node: FullNode) -> None
     # Claims that monitor devices of others have no series, however many they are.
     for device in slices:
         node.prepare(device, admin=True)
-    node.rig.sample()
-    assert node.series() == full
+    node.sampled_until(lambda found: found == full)
 
 
 class ManyClaims:
