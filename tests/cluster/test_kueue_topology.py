@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -74,9 +75,9 @@ def kueue_log(kueue: Kueue) -> Iterator[None]:
     print(kueue.process.tail(40))
 
 
-@pytest.fixture
-def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[Agents]:
-    """An agent on each node that labels it: both are in one clique."""
+@contextmanager
+def trays_of_one_clique(cluster: Cluster, start_agent: StartAgent) -> Iterator[Agents]:
+    """Run an agent on each node that labels it; afterwards the nodes have no label of the fabric."""
     identity = cluster.identity(DRIVER, *CHART_VALUES)
     started = {
         node: start_agent(node, PROFILE, "--node-labels", "node", kubeconfig=identity.kubeconfig(node))
@@ -88,6 +89,13 @@ def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[Agents]:
     for node, agent in started.items():
         agent.end()  # it would write the labels again
         cluster.api.patch(NODES, node, {"metadata": {"labels": dict.fromkeys(labels(cluster, node))}})
+
+
+@pytest.fixture
+def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[Agents]:
+    """An agent on each node that labels it: both are in one clique."""
+    with trays_of_one_clique(cluster, start_agent) as started:
+        yield started
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ import pytest
 
 from cluster.conftest import StartAgent, apply_classes
 from cluster.kube import prerequisites
-from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import NODES, Kind
+from cluster.kube.agent import Agent
+from cluster.kube.api import Kind
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.process import until
 from cluster.kube.volcano import Volcano
 from cluster.kube.volcano_jobs import Jobs
 from cluster.kube.workload import Namespace, request
-from cluster.test_fabric_labels import CHART_VALUES, CLIQUE, PROFILE, join_clique, labels
+from cluster.test_fabric_labels import CLIQUE, join_clique, labels
+from cluster.test_kueue_topology import trays_of_one_clique
 from cluster.test_volcano import allocated
 
 HYPER_NODES = Kind("topology.volcano.sh/v1alpha1", "hypernodes", namespaced=False)
@@ -58,16 +59,8 @@ def jobs(volcano: Volcano, namespace: Namespace) -> Iterator[Jobs]:
 @pytest.fixture
 def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[dict[str, Agent]]:
     """An agent on each node that labels it: both are in one clique."""
-    identity = cluster.identity(DRIVER, *CHART_VALUES)
-    started = {
-        node: start_agent(node, PROFILE, "--node-labels", "node", kubeconfig=identity.kubeconfig(node))
-        for node in ("node-a", "node-b")
-    }
-    until(lambda: all(CLIQUE in labels(cluster, node) for node in started), "both nodes have a clique")
-    yield started
-    for node, agent in started.items():
-        agent.end()  # it would write the labels again
-        cluster.api.patch(NODES, node, {"metadata": {"labels": dict.fromkeys(labels(cluster, node))}})
+    with trays_of_one_clique(cluster, start_agent) as started:
+        yield started
 
 
 @pytest.fixture

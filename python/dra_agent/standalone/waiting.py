@@ -86,7 +86,7 @@ class WaitingClaims:
         self._untried: set[int] = set()
         """The positions of the claims of all groups that need a try."""
         self._unclassified: dict[bytes, Group] = {}
-        """Groups that were refused for their relaxed form, in this order, and some with which that is no longer so."""
+        """Groups that were refused for their relaxed form, in this order. Reading them removes outdated entries."""
         self._due: list[tuple[int, bytes]] = []
         """A heap with the oldest claim's position of each group that needs a try, and entries that hold no more."""
 
