@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import threading
@@ -453,3 +454,30 @@ def test_a_hanging_prepare_does_not_delay_requests(
                 eventually(lambda: status() == ("Allocated", "is being prepared"), status)
         finally:
             may_continue.set()
+
+
+@pytest.mark.parametrize(("count", "collects"), [(2, True), (2000, False)])
+def test_garbage_collection_is_paused_while_many_claims_are_applied(
+    tmp_path: Path,
+    preparer: Any,
+    allocator: CountingAllocator,
+    claim: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    count: int,
+    collects: bool,
+) -> None:
+    enabled = set[bool]()
+    put_all = Store.put_all
+
+    def recorded(*arguments: Any) -> Any:
+        enabled.add(gc.isenabled())
+        return put_all(*arguments)
+
+    monkeypatch.setattr(Store, "put_all", recorded)
+    with running(tmp_path, preparer, allocator) as service, Client(service.socket) as client:
+        client.call(Apply([CLASS, *(claim(f"c{number:04}", 3) for number in range(count))]))
+        assert enabled == {collects}
+        eventually(gc.isenabled)
+        client.call(Apply([claim("more", 4)]))
+        assert enabled == {collects, True}

@@ -19,11 +19,12 @@ from dra_agent.errors import PermanentError
 from dra_agent.standalone import selection as selection_module
 from dra_agent.standalone import waiting as waiting_module
 from dra_agent.standalone.allocator import ClusterAllocator
+from dra_agent.standalone.groups import Refusal, digest_of
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.relaxed import relaxed
 from dra_agent.standalone.selection import DeviceSelection
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.waiting import Refusal, WaitingClaims, digest_of
+from dra_agent.standalone.waiting import WaitingClaims
 
 Json = dict[str, Any]
 QUERIES = Path(__file__).resolve().parents[1] / "allocator"
@@ -352,9 +353,89 @@ def test_devices_that_change_are_chosen_by_other_claims(new_queue: NewQueue, all
     assert never == {"b0", "b1", "b2", "b3"}
 
 
-def test_random_changes_have_the_same_results_without_common_tries(
-    new_queue: NewQueue, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue never has the time to find out which devices the claims choose that were refused for their form."""
+    monkeypatch.setattr(WaitingClaims, "unclassified", lambda waiting, limit: [])
+
+
+@pytest.mark.usefixtures("no_idle_time")
+def test_claims_whose_devices_are_not_known_are_refused_together_after_a_release(
+    queue: ClaimQueue, allocator: RecordingAllocator, classified: list[bytes | None]
 ) -> None:
+    queue.apply([waits("holder"), waits("others", 5)])
+    queue.apply([*(waits(f"c{number}", 3, "AB"[number % 2]) for number in range(200)), waits("last")])
+    queue.reconcile()
+    assert list(prepared(queue)) == ["holder", "others"]
+    before = [view.message for view in queue.views()]
+    known = len(classified)
+    allocator.queries = 0
+    meanwhile: list[str] = []
+    allocator.before = lambda: meanwhile.append(queue.view("default", "c9").message)
+    queue.delete("default", "holder")
+    queue.reconcile()
+    assert list(prepared(queue)) == ["others", "last"]
+    assert len(classified) - known <= 1 and allocator.queries <= 4
+    assert meanwhile[0] == "is not tried yet: 9 claims are before it" and meanwhile[-1] == before[11]
+    assert [view.message for view in queue.views()] == [*before[1:-1], ""]
+
+
+@pytest.mark.usefixtures("no_idle_time")
+def test_claims_that_are_refused_for_their_form_are_tried_in_their_order_after_a_release(queue: ClaimQueue) -> None:
+    queue.apply([waits("a", 3, "A"), waits("b", 3, "B")])
+    for number in range(6):
+        queue.apply([waits(f"three{number}", 3, "A"), waits(f"two{number}", 2, "B")])
+    queue.apply([waits(f"one{number}", 1, "AB"[number % 2]) for number in range(6)])
+    queue.reconcile()
+    assert list(prepared(queue)) == ["a", "b"]
+    queue.delete("default", "b")
+    queue.reconcile()
+    assert list(prepared(queue)) == ["a", "two0", "one1"]
+    queue.delete("default", "a")
+    queue.reconcile()
+    assert list(prepared(queue)) == ["three0", "two0", "one1"]
+    queue.delete("default", "two0")
+    queue.delete("default", "three0")
+    queue.reconcile()
+    assert list(prepared(queue)) == ["three1", "two1", "one1"]
+
+
+@pytest.mark.usefixtures("no_idle_time")
+def test_a_claim_that_is_released_waits_in_its_place_before_those_refused_for_their_form(queue: ClaimQueue) -> None:
+    queue.apply([waits("a", 3, "A"), waits("b", 3, "B"), *(waits(f"c{number}", 3, "A") for number in range(8))])
+    queue.reconcile()
+    assert list(prepared(queue)) == ["a", "b"]
+    queue.suspend("the node is reclaimed", release=True)
+    queue.reconcile()
+    assert prepared(queue) == {}
+    queue.resume()
+    queue.reconcile()
+    assert list(prepared(queue)) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_idle_time")
+def test_claims_refused_for_their_form_can_be_deleted(queue: ClaimQueue) -> None:
+    queue.apply([waits("holder", 6), *(waits(f"c{number}", 6) for number in range(8))])
+    queue.reconcile()
+    for number in range(7):
+        queue.delete("default", f"c{number}")
+        queue.reconcile()
+    assert [view.name for view in queue.views()] == ["holder", "c7"]
+    queue.delete("default", "holder")
+    queue.reconcile()
+    assert list(prepared(queue)) == ["c7"]
+
+
+@pytest.mark.parametrize("has_idle_time", [True, False])
+def test_random_changes_have_the_same_results_without_common_tries(
+    new_queue: NewQueue, monkeypatch: pytest.MonkeyPatch, *, has_idle_time: bool
+) -> None:
+    if not has_idle_time:
+        unclassified = WaitingClaims.unclassified
+        now_idle = [False]
+        monkeypatch.setattr(
+            WaitingClaims, "unclassified", lambda waiting, limit: unclassified(waiting, limit) if now_idle[0] else []
+        )
     rng = random.Random(7)
     queues = [new_queue(ClusterAllocator()) for _ in range(2)]
     names: list[str] = []
@@ -392,7 +473,12 @@ def test_random_changes_have_the_same_results_without_common_tries(
             if number % 40 == 39:
                 queue.devices_changed()
             queue.reconcile()
-            results.append([(view.name, view.phase, view.message) for view in queue.views()])
+            if not has_idle_time and number % 10 == 9:
+                now_idle[0] = True
+                queue.reconcile()
+                now_idle[0] = False
+            messages_known = has_idle_time or number % 10 == 9
+            results.append([(view.name, view.phase, view.message if messages_known else "") for view in queue.views()])
         assert results[0] == results[1]
         assert prepared(queues[0]) == prepared(queues[1])
         phases |= {phase for _, phase, _ in results[0]}

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent import __version__, msgspec_warmup
+from dra_agent import __version__, garbage_collection, msgspec_warmup
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
 from dra_agent.agent.closing import ClosingStack
@@ -360,13 +360,15 @@ class Agent:
         mode: Mode
         reports, on_drain_change = self._observability, self._drain_changed.set
         if self._config.standalone:
-            from dra_agent.agent.standalone_mode import StandaloneMode
+            with garbage_collection.paused():
+                from dra_agent.agent.standalone_mode import StandaloneMode
 
             mode = StandaloneMode(
                 self._config, self._liveness, reports.metrics, self._reload, reports.tracer, on_drain_change
             )
         else:
-            from dra_agent.agent.kubernetes_mode import KubernetesMode
+            with garbage_collection.paused():
+                from dra_agent.agent.kubernetes_mode import KubernetesMode
 
             mode = KubernetesMode(
                 self._config,

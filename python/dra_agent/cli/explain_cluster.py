@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dra_agent import garbage_collection
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
@@ -47,25 +45,13 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     from dra_agent.explain.claim_explanation import explain_claim, explain_pod
 
     explain_object = explain_pod if is_pod else explain_claim
-    with progress("evaluating the nodes"), _uncollected():
+    with progress("evaluating the nodes"), garbage_collection.paused():
         result = explain_object(snapshot, subject, node=args.node, deadline=args.timeout)
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
         emit(result, args.output)
     return 0 if result["fits"] else 1
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do without garbage collection: nothing here refers in circles, and the objects of a cluster are many."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from dra_agent import garbage_collection
 from dra_agent.cli.parser import examples
 
 EPILOG = examples(
@@ -50,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
             "the certificate of the API server is not verified",
             extra={"server": access.server, "reason": f"insecure-skip-tls-verify in {access.source}"},
         )
-    from dra_agent.agent.agent import Agent
-    from dra_agent.agent.reload import Reload
+    with garbage_collection.paused():
+        from dra_agent.agent.agent import Agent
+        from dra_agent.agent.reload import Reload
 
     async def live() -> list[str]:
         agent = Agent(config, received, Reload(config, lambda: load_config(args)), watched_file(args))

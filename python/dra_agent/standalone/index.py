@@ -6,13 +6,15 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from dra_agent import garbage_collection
 from dra_agent.api_object import Object, identity_of
 from dra_agent.claim import ClaimRef
 from dra_agent.errors import NoSuchObjectError
 from dra_agent.standalone.claim import FAILED
+from dra_agent.standalone.groups import digest_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLAIM, CLASS, check, load
-from dra_agent.standalone.waiting import WaitingClaims, digest_of
+from dra_agent.standalone.waiting import WaitingClaims
 
 
 class KnownClaim(ClaimRef, frozen=True):
@@ -49,8 +51,9 @@ class ClaimIndex:
         self.failed: dict[str, str] = {}
         """Why a claim can never be prepared, by uid."""
         self._classes: list[Object] | None = None
-        load(store, CLASS)
-        load(store, CLAIM, lambda claim, position: self._index(claim, position, digest_of(claim["spec"])))
+        with garbage_collection.paused():
+            load(store, CLASS)
+            load(store, CLAIM, lambda claim, position: self._index(claim, position, digest_of(claim["spec"])))
 
     def __len__(self) -> int:
         return len(self._by_key)

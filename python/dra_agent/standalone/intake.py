@@ -15,10 +15,10 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, identity_of
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.claim import FAILED, ApplyResult
+from dra_agent.standalone.groups import digest_of
 from dra_agent.standalone.index import ClaimIndex
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.stored_form import CLAIM, CLASS, received
-from dra_agent.standalone.waiting import digest_of
 
 MAX_CLAIMS = 50_000
 """Claims that are kept: some 40 MiB of index, and a few seconds of a start."""

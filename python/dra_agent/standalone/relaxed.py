@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dra_agent.api_object import Object
-from dra_agent.standalone.waiting import digest_of
 
 MAX_QUERY_S = 1.0
 """A relaxed spec has more candidates, so the search may take longer than those for the specs themselves."""
@@ -40,21 +39,22 @@ class RelaxedTries:
         """Forget which forms take long."""
         self._undecided.clear()
 
-    def may_fit(self, claim: Object, results: dict[bytes, bool], evaluate: Callable[[Object], Object]) -> bool:
+    def may_fit(
+        self, claim: Object, digest: bytes, results: dict[bytes, bool], evaluate: Callable[[Object], Object]
+    ) -> bool:
         """Return False if a claim does not fit, because its relaxed form does not.
 
         Arguments:
             claim: The claim.
+            digest: That of its relaxed form.
             results: The results for the devices that are held now, by form; this one is added.
             evaluate: Returns the result of the allocator for a claim.
         """
-        form = relaxed(claim["spec"])
-        digest = digest_of(form)
         if digest in self._undecided:
             return True
         if digest not in results:
             began = self._clock()
-            result = evaluate({**claim, "spec": form})
+            result = evaluate({**claim, "spec": relaxed(claim["spec"])})
             if result.get("error") or self._clock() - began > MAX_QUERY_S:
                 self._undecided.add(digest)
             results[digest] = bool(result["allocated"] or result.get("error"))

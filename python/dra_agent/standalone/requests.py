@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from dra_agent import garbage_collection
 from dra_agent.api_object import DEFAULT_NAMESPACE, Object
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import BusyError, PermanentError, UsageError
@@ -31,6 +32,7 @@ from dra_agent.standalone.protocol import (
     ListPage,
     Plan,
     ReleaseRun,
+    Request,
     State,
     decode_request,
 )
@@ -40,13 +42,16 @@ from dra_agent.standalone.stored_form import CLAIM, CLASS
 
 MAX_WAIT_S = 3600.0
 FIRST_TRY_S = 5.0
-"""Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
+"""Seconds from a request to its response, for the first attempt of its claims; thousands of claims take longer. At
+least a fifth of it remains once they are stored."""
 RESPOND_AFTER_S = 45.0
 """Seconds from a request to its response, for validation and for claims to be prepared or released; a `wait` of the
 request comes on top. The command line waits a minute."""
 STOP_GRACE_S = 0.5
 """Seconds after a stop in which requests are answered. One that waits for a claim does not end within any grace."""
 MAX_OBJECTS_PER_APPLY = 25_000
+LARGE_REQUEST_BYTES = 256 << 10
+"""A request of this size has hundreds of claims, so garbage collection is paused while it is executed."""
 _T = TypeVar("_T")
 
 
@@ -112,11 +117,15 @@ class ClaimRequests:
         self._validator.stop()
 
     async def _handle(self, line: bytes) -> Any:
-        deadline = asyncio.get_running_loop().time() + RESPOND_AFTER_S
-        request = decode_request(line)
+        received = asyncio.get_running_loop().time()
+        with garbage_collection.paused() if len(line) > LARGE_REQUEST_BYTES else contextlib.nullcontext():
+            return await self._execute(decode_request(line), received)
+
+    async def _execute(self, request: Request, received: float) -> Any:
+        deadline = received + RESPOND_AFTER_S
         match request:
             case Apply():
-                return await self._apply(request, deadline)
+                return await self._apply(request, received, deadline)
             case Plan(objects):
                 await self._check(objects, deadline)
                 return await self._read(lambda: self._queue.preview(objects))
@@ -129,7 +138,7 @@ class ClaimRequests:
             case ListClasses():
                 return await self._read(self._queue.classes)
             case Delete():
-                return await self._delete(request, deadline)
+                return await self._delete(request, received, deadline)
             case ReleaseRun(namespace, name, token, wait):
                 released = await self._work(lambda: self._queue.release_run(namespace, name, token))
                 self._steps.request()
@@ -147,12 +156,12 @@ class ClaimRequests:
         if problems := await self._validator.problems(objects, timeout_s=timeout_s):
             raise PermanentError("\n".join(problems))
 
-    async def _apply(self, request: Apply, deadline: float) -> list[ApplyResult]:
+    async def _apply(self, request: Apply, received: float, deadline: float) -> list[ApplyResult]:
         await self._check(request.objects, deadline)
         applied = await self._work(lambda: self._queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
-        await self._wait_settled(uids, deadline)
+        await self._wait_settled(uids, received, deadline)
         views: dict[tuple[str, str], ClaimView] = {}
         for first in range(0, len(claims), CLAIMS_AT_A_TIME):
             part = partial(self._queue.views_of, claims[first : first + CLAIMS_AT_A_TIME], whole=request.whole)
@@ -193,19 +202,20 @@ class ClaimRequests:
         )
         return ClaimPage([self._with_health(view) for view in page.claims], page.next)
 
-    async def _delete(self, request: Delete, deadline: float) -> bool:
+    async def _delete(self, request: Delete, received: float, deadline: float) -> bool:
         if request.kind == CLASS:
             await self._work(lambda: self._queue.delete_class(request.name))
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self._queue.delete(namespace, request.name))
-        await self._wait_settled({uid}, deadline)
+        await self._wait_settled({uid}, received, deadline)
         return await self._wait_deleted(namespace, request.name, uid, request.wait)
 
-    async def _wait_settled(self, uids: Collection[str], deadline: float) -> None:
+    async def _wait_settled(self, uids: Collection[str], received: float, deadline: float) -> None:
         """Wait until these claims have a result, until the deadline; a device of another claim delays no request."""
         self._steps.request()
-        first_deadline = min(asyncio.get_running_loop().time() + FIRST_TRY_S, deadline)
+        now = asyncio.get_running_loop().time()
+        first_deadline = min(max(received + FIRST_TRY_S, now + FIRST_TRY_S / 5), deadline)
         with contextlib.suppress(TimeoutError, BusyError):
             async with asyncio.timeout_at(deadline):
                 if await self._wait_until(lambda: self._queue.is_tried(uids), first_deadline):

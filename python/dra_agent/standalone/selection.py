@@ -13,8 +13,8 @@ from dra_agent.api_object import Object, results_of, subrequests_of
 from dra_agent.cluster import Cluster
 from dra_agent.errors import PermanentError
 from dra_agent.standalone.allocator import GATES
+from dra_agent.standalone.groups import digest_of
 from dra_agent.standalone.relaxed import relaxed
-from dra_agent.standalone.waiting import digest_of
 
 MAX_DEVICES = 32
 """The API's limit of devices in a claim."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from dra_agent.api_object import Object
 from dra_agent.standalone.evaluation import Evaluation
+from dra_agent.standalone.groups import Form, Group, Refusal, digest_of
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
-from dra_agent.standalone.relaxed import RelaxedTries
+from dra_agent.standalone.relaxed import RelaxedTries, relaxed
 from dra_agent.standalone.selection import DeviceSelection
-from dra_agent.standalone.waiting import Group, Refusal
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
@@ -76,11 +76,13 @@ class ClaimTries:
     def try_batch(self, deadline: float | None) -> bool:
         """Try the oldest claims that need it, until one is allocated; False where none needs it.
 
+        Claims that were refused for their relaxed form are tried only if that form may fit now.
+
         What they have in common is read once for all of them. The batch ends at the deadline, and at a change that its
         claims depend on.
         """
         with self._lock:
-            tries = [] if self._is_halted() else self._next_tries()
+            tries, form = self._next_tries()
             if not tries:
                 self._selection.forget()
                 self._relaxed.forget()
@@ -90,19 +92,53 @@ class ClaimTries:
         evaluate = partial(self._evaluate, classes=classes, slices=slices)
         classify = partial(self._selection.key_of, classes=classes, slices=slices)
         with self._evaluation.several() as note:
-            self._try_each(tries, evaluate, classify, allocated, note, deadline)
+            if form is not None:
+                self._try_form(form, tries[0], evaluate, allocated, note)
+            else:
+                self._try_each(tries, evaluate, classify, allocated, note, deadline)
         return True
 
-    def _next_tries(self) -> list[Try]:
-        """Read the oldest claims that need a try; without any, those of which only the relaxed spec was tried."""
+    def _next_tries(self) -> tuple[list[Try], Form | None]:
+        """Read what needs a try: a claim of a released form, with that form, or the oldest claims.
+
+        If nothing else needs a try, these are claims of which only the relaxed form was tried.
+        """
+        if self._is_halted():
+            return [], None
         waiting = self._claims.waiting
+        form = waiting.released_form()
+        if form is not None:
+            (one,) = self._read([form.first()])
+            return [one._replace(version=form.version)], form
+        return self._read(waiting.oldest(self._batch_groups) or waiting.unclassified(self._batch_groups)), None
+
+    def _read(self, oldest: list[tuple[str, Group]]) -> list[Try]:
         found = []
-        for uid, group in waiting.oldest(self._batch_groups) or waiting.unclassified(self._batch_groups):
+        for uid, group in oldest:
             known = self._claims.of_uid(uid)
             assert known is not None, "a waiting claim is in the store"
             found.append((known, group))
         claims = self._claims.read_many([known for known, _ in found])
         return [Try(known, claim, group, group.version) for (known, group), claim in zip(found, claims, strict=True)]
+
+    def _try_form(
+        self,
+        form: Form,
+        one: Try,
+        evaluate: Callable[..., Object],
+        allocated: list[Object],
+        note: Callable[[str], None],
+    ) -> None:
+        """Try a relaxed form again; `one` is any claim with this form, and has the version of the form."""
+        note(one.known.uid)
+        may_fit = self._relaxed.may_fit(
+            one.claim, form.digest, {}, lambda claim: evaluate(claims=[claim], allocated=allocated)
+        )
+        with self._lock:
+            if may_fit:
+                self._claims.waiting.try_each(form)
+            else:
+                self._claims.waiting.keep_refusals(form, one.version)
 
     def _try_each(
         self,
@@ -125,11 +161,13 @@ class ClaimTries:
             note(one.known.uid)
             current: Try | None = one
             if is_one_of_many:
-                if is_untried and not self._relaxed.may_fit(
-                    one.claim, relaxed_results, lambda claim: evaluate(claims=[claim], allocated=allocated)
-                ):
-                    self._refuse(one, FITS_LATER, fits_empty_host=None)
-                    continue
+                if is_untried:
+                    form = digest_of(relaxed(one.claim["spec"]))
+                    if not self._relaxed.may_fit(
+                        one.claim, form, relaxed_results, lambda claim: evaluate(claims=[claim], allocated=allocated)
+                    ):
+                        self._refuse(one, FITS_LATER, fits_empty_host=None, form=form)
+                        continue
                 current = self._classified(one, classify)
             if current is None:
                 return
@@ -171,7 +209,7 @@ class ClaimTries:
         self._refuse(one, message, fits_empty_host=fits_empty_host)
         return True
 
-    def _refuse(self, one: Try, message: str, *, fits_empty_host: bool | None) -> None:
+    def _refuse(self, one: Try, message: str, *, fits_empty_host: bool | None, form: bytes | None = None) -> None:
         with self._lock:
             refusal = Refusal(message, "/".join(one.known.key), fits_empty_host)
-            self._claims.waiting.refuse(one.group, one.version, refusal)
+            self._claims.waiting.refuse(one.group, one.version, refusal, form)

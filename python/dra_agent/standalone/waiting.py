@@ -7,62 +7,24 @@ their devices.
 The result "no" of a group is valid until something changes that it depends on: a class that it names, the devices of
 the host, or a release, unless the group does not even fit on an empty host. An allocation never changes a "no" to a
 "yes".
+
+Specs whose devices are not known yet are refused by their relaxed form (`relaxed`). After a release that form is tried
+first: while it does not fit, none of theirs does, and one query refuses thousands of them again.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import msgspec
+from dra_agent.standalone.groups import Form, Group, Refusal
 
 MIN_SPECS = 4
-"""Different specs from which on it is worth a query for each to find out which of them choose the same devices."""
-
-
-@dataclass(slots=True)
-class Refusal:
-    """Why the claims of a group have no devices."""
-
-    message: str
-    named: str
-    """The claim that the message names."""
-    fits_empty_host: bool | None
-    """None: not known, because not the spec was tried but its relaxed form."""
-
-
-@dataclass(slots=True)
-class Group:
-    """Waiting claims with equal results."""
-
-    key: bytes
-    """The digest of the spec of all of them, or that of what several specs have in common."""
-    positions: dict[str, int] = field(default_factory=dict)
-    """Of each claim, by uid, its place in the order of arrival."""
-    order: list[tuple[int, str]] = field(default_factory=list)
-    refusal: Refusal | None = None
-    """The result of the last try; None: the group needs a try."""
-    fits_empty_host: bool | None = None
-    """None: not known for the devices and classes of now."""
-    is_classified: bool = False
-    """Specs with the same results are in the group, as far as they are known."""
-    version: int = 0
-    """Grows with every change that a try has to take in."""
-
-    def add(self, uid: str, position: int) -> None:
-        """Add a claim."""
-        self.positions[uid] = position
-        heapq.heappush(self.order, (position, uid))
-
-    def first(self) -> tuple[int, str]:
-        """Return position and uid of the oldest claim."""
-        while self.positions.get(self.order[0][1]) != self.order[0][0]:
-            heapq.heappop(self.order)
-        return self.order[0]
+"""Different specs from which on it is worth a query for each to find out which of them choose the same devices, and a
+query for all of them to find out whether any of them may fit."""
 
 
 @dataclass(slots=True)
@@ -84,9 +46,11 @@ class WaitingClaims:
         self._specs: dict[bytes, _Spec] = {}
         self._of_claim: dict[str, _Spec] = {}
         self._untried: set[int] = set()
-        """The positions of the claims of all groups that need a try."""
-        self._unclassified: dict[bytes, Group] = {}
-        """Groups that were refused for their relaxed form, in this order. Reading them removes outdated entries."""
+        """The positions of the claims of all groups that need a try; without those of released forms."""
+        self._forms: dict[bytes, Form] = {}
+        """In the order of their last refusals."""
+        self._released: list[tuple[int, bytes]] = []
+        """A heap with each form that needs a try, and entries that hold no more."""
         self._due: list[tuple[int, bytes]] = []
         """A heap with the oldest claim's position of each group that needs a try, and entries that hold no more."""
 
@@ -114,7 +78,11 @@ class WaitingClaims:
         self._of_claim[uid] = known
         group = known.group
         group.add(uid, position)
-        if group.refusal is None:
+        if group.form is not None and position < group.form.oldest:
+            # A claim that was released waits in its old place.
+            group.form.oldest = position
+            heapq.heappush(self._released, (position, group.form.digest))
+        if group.last_refusal is None:
             self._untried.add(position)
             if group.first()[0] == position:
                 heapq.heappush(self._due, (position, group.key))
@@ -130,18 +98,30 @@ class WaitingClaims:
         group = spec.group
         self._untried.discard(group.positions.pop(uid))
         if not group.positions:
+            self._leave_form(group)
             del self._groups[group.key]
-        elif group.refusal is None:
+        elif group.last_refusal is None:
             self._make_due(group)
 
+    def released_form(self) -> Form | None:
+        """Return the form with the oldest claims of those that need a try; None if a group with older claims does."""
+        form = self._next_form()
+        if form is None or (self._due and self._due[0][0] < form.oldest and self.oldest(1)):
+            return None
+        return form
+
     def oldest(self, limit: int) -> list[tuple[str, Group]]:
-        """Return up to `limit` groups that need a try, each with its oldest claim, in the order of these claims."""
+        """Return up to `limit` groups that need a try, each with its oldest claim, in the order of these claims.
+
+        A group that may have younger claims than a released form is not among them.
+        """
         found: dict[bytes, tuple[str, Group]] = {}
         entries = []
-        while self._due and len(found) < limit:
+        form = self._next_form()
+        while self._due and len(found) < limit and (form is None or self._due[0][0] < form.oldest):
             position, key = entry = heapq.heappop(self._due)
             group = self._groups.get(key)
-            if group is None or group.refusal is not None or key in found or group.first()[0] != position:
+            if group is None or group.last_refusal is not None or key in found or group.first()[0] != position:
                 continue
             found[key] = group.first()[1], group
             entries.append(entry)
@@ -154,18 +134,17 @@ class WaitingClaims:
 
         The last ones come first: their claims are of the last request, which waits for its response.
         """
-        found: list[tuple[str, Group]] = []
-        for key in [*islice(reversed(self._unclassified), limit)]:
-            group = self._unclassified[key]
-            if self._groups.get(key) is group and group.refusal is not None and group.fits_empty_host is None:
-                found.append((group.first()[1], group))
-            else:
-                del self._unclassified[key]
-        return found
+        refused = (
+            group
+            for form in reversed(self._forms.values())
+            if not form.is_released
+            for group in reversed(form.groups.values())
+        )
+        return [(group.first()[1], group) for group in islice(refused, limit)]
 
     def needs_try(self) -> bool:
         """Return whether any claim is to be tried."""
-        return bool(self.oldest(1) or self._unclassified)
+        return bool(self._forms or self.oldest(1))
 
     def classify(self, group: Group, key: bytes | None) -> Group:
         """Add the claims of a spec to the group of all specs with this key, and return that group.
@@ -174,7 +153,7 @@ class WaitingClaims:
             group: One that is not classified.
             key: Equal for specs with equal results; None if that is not known.
         """
-        self._unclassified.pop(group.key, None)
+        self._leave_form(group)
         if key is None:
             group.is_classified = True
             return group
@@ -184,13 +163,13 @@ class WaitingClaims:
             # The spec stays in it; its digest is no longer a key.
             group.key, group.is_classified = key, True
             self._groups[key] = group
-            if group.refusal is None:
+            if group.last_refusal is None:
                 self._make_due(group)
             return group
         self._specs[group.key].group = same
         for uid, position in group.positions.items():
             same.add(uid, position)
-        if same.refusal is not None:
+        if same.last_refusal is not None:
             self._untried.difference_update(group.positions.values())
         else:
             self._untried.update(group.positions.values())
@@ -198,24 +177,52 @@ class WaitingClaims:
         group.version += 1
         return same
 
-    def refuse(self, group: Group, version: int, refusal: Refusal) -> None:
-        """Record the result of an attempt that started at `version`; an outdated one is dropped."""
-        if group.version == version:
-            group.refusal = refusal
-            group.fits_empty_host = refusal.fits_empty_host
-            self._untried.difference_update(group.positions.values())
-            if refusal.fits_empty_host is None:
-                self._unclassified[group.key] = group
+    def refuse(self, group: Group, version: int, refusal: Refusal, form: bytes | None = None) -> None:
+        """Record the result of an attempt that started at `version`; an outdated one is dropped.
+
+        Arguments:
+            group: The group that was tried.
+            version: Its version at that time.
+            refusal: The result.
+            form: The digest of the relaxed form if not the spec was tried, but this form.
+        """
+        if group.version != version:
+            return
+        group.last_refusal = refusal
+        group.fits_empty_host = refusal.fits_empty_host
+        self._untried.difference_update(group.positions.values())
+        if form is not None:
+            oldest = group.first()[0]
+            group.form = self._forms.pop(form, None) or Form(form, oldest)
+            group.form.oldest = min(group.form.oldest, oldest)
+            group.form.groups[group.key] = group
+            self._forms[form] = group.form
+
+    def keep_refusals(self, form: Form, version: int) -> None:
+        """Record that a form did not fit when its version was this; an outdated result is dropped."""
+        if form.version == version:
+            form.is_released = False
+
+    def try_each(self, form: Form) -> None:
+        """Have the groups of a form tried one by one, because it may fit."""
+        for group in [*form.groups.values()]:
+            self._leave_form(group)
+            self._retry(group)
 
     def released(self) -> None:
         """Try those again that wait for devices which other claims hold."""
         for group in self._groups.values():
             if group.fits_empty_host is not False:
                 group.version += 1
-                if group.refusal is not None:
-                    group.refusal = None
-                    self._untried.update(group.positions.values())
-                    self._make_due(group)
+                if group.form is None:
+                    self._retry(group)
+        for form in [*self._forms.values()]:
+            if len(form.groups) < MIN_SPECS:
+                self.try_each(form)
+            else:
+                form.version += 1
+                form.is_released = True
+                heapq.heappush(self._released, (form.oldest, form.digest))
 
     def class_changed(self, name: str) -> None:
         """Try those again that name a class."""
@@ -236,7 +243,35 @@ class WaitingClaims:
 
     def untried(self) -> list[int]:
         """Return the positions of the claims that are still to be tried, in order."""
-        return sorted(self._untried)
+        of_forms = (
+            group.positions.values()
+            for form in self._forms.values()
+            if form.is_released
+            for group in form.groups.values()
+        )
+        return sorted(self._untried.union(*of_forms))
+
+    def _next_form(self) -> Form | None:
+        while self._released:
+            form = self._forms.get(self._released[0][1])
+            if form is not None and form.is_released:
+                return form
+            heapq.heappop(self._released)
+        return None
+
+    def _leave_form(self, group: Group) -> None:
+        form = group.form
+        if form is not None:
+            group.form = None
+            del form.groups[group.key]
+            if not form.groups:
+                del self._forms[form.digest]
+
+    def _retry(self, group: Group) -> None:
+        if group.last_refusal is not None:
+            group.last_refusal = None
+            self._untried.update(group.positions.values())
+            self._make_due(group)
 
     def _make_due(self, group: Group) -> None:
         heapq.heappush(self._due, (group.first()[0], group.key))
@@ -249,6 +284,7 @@ class WaitingClaims:
         groups_before = {spec.digest: spec.group for spec in specs}
         for digest, group in groups_before.items():
             group.version += 1
+            self._leave_form(group)
             self._groups.pop(group.key, None)
             self._specs[digest].group = Group(digest)
         for digest in groups_before:
@@ -260,11 +296,6 @@ class WaitingClaims:
             group = self._groups[digest]
             self._untried.update(group.positions.values())
             self._make_due(group)
-
-
-def digest_of(spec: Any) -> bytes:
-    """Return a value that is equal for claims with equal specs."""
-    return blake2b(msgspec.json.encode(spec, order="sorted"), digest_size=16).digest()
 
 
 def _classes(spec: dict[str, Any]) -> frozenset[str]:
