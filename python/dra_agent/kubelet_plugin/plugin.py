@@ -18,6 +18,7 @@ from dra_agent import after_response
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.health.published_health import DeviceHealthStore
+from dra_agent.kubelet_plugin import received_request
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.health_stream import RESEND_AFTER_S, HealthService
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
@@ -211,7 +212,10 @@ class _CallThreads(DaemonExecutor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """See DaemonExecutor; `fn` responds to a call."""
-        return super().submit(after_response.serve, partial(fn, *args, **kwargs))
+        start = partial(super().submit, after_response.serve)
+        if not kwargs and (future := received_request.submit(start, fn, args)) is not None:
+            return future
+        return start(partial(fn, *args, **kwargs))
 
 
 async def _stopped(server: grpc.Server, grace: float | None) -> None:
