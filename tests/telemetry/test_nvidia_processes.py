@@ -141,15 +141,59 @@ def test_several_samples_of_a_process_are_averaged(site: Site) -> None:
         ((13, 1012, 101, 0), "process 13 has used 101 % of the GPU"),
         ((13, 1012, 2147483632, 0), "2147483632 %"),
         ((13, 1012, 10, 101), "101 % of its memory"),
-        ((13, 1005, 10, 1), "process 13 is not from the time since"),
-        ((13, 900, 10, 1), "process 13 is not from the time since"),
-        ((13, 1022, 10, 1), "process 13 is not from the time since"),
+        ((13, 1005, 10, 1), "no sample of process 13 is from the time since"),
+        ((13, 900, 10, 1), "no sample of process 13 is from the time since"),
+        ((13, 1022, 10, 1), "a sample of process 13 is from the future"),
     ],
 )
-def test_lies(site: Site, sample: Sample, reason: str) -> None:
+def test_lies_about_a_process_are_named_and_leave_other_claims_their_values(
+    site: Site, sample: Sample, reason: str
+) -> None:
+    uses = site.read((11, 1011, 20, 2), sample)
+    assert uses is not None
+    assert of_claim(A, uses, site.owners, None).gpu_utilization_ratio == pytest.approx(0.2)
     with pytest.raises(ValueError, match=reason):
-        site.read((11, 1011, 20, 2), sample)
-    assert site.of((11, 1025, 20, 2)) == [near(0.2, 0.02), near(0, 0)], "the next reading is not affected"
+        of_claim(B, uses, site.owners, None)
+    assert site.of((11, 1025, 20, 2), (13, 1025, 5, 0)) == [near(0.2, 0.02), near(0.05, 0)], "the next is not affected"
+
+
+def test_lies_about_a_process_of_an_unknown_claim_are_named_for_each(site: Site) -> None:
+    uses = site.read((11, 1011, 20, 2), (99, 1012, 2147483632, 0))
+    assert uses is not None
+    for claim in (A, B):
+        with pytest.raises(ValueError, match="process 99 has used 2147483632 %"):
+            of_claim(claim, uses, site.owners, None)
+
+
+def test_a_repeated_sample_is_not_counted_twice(site: Site) -> None:
+    assert site.of((11, 1012, 20, 2), (13, 1013, 60, 6)) == [near(0.2, 0.02), near(0.6, 0.06)]
+    uses = site.read((11, 1012, 20, 2), (11, 1025, 40, 4), (13, 1013, 60, 6))
+    assert uses is not None
+    assert of_claim(A, uses, site.owners, None).gpu_utilization_ratio == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="no sample of process 13"):
+        of_claim(B, uses, site.owners, None)
+
+
+def test_a_repeated_sample_of_a_process_that_has_ended_is_ignored(site: Site) -> None:
+    processes.end(site.root, 12)
+    assert site.of((11, 1012, 20, 2), (12, 1013, 5, 0)) == [None, None]
+    assert site.of((11, 1025, 20, 2), (12, 1013, 5, 0)) == [near(0.2, 0.02), near(0, 0)]
+    site.run(12, "b", started=1030 * os.sysconf("SC_CLK_TCK"))
+    assert site.of((11, 1035, 20, 2), (12, 1013, 5, 0)) == [near(0.2, 0.02), near(0, 0)], "another process has its PID"
+
+
+def test_entries_that_the_driver_did_not_fill_are_ignored(site: Site) -> None:
+    assert site.of((11, 1012, 20, 2), (0, 0, 0, 0), (0, 0, 0, 0)) == [near(0.2, 0.02), near(0, 0)]
+
+
+def test_times_of_samples_may_be_since_boot(site: Site) -> None:
+    site.wall_s += 1.7e9
+    assert site.read() is None, "the clock was set"
+    assert site.read((11, 1025, 50, 5)) is None, "it is of an unknown time before"
+    site.run(13, "b", started=1035 * os.sysconf("SC_CLK_TCK"))
+    assert site.of((11, 1036, 20, 2), (13, 1039, 60, 30)) == [near(0.2, 0.02), near(0.6, 0.3)]
+    site.run(13, "b", started=1045 * os.sysconf("SC_CLK_TCK"))
+    assert site.of((13, 1042, 60, 30), (11, 1049, 20, 2)) == [None, None], "another process had the PID"
 
 
 def test_more_than_all_of_the_time_has_no_value(site: Site) -> None:

@@ -135,9 +135,9 @@ def test_implausible_values_are_named_and_not_reported(
     shared.sample()
     play(root, 4712, utilization, sampled_at_us=None if age_s is None else round((time.time() - age_s) * 1e6))
     shared.sample()
-    assert [parts(shared, name) for name in ("a", "b")] == [(None, None)] * 2
-    assert shared.of_claim("memory_used_bytes", "a", GPU) == GIB
-    assert failing(shared) == {("nvml-processes", GPU)}
+    assert [parts(shared, name) for name in ("a", "b")] == [pytest.approx((0.1, 0.01)), (None, None)]
+    assert shared.of_claim("memory_used_bytes", "b", GPU) == GIB
+    assert failing(shared) == {("processes", GPU)}
 
 
 def test_a_gpu_that_does_not_count_by_process_is_named_by_doctor(shared: Rig, root: Path) -> None:

@@ -78,7 +78,8 @@ def of_claim(
 
     Raises:
         UnknownOwnerError: A part may be the claim's, and it is not known whether or how much.
-        ValueError: The driver reports what cannot be true of its processes, or their sum is more than all of the time.
+        ValueError: The driver reports what cannot be true of a process that may be of the claim, or the sum of its
+            processes is more than all of the time.
     """
     if of_device is not None and of_device >= BUSY_SHARE and not any(use.is_impossible or _works(use) for use in uses):
         raise UnknownOwnerError("the device computes, and the driver names no process")
@@ -90,11 +91,13 @@ def of_claim(
         problems = {owners.problem(held, place) for place in use.places}
         if problems == {None}:
             continue
+        if use.is_impossible:
+            raise ValueError(use.reason)
         if problems != {""}:
             texts = sorted(filter(None, problems))
             raise UnknownOwnerError(texts[0] if texts else "a process outside of the claim has a file of it open")
         if use.engines is None:
-            raise ValueError(use.reason) if use.is_impossible else UnknownOwnerError(use.reason)
+            raise UnknownOwnerError(use.reason)
         for kind, part in use.engines.items():
             engines[kind] = engines.get(kind, 0.0) + part
         memory = None if memory is None or use.memory is None else memory + use.memory

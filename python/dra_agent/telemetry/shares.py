@@ -160,7 +160,9 @@ class ShareReader:
             except UnknownOwnerError:
                 continue
             except ValueError as error:
-                failures.append(TelemetryFailure(PROCESSES, device.name, str(error)))
+                failure = TelemetryFailure(PROCESSES, device.name, str(error))
+                if failure not in failures:  # of a process that may be of several claims
+                    failures.append(failure)
         return found
 
 

@@ -2,7 +2,10 @@
 
 The driver keeps samples of the last seconds. nvmlDeviceGetProcessUtilization returns one for each process that worked
 after a time, with its average since then (nvml.h; nvidia-smi(1), pmon: "since the last monitoring cycle"). Drivers have
-returned amounts far above 100 %, and samples from before that time (Syllo/nvtop#110, NVIDIA/DCGM#83).
+returned amounts far above 100 %, and samples from before that time (Syllo/nvtop#110, NVIDIA/DCGM#83). What is wrong of
+one process leaves the claim of this process without a value, not the others: their samples are separate. The time of a
+sample is since the epoch, or since boot, as others have found with nvmlDeviceGetSamples
+(polarsignals/gpu-metrics-agent#36).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from dra_agent.clock import boottime
 from dra_agent.device_setup.shares.owners import ProcessOwners
@@ -33,6 +37,12 @@ _MPS = "nvidia-cuda-mps"
 """The first 15 characters of the names of MPS' control daemon and server, which is all that the kernel keeps."""
 _PERCENT = 0.01
 _SM, _MAX_PERCENT = "sm", 100
+
+
+class _Sample(NamedTuple):
+    at_us: int
+    sm: int
+    memory: int
 
 
 def make(host: Host) -> NvidiaProcesses:
@@ -86,26 +96,49 @@ class NvidiaProcesses:
             # The time of the newest sample may be in the future of the clock: none would be newer.
             self._newest_us.pop(uuid, None)
             return None
-        latest_us = round((now_s + TOLERANCE_S) * 1e6)
-        times = [at_us for _, at_us, _, _ in samples if (since_us or 0) < at_us <= latest_us]
+        times = [at_us for _, at_us, _, _ in samples if (since_us or 0) < at_us <= _latest_us(now_s)]
         self._newest_us[uuid] = max(times, default=since_us or 0)
         if since_us is None:
             return None
-        by_pid: dict[int, list[tuple[int, int, int]]] = {}
+        by_pid: dict[int, list[_Sample]] = {}
         for pid, at_us, sm, memory in samples:
-            if not since_us < at_us <= latest_us:
-                raise ValueError(f"a sample of process {pid} is not from the time since the reading before")
-            if not (0 <= sm <= _MAX_PERCENT and 0 <= memory <= _MAX_PERCENT):
-                raise ValueError(f"process {pid} has used {sm} % of the GPU and {memory} % of its memory")
-            by_pid.setdefault(pid, []).append((at_us, sm, memory))
-        return tuple(
-            ProcessUse(
-                (self._place(pid, min(at_us for at_us, _, _ in found) / 1e6 - booted_s),),
-                {_SM: sum(sm for _, sm, _ in found) / len(found) * _PERCENT},
-                sum(memory for _, _, memory in found) / len(found) * _PERCENT,
-            )
-            for pid, found in by_pid.items()
+            if sm or memory:
+                by_pid.setdefault(pid, []).append(_Sample(at_us, sm, memory))
+        uses = (self._use(pid, found, since_us, now_s, booted_s) for pid, found in by_pid.items())
+        return tuple(use for use in uses if use is not None)
+
+    def _use(self, pid: int, samples: list[_Sample], since_us: int, now_s: float, booted_s: float) -> ProcessUse | None:
+        """Return what the samples of a process state; None if it has ended and they are older than the last reading.
+
+        A sample that the driver repeats is not counted twice.
+        """
+        first_s = min(one.at_us for one in samples) / 1e6
+        # Since boot, in either clock.
+        at_s = first_s if first_s <= now_s - booted_s + TOLERANCE_S else first_s - booted_s
+        current = [one for one in samples if one.at_us > since_us]
+        problem = ""
+        if not current:
+            if self._has_ended(pid, at_s):
+                return None
+            problem = f"no sample of process {pid} is from the time since the reading before"
+        for one in current:
+            if one.at_us > _latest_us(now_s):
+                problem = f"a sample of process {pid} is from the future"
+            if not (0 <= one.sm <= _MAX_PERCENT and 0 <= one.memory <= _MAX_PERCENT):
+                problem = f"process {pid} has used {one.sm} % of the GPU and {one.memory} % of its memory"
+        place = self._place(pid, at_s)
+        if problem:
+            return ProcessUse((place,), None, reason=problem, is_impossible=True)
+        return ProcessUse(
+            (place,),
+            {_SM: sum(one.sm for one in current) / len(current) * _PERCENT},
+            sum(one.memory for one in current) / len(current) * _PERCENT,
         )
+
+    def _has_ended(self, pid: int, at_s: float) -> bool:
+        """Return whether the process that had this PID at a time does not exist any more."""
+        started = start_time(pid, self._host.proc)
+        return started is None or _began_after(started, at_s)
 
     def _place(self, pid: int, at_s: float) -> Place:
         """Return the place of the process that had this PID at a time, in seconds since boot."""
@@ -114,7 +147,7 @@ class NvidiaProcesses:
         place = place_of(proc, pid)
         if started is None or place is None or start_time(pid, proc) != started:
             return exited(pid)
-        if started / os.sysconf("SC_CLK_TCK") > at_s + TOLERANCE_S:
+        if _began_after(started, at_s):
             return Place("unknown", reason=f"another process had the PID {pid} before")
         try:
             name = (proc / str(pid) / "comm").read_text(errors="replace")
@@ -127,3 +160,13 @@ class NvidiaProcesses:
     def close(self) -> None:
         """Leave the library to the inventory."""
         self._nvml.close()
+
+
+def _latest_us(now_s: float) -> int:
+    """Return the time from which on a sample is from the future."""
+    return round((now_s + TOLERANCE_S) * 1e6)
+
+
+def _began_after(started: int, at_s: float) -> bool:
+    """Return whether a process that started at these clock ticks began after a time, both since boot."""
+    return started / os.sysconf("SC_CLK_TCK") > at_s + TOLERANCE_S
