@@ -73,6 +73,7 @@ SCENARIO_TIMEOUT_S = 3600
 """Seconds; shorter deadlines within a scenario fail first, with a message."""
 EXTENDED = {
     "test_alpha_gates",
+    "test_alpha_gates_scheduled",
     "test_apiserver_down",
     "test_binding_conditions",
     "test_chart_api_versions",
@@ -133,6 +134,7 @@ SINCE = {
     "test_device_status_is_written_for_the_own_node_only": "1.36",
     # Objects and fields of the API in the version of 1.37.
     "test_alpha_gates": "1.37",
+    "test_alpha_gates_scheduled": "1.37",
     "test_gangs": "1.37",
     "test_pool_status": "1.37",
     "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
