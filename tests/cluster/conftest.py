@@ -78,6 +78,7 @@ EXTENDED = {
     "test_binding_conditions",
     "test_chart_api_versions",
     "test_claim_pods",
+    "test_compatibility_groups",
     "test_crashes",
     "test_credentials",
     "test_device_metadata",
@@ -135,6 +136,7 @@ SINCE = {
     # Objects and fields of the API in the version of 1.37.
     "test_alpha_gates": "1.37",
     "test_alpha_gates_scheduled": "1.37",
+    "test_compatibility_groups": "1.37",
     "test_gangs": "1.37",
     "test_pool_status": "1.37",
     "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
