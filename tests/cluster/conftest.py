@@ -159,6 +159,7 @@ GATED = {
     "test_claims_with_device_plugin",
     "test_shares",
     "test_shares_mps",
+    "test_played_shares",
     "test_binding_conditions",
 }
 """Modules and tests that need the gates of `build.GATES_SINCE_1_36`, which `DRA_AGENT_TEST_GATES=on` turns on."""
