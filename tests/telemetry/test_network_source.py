@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -84,15 +85,15 @@ def test_counters_that_a_driver_refuses_are_absent(
 ) -> None:
     write(tmp_path, "net/ens1", {"statistics/rx_bytes": 10})
     write(tmp_path, "infiniband/mlx5_0", {f"ports/1/counters/{name}": n for name, n in COUNTERS.items()})
-    read_text = Path.read_text
+    open_file = os.open
 
-    def refuse(self: Path) -> str:
-        if self.parent.name == "counters":
+    def refuse(path: str, flags: int) -> int:
+        if "/counters/" in path:
             raise OSError(number, "refused")
-        return read_text(self)
+        return open_file(path, flags)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", refuse)
+        patched.setattr(os, "open", refuse)
         sample = read(tmp_path, ifname="ens1", rdma="mlx5_0")
     assert sample == DeviceSample(network_receive_bytes=10)
 
@@ -111,18 +112,18 @@ def test_the_counters_of_one_reading_are_of_one_adapter(
     for name in names:
         (other / folder).mkdir(parents=True, exist_ok=True)
         (other / folder / name).write_text("999999\n")
-    read_text = Path.read_text
+    open_file = os.open
 
-    def rename_first(self: Path) -> str:
-        text = read_text(self)
-        if self.name == file:
+    def rename_first(path: str, flags: int) -> int:
+        opened = open_file(path, flags)
+        if path.endswith(f"/{file}"):
             link = tmp_path / "class" / kind / "name"
             link.unlink()
             link.symlink_to(other)
-        return text
+        return opened
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", rename_first)
+        patched.setattr(os, "open", rename_first)
         assert read(tmp_path, **{identity: "name"}) == expected
     assert read(tmp_path, **{identity: "name"}) is None, "now the name is of the other adapter"
 
@@ -142,3 +143,18 @@ def test_an_interface_of_another_adapter_with_the_name_is_not_read(tmp_path: Pat
     (tmp_path / "class/net").mkdir(parents=True)
     (tmp_path / "class/net/ens1").symlink_to(other.parent)
     assert read(tmp_path, ifname="ens1") is None
+
+
+@pytest.mark.parametrize("text", ["", "many", "-", "0x10"])
+def test_a_counter_that_is_not_a_number_is_an_error(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "net/ens1", {"statistics/rx_bytes": text})
+    with pytest.raises(ValueError, match="invalid literal"):
+        read(tmp_path, ifname="ens1")
+
+
+def test_a_name_that_is_not_a_link_to_the_adapter_is_not_read(tmp_path: Path) -> None:
+    plain = tmp_path / "class/net/ens1/statistics"
+    plain.mkdir(parents=True)
+    (plain / "rx_bytes").write_text("10\n")
+    assert read(tmp_path, ifname="ens1") is None
+    assert read(tmp_path, ifname="ens2") is None

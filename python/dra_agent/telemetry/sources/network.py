@@ -7,7 +7,7 @@ does not show it: its values are unknown.
 from __future__ import annotations
 
 import errno
-from pathlib import Path
+import os
 
 import msgspec
 
@@ -37,6 +37,9 @@ _PORT_EVENTS = {
 highest value (InfiniBand Architecture Specification, PortCounters)."""
 _UNKNOWN_ERRORS = UNKNOWN_ERRORS | {errno.ENOSYS}
 """ENOSYS: a driver without management datagrams (drivers/infiniband/core/sysfs.c, get_perf_mad)."""
+_NO_LINK_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL}
+"""Of readlink: there is no such name, or it is not a link."""
+_MAX_NUMBER_BYTES = 64
 
 
 def make(host: Host) -> NetworkSource:
@@ -50,7 +53,8 @@ class NetworkSource:
     name = "sysfs-network"
 
     def __init__(self, host: Host) -> None:
-        self._sysfs = host.sysfs
+        # Text: an adapter has 11 files, and pathlib would take most of the CPU time of a sample.
+        self._sysfs = str(host.sysfs)
 
     def can_read(self, device: Device) -> bool:
         """Return whether the device has an interface or an RDMA device."""
@@ -60,17 +64,16 @@ class NetworkSource:
         """Read one adapter; None if neither interface nor RDMA device is visible to the host."""
         values: dict[str, float] = {}
         if (folder := self._folder(device, "net", device.identity.get("ifname"))) is not None:
-            values |= _read(folder / "statistics", _INTERFACE)
+            values |= _read(f"{folder}/statistics", _INTERFACE)
         if (folder := self._folder(device, "infiniband", device.identity.get("rdma"))) is not None:
             for port in _ports(folder):
-                counters = port / "counters"
-                for field, words in _read(counters, _PORT_WORDS).items():
+                for field, words in _read(f"{port}/counters", _PORT_WORDS).items():
                     values[field] = values.get(field, 0) + words * _RDMA_WORD_BYTES
-                for field, events in _read(counters, _PORT_EVENTS).items():
+                for field, events in _read(f"{port}/counters", _PORT_EVENTS).items():
                     values[field] = values.get(field, 0) + events
         return msgspec.convert(values, DeviceSample) if values else None
 
-    def _folder(self, device: Device, kind: str, name: str | None) -> Path | None:
+    def _folder(self, device: Device, kind: str, name: str | None) -> str | None:
         """Return the folder of the device's own interface or RDMA device, below the device.
 
         Another one may have the name after the device's own was moved or renamed, also while its counters are read:
@@ -78,29 +81,38 @@ class NetworkSource:
         """
         if name is None:
             return None
+        folder = f"{self._sysfs}/class/{kind}"
         try:
-            folder = (self._sysfs / "class" / kind / name).resolve(strict=True)
-        except (FileNotFoundError, NotADirectoryError):
+            # The class has a link to the folder, whose path has no further links.
+            target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - a text
+        except OSError as error:
+            if error.errno not in _NO_LINK_ERRORS:
+                raise
             return None
-        return folder if device.pci_address in folder.parts else None
+        found = os.path.normpath(os.path.join(folder, target))  # noqa: PTH118 - a text
+        return found if device.pci_address in found.split("/") else None
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def _ports(folder: Path) -> list[Path]:
+def _ports(folder: str) -> list[str]:
     try:
-        return sorted((folder / "ports").iterdir())
+        return [f"{folder}/ports/{name}" for name in sorted(os.listdir(f"{folder}/ports"))]  # noqa: PTH208 - names only
     except (FileNotFoundError, NotADirectoryError):
         return []  # it was moved or removed meanwhile
 
 
-def _read(folder: Path, names: dict[str, str]) -> dict[str, float]:
+def _read(folder: str, names: dict[str, str]) -> dict[str, float]:
     """Return the counters that exist; OSError if one cannot be read, ValueError if it is not a number."""
     values: dict[str, float] = {}
     for field, name in names.items():
         try:
-            values[field] = int((folder / name).read_text())
+            file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                values[field] = int(os.read(file, _MAX_NUMBER_BYTES))
+            finally:
+                os.close(file)
         except OSError as error:
             if error.errno not in _UNKNOWN_ERRORS:
                 raise
