@@ -75,17 +75,20 @@ class Gang:
         *,
         minimum: int,
         shared: bool = False,
+        topology: str = "",
         **spec: Any,
     ) -> None:
-        """Create the group and its pods; `shared`: they share one claim of the template."""
+        """Create the group and its pods.
+
+        `shared`: they share one claim of the template. `topology`: a label with one value for the nodes of all pods.
+        """
         self.namespace, self.name, self._template, self._spec = namespace, name, template, spec
         self.pods: list[str] = []
         claims = [{"name": "devices", "resourceClaimTemplateName": template}] if shared else []
-        body = {
-            "metadata": {"name": name},
-            "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}, "resourceClaims": claims},
-        }
-        namespace.api.create(POD_GROUPS, body, namespace.name)
+        of_group: Object = {"schedulingPolicy": {"gang": {"minCount": minimum}}, "resourceClaims": claims}
+        if topology:
+            of_group["schedulingConstraints"] = {"topology": [{"key": topology}]}
+        namespace.api.create(POD_GROUPS, {"metadata": {"name": name}, "spec": of_group}, namespace.name)
         for _ in range(pods):
             self.add_pod()
 

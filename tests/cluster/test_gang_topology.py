@@ -1,0 +1,171 @@
+"""Native topology-aware scheduling (KEP-5732, alpha in Kubernetes 1.37) by the fabric labels of Nodes.
+
+A pod group runs in one clique, or waits. Each scenario runs with the gate on, and with the default, where it is off.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.conftest import StartAgent, apply_classes
+from cluster.kube.agent import Agent
+from cluster.kube.api import CLAIMS, NODES
+from cluster.kube.cluster import Cluster, running
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+from cluster.test_fabric_labels import CLIQUE, join_clique, labels
+from cluster.test_gangs import GATES, POD_GROUPS, Gang
+from cluster.test_kueue_topology import trays_of_one_clique
+
+GATE = "TopologyAwareWorkloadScheduling"
+RACK = "example.com/rack"
+
+Explain = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
+def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A separate cluster for each state of the gate, which is set when a process starts."""
+    gates = {**GATES, GATE: request.param}
+    with running(gates=gates, runtime_config={POD_GROUPS.version: True}) as cluster:
+        apply_classes(cluster)
+        yield cluster
+
+
+@pytest.fixture
+def has_gate(cluster: Cluster) -> bool:
+    """Whether the gate is on."""
+    return cluster.control_plane.gates[GATE]
+
+
+@pytest.fixture
+def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[dict[str, Agent]]:
+    """An agent on each node that labels it: both are in one clique, and each has four GPUs."""
+    with trays_of_one_clique(cluster, start_agent) as started:
+        yield started
+
+
+@pytest.fixture
+def explain(
+    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> Explain:
+    """Explain a pod group of the namespace."""
+
+    def run(name: str) -> dict[str, Any]:
+        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
+        result = agent_command("explain", f"podgroup/{name}", *where, "-o", "json", check=False)
+        assert result.returncode in (0, 1) and result.stdout, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    return run
+
+
+def wait_for_refusal(gang: Gang, message: str) -> None:
+    """Wait until the scheduler refuses the whole group with this message."""
+    gang.namespace.api.wait(
+        lambda: gang.condition()["status"] == "False" and message in gang.condition()["message"],
+        f"the scheduler refuses {gang.name} with {message!r}, not {gang.condition()}",
+    )
+
+
+def test_a_gang_runs_in_one_clique_or_waits(
+    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+) -> None:
+    clique = labels(cluster, "node-a")[CLIQUE]
+    join_clique(trays["node-b"], 7)
+    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
+    namespace.template("pair", request("gpus", "gpu", count=2))
+    namespace.pod("other", template="pair", node="node-a")
+    namespace.running("other")
+    # Six GPUs: there are two on node-a and four on node-b.
+    far = Gang(namespace, "far", 3, "pair", minimum=3, topology=CLIQUE)
+    everywhere = {"node-a": 1, "node-b": 2}
+    if not has_gate:
+        assert "schedulingConstraints" not in namespace.api.get(POD_GROUPS, "far", namespace.name)["spec"]
+        far.wait_for("True")
+        namespace.running(*far.pods)
+        assert Counter(far.nodes().values()) == everywhere
+        return
+    wait_for_refusal(far, "0/2 placements are available")
+    assert not far.nodes()
+    answer = explain("far")
+    assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 2, 3), answer["summary"]
+    assert CLIQUE in answer["summary"], answer["summary"]
+
+    near = Gang(namespace, "near", 2, "pair", minimum=2, topology=CLIQUE)
+    near.wait_for("True")
+    namespace.running(*near.pods)
+    assert set(near.nodes().values()) == {"node-b"}, "the clique of node-a has devices for one of them"
+    near.delete()
+
+    join_clique(trays["node-b"], int(clique.rpartition(".")[2]))
+    until(lambda: labels(cluster, "node-b")[CLIQUE] == clique, "both nodes are in one clique")
+    far.wait_for("True")
+    namespace.running(*far.pods)
+    assert Counter(far.nodes().values()) == everywhere
+    assert explain("far")["fits"]
+
+
+def test_a_gang_is_placed_where_it_is_explained(
+    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+) -> None:
+    """The clique of node-a has three free GPUs, so only that of node-b has room for two pods with two GPUs each."""
+    join_clique(trays["node-b"], 7)
+    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
+    namespace.template("one", request("gpu", "gpu"))
+    namespace.template("pair", request("gpus", "gpu", count=2))
+    namespace.pod("other", template="one", node="node-a")
+    namespace.running("other")
+    cluster.control_plane.scheduler.kill()
+    gang = Gang(namespace, "ring", 2, "pair", minimum=2, topology=CLIQUE)
+    answer = explain("ring")
+    assert (answer["fits"], answer["placed"]) == (True, 2), answer["summary"]
+    cluster.control_plane.scheduler.start()
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    if has_gate:
+        assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"] == {"node-b": 2}
+
+
+def test_a_claim_of_the_group_is_allocated_in_its_clique(
+    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace
+) -> None:
+    """The claim fits on node-b only; an attempt in the clique of node-a, before or after it, leaves no trace."""
+    join_clique(trays["node-b"], 7)
+    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
+    namespace.template("one", request("gpu", "gpu"))
+    namespace.template("tray", request("gpus", "gpu", count=4))
+    namespace.pod("other", template="one", node="node-a")
+    namespace.running("other")
+    gang = Gang(namespace, "ring", 3, "tray", minimum=3, shared=True, topology=CLIQUE)
+    gang.wait_for("True")
+    namespace.running(*gang.pods)
+    assert set(gang.nodes().values()) == {"node-b"}
+    (claim,) = [one for one in namespace.api.list(CLAIMS, namespace.name) if len(namespace.results(one)) == 4]
+    assert [(one["resource"], one["name"]) for one in claim["status"]["reservedFor"]] == [("podgroups", "ring")]
+
+
+def test_a_gang_waits_for_nodes_with_the_label(
+    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+) -> None:
+    namespace.template("one", request("gpu", "gpu"))
+    gang = Gang(namespace, "ring", 2, "one", minimum=2, topology=RACK)
+    if has_gate:
+        wait_for_refusal(gang, "no feasible placements found")
+        answer = explain("ring")
+        assert not answer["fits"] and f"no value of label {RACK}" in answer["summary"], answer["summary"]
+        assert not gang.nodes()
+    try:
+        cluster.api.patch(NODES, "node-b", {"metadata": {"labels": {RACK: "r1"}}})
+        gang.wait_for("True")
+        namespace.running(*gang.pods)
+        assert not has_gate or set(gang.nodes().values()) == {"node-b"}
+    finally:
+        cluster.api.patch(NODES, "node-b", {"metadata": {"labels": {RACK: None}}})
