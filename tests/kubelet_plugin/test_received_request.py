@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -104,6 +105,28 @@ def test_a_caller_that_goes_before_its_request_leaves_nothing(node: Node, run: R
 
     run(scenario())
     assert node.devices.calls == ["unprepare u"] * 2
+
+
+def test_a_call_that_is_canceled_while_it_waits_for_a_thread_is_not_worked_on(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "MAX_CALLS", 1)
+    gate = node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.registered() as (served, driver):
+            first = asyncio.ensure_future(driver.call("unprepare", [CLAIM_C]))
+            await eventually_async(lambda: node.devices.calls)
+            second = asyncio.ensure_future(driver.call("unprepare", [("default", "d", "v")]))
+            await eventually_async(lambda: len(calls_of(served)) == 2)
+            second.cancel()
+            await eventually_async(lambda: len(calls_of(served)) == 1)
+            gate.set()
+            assert not (await first).claims["u"].error
+            assert not (await driver.call("unprepare", [("default", "e", "w")])).claims["w"].error
+
+    run(scenario())
+    assert node.devices.calls == ["unprepare u", "unprepare w"]
 
 
 def test_a_version_of_grpc_without_it_serves_calls(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,10 +212,12 @@ class _CallThreads(DaemonExecutor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """See DaemonExecutor; `fn` responds to a call."""
-        start = partial(super().submit, after_response.serve)
-        if not kwargs and (future := received_request.submit(start, fn, args)) is not None:
+        if not kwargs and (future := received_request.submit(self._start_call, fn, args)) is not None:
             return future
-        return start(partial(fn, *args, **kwargs))
+        return super().submit(after_response.serve, partial(fn, *args, **kwargs))
+
+    def _start_call(self, call: Callable[[], object]) -> object:
+        return super().submit(after_response.serve, call)
 
 
 async def _stopped(server: grpc.Server, grace: float | None) -> None:

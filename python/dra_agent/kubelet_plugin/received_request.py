@@ -21,8 +21,10 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+_RESPOND = "_unary_response_in_pool"
+"""What gRPC submits for a call with one request and one response."""
 _SIGNATURES = {
-    "_unary_response_in_pool": [
+    _RESPOND: [
         "rpc_event",
         "state",
         "behavior",
@@ -33,7 +35,7 @@ _SIGNATURES = {
     "_receive_message": ["state", "call", "request_deserializer"],
     "_abort": ["state", "call", "code", "details"],
 }
-_CONSTANTS = ("_RECEIVE_MESSAGE_TOKEN", "_CLOSED", "_RPCState", "cygrpc")
+_CONSTANTS = ("_RECEIVE_MESSAGE_TOKEN", "_CLOSED", "_CANCELLED", "_RPCState", "cygrpc")
 _STATE = frozenset(("condition", "due", "request", "client", "statused"))
 
 _COUNTED: Future[Any] = Future()
@@ -48,7 +50,11 @@ def submit(start: Callable[[Callable[[], object]], object], run: Any, arguments:
     on a thread; it raises RuntimeError after the end of the pool.
     """
     server = _server()
-    if server is None or len(arguments) != 6 + 1 or arguments[0] is not server._unary_response_in_pool:
+    if (
+        server is None
+        or len(arguments) != 1 + len(_SIGNATURES[_RESPOND])
+        or arguments[0] is not getattr(server, _RESPOND)
+    ):
         return None
     respond, event, state, behavior, _, deserializer, serializer = arguments
     received = server._receive_message(state, event.call, deserializer)
@@ -56,7 +62,7 @@ def submit(start: Callable[[Callable[[], object]], object], run: Any, arguments:
     def request() -> Any:
         with state.condition:
             found, state.request = state.request, None
-        return found
+            return None if state.client == server._CANCELLED else found
 
     def begin(batch: Any) -> Any:
         result = received(batch)
