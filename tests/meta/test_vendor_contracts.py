@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,20 +21,27 @@ MODULES = {
 }
 
 
+@cache
 def contract(vendor: str) -> configparser.SectionProxy:
     parser = configparser.ConfigParser()
     parser.read(ROOT / ".importlinter")
     return parser[f"importlinter:contract:{vendor}"]
 
 
+@cache
+def expression(pattern: str) -> re.Pattern[str]:
+    any_parents = re.escape(pattern).replace(r"\.\*\*\.", r"(?:\.\w+)*\.")
+    return re.compile(rf"{any_parents}(?:\.|$)")
+
+
 def matches(module: str, pattern: str) -> bool:
     """Whether a module is one that the pattern of a contract names, or inside of it."""
-    expression = re.escape(pattern).replace(r"\.\*\*\.", r"(?:\.\w+)*\.")
-    return re.match(rf"{expression}(?:\.|$)", module) is not None
+    return expression(pattern).match(module) is not None
 
 
-def patterns(vendor: str, *keys: str) -> list[str]:
-    return [pattern for key in keys for pattern in contract(vendor)[key].split()]
+@cache
+def patterns(vendor: str, *keys: str) -> tuple[str, ...]:
+    return tuple(pattern for key in keys for pattern in contract(vendor)[key].split())
 
 
 def vendor_of(module: str) -> str | None:
@@ -66,8 +74,9 @@ def test_modules_that_are_named_after_a_vendor_are_in_its_contract() -> None:
 
 
 def names_in_branches(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found = set[str]()
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if any(vendor in text for vendor in VENDORS) else ():
         if isinstance(node, ast.Compare):
             found |= {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in VENDORS}
     return found

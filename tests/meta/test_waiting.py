@@ -107,9 +107,23 @@ SHORT_LIMITS: dict[str, tuple[int, str]] = {
 """Files with limits in real time below 30 s, how many, and why no slow machine changes the result of the test."""
 
 
+def _parsed(path: Path, name: str) -> ast.Module:
+    """Parse a module that has this name; an empty one if it does not, in a fraction of the time."""
+    text = path.read_text()
+    return ast.parse(text if name in text else "")
+
+
+def _name(function: ast.expr) -> str:
+    """Return the last name of a function that is called; "" for one without a name, such as a result of a call."""
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
 def loops_that_sleep(path: Path) -> Iterator[int]:
     """Yield the lines of `while` loops that call a `sleep`."""
-    for loop in ast.walk(ast.parse(path.read_text())):
+    for loop in ast.walk(_parsed(path, "sleep")):
         if isinstance(loop, ast.While) and any(
             isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
             for call in ast.walk(loop)
@@ -119,7 +133,7 @@ def loops_that_sleep(path: Path) -> Iterator[int]:
 
 def fixed_sleeps(path: Path) -> Iterator[int]:
     """Yield the lines of calls of `time.sleep` and `asyncio.sleep` for more than 0 seconds."""
-    for call in ast.walk(ast.parse(path.read_text())):
+    for call in ast.walk(_parsed(path, "sleep")):
         match call:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"), args=[duration]
@@ -130,6 +144,11 @@ def fixed_sleeps(path: Path) -> Iterator[int]:
 SHORT_S = 30.0
 _LIMIT_NAME = re.compile(r"(?:.*_)?(?:timeout|deadline|within|patience)(?:_s)?|(?:limit|least|budget)_s")
 _WAITS = frozenset({"wait", "join", "result", "settimeout"})
+_POSSIBLE_LIMIT = re.compile(
+    r"(?:timeout|deadline|within|patience|_s)\s*=[\s(]*[\d.T]|\b(?:wait|join|result|settimeout|of|timeout)\([\s(]*[\d.T]"
+    r"|\bwait_for\(|<=?[\s(]*[\d.]"
+)
+"""In the text of each module with a short limit, and of some others: to parse all modules takes many times longer."""
 _CLOCKS = re.compile(r"\b(?:monotonic|perf_counter|time)\(\)|\b(?:began|started?|start_time|elapsed|duration|took)\b")
 
 
@@ -138,17 +157,18 @@ def short_limits(path: Path) -> Iterator[int]:
 
     Also of comparisons that require that less than a fixed time has passed.
     """
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if _POSSIBLE_LIMIT.search(text) else ():
         match node:
             case ast.Call(func=function, args=arguments, keywords=keywords):
-                name = ast.unparse(function).rpartition(".")[2]
+                name = _name(function)
                 if any(
                     keyword.arg and _LIMIT_NAME.fullmatch(keyword.arg) and is_short(keyword.value)
                     for keyword in keywords
                 ):
                     yield node.lineno
-                elif ast.unparse(function) in ("Deadline.of", "asyncio.timeout") or (
-                    name in _WAITS and len(arguments) == 1
+                elif (name in _WAITS and len(arguments) == 1) or (
+                    name in ("of", "timeout") and ast.unparse(function) in ("Deadline.of", "asyncio.timeout")
                 ):
                     if any(map(is_short, arguments[:1])):
                         yield node.lineno
