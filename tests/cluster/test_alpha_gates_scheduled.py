@@ -17,6 +17,7 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import EVENTS, NODES, Object
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.workload import Namespace, container, request
+from dra_agent.explain.gates import OVERHEAD_NOTE
 
 OVERHEAD, LISTS = "DRANodeAllocatableResources", "DRAListTypeAttributes"
 NODE = "node-a"
@@ -203,7 +204,7 @@ def test_a_pod_that_waits_because_of_overhead_is_tried_again_after_an_event(
     if has_gates:
         namespace.wait_for_scheduling_failure("waiter", "1 Insufficient memory")
         answer = explain("pod", "waiter")
-        assert answer["fits"], "the devices are free"
+        assert answer["fits"] and OVERHEAD_NOTE in answer["notes"], "the devices are free"
         assert "1 Insufficient memory" in answer["pods"][0]["scheduler"]
     namespace.delete_pod("plain", grace=1)
     namespace.wait_until_deleted("plain")
@@ -225,7 +226,7 @@ def devices_of(namespace: Namespace, pod: str) -> list[str]:
 
 def use(namespace: Namespace, name: str, *selectors: str, count: int = 1, **constraint: str) -> None:
     """Create a claim and its pod, both of this name."""
-    constraints = [{**constraint, "requests": ["gpus"]}] if constraint else []
+    constraints: list[Object] = [{**constraint, "requests": ["gpus"]}] if constraint else []
     namespace.claim(name, request("gpus", "gpu", *selectors, count=count), constraints=constraints)
     namespace.pod(name, claim=name)
 

@@ -12,7 +12,7 @@ import pytest
 from allocator.cases import DRIVER, claim, device, make_request, slice_of
 from allocator.gated_cases import counters, grouped, rails, reserved
 from dra_agent.cli.main import main
-from dra_agent.explain.gates import gates_in_use
+from dra_agent.explain.gates import OVERHEAD_NOTE, gates_in_use, have_overhead
 
 Json = dict[str, Any]
 API = "resource.k8s.io/v1"
@@ -44,6 +44,13 @@ def test_values_of_wrong_types_show_no_gate(wrong: Any) -> None:
     assert gates_in_use([{"spec": wrong}, slice_of(rails("a", "1"))]) == ("DRAListTypeAttributes",)
 
 
+@pytest.mark.parametrize("wrong", [7, [7], {"x": [7]}, None])
+def test_values_of_wrong_types_have_no_overhead(wrong: Any) -> None:
+    parts = (wrong, {}, {"spec": wrong}, {"spec": {"devices": wrong}}, {"spec": {"devices": [wrong]}})
+    assert not have_overhead(parts)
+    assert have_overhead([*parts, slice_of(device("a"), COSTLY)])
+
+
 def template(name: str, count: int, **devices: Any) -> Json:
     return {
         "apiVersion": API,
@@ -60,6 +67,7 @@ def pod_spec(template: str) -> Json:
     }
 
 
+COSTLY: Json = {"name": "b", "nodeAllocatableResources": {"memory": {"overhead": {"perPod": "1Gi"}}}}
 Run = Callable[..., Json]
 
 
@@ -119,6 +127,13 @@ def test_an_explanation_of_files_notes_the_gate(
         Path(f"{name}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     assert main(["explain", "-f", "claim.json", "--slices", "slices.json", "--classes", "classes.json"]) == 0
     assert capsys.readouterr().err == f"note: {LISTS_NOTE}\n"
+
+
+def test_an_explanation_notes_that_overhead_is_not_considered(run: Run) -> None:
+    pod = {**POD, "spec": pod_spec("one")}
+    found = run([*published(slice_of(device("a"), COSTLY)), pod], "explain", "pod/train")
+    assert found["fits"] and OVERHEAD_NOTE in found["notes"]
+    assert OVERHEAD_NOTE not in run([*published(slice_of(device("a"))), pod], "explain", "pod/train")["notes"]
 
 
 def test_without_such_fields_no_gate_is_noted(run: Run) -> None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 
 from dra_agent.api_object import Object
 
+OVERHEAD_NOTE = "devices have an overhead of memory or CPU of the node, which is not considered"
+"""KEP-5517: kube-scheduler adds it to the requests of each pod with such a device."""
 _LIST_TYPES = frozenset({"ints", "bools", "strings", "versions"})
 
 
@@ -30,6 +32,16 @@ def notes_of(gates: Iterable[str]) -> list[str]:
     return [
         f"slices use fields of the feature gate {gate}, which kube-scheduler is assumed to have on" for gate in gates
     ]
+
+
+def have_overhead(slices: Iterable[Object]) -> bool:
+    """Return whether a device has overhead, which no explanation considers."""
+    for entry in slices:
+        with suppress(AttributeError, TypeError):
+            devices = (entry.get("spec") or {}).get("devices") or ()
+            if any(device.get("nodeAllocatableResources") for device in devices):
+                return True
+    return False
 
 
 def _used(entry: Object) -> Iterator[str]:

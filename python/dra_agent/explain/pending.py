@@ -17,7 +17,7 @@ from dra_agent.api_object import Object, allocation_of, full_name, requests_of
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins, named
-from dra_agent.explain.gates import gates_in_use, notes_of
+from dra_agent.explain.gates import OVERHEAD_NOTE, gates_in_use, have_overhead, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import classes_of
@@ -54,6 +54,12 @@ class SnapshotCluster:
     def gates(self) -> tuple[str, ...]:
         """The feature gates that the slices use."""
         return gates_in_use(self._snapshot.slices or ())
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What is assumed about the fields of the slices."""
+        ignored = [OVERHEAD_NOTE] if have_overhead(self._snapshot.slices or ()) else []
+        return [*notes_of(self.gates), *ignored]
 
     def read(self) -> Cluster:
         """Return the allocator with all objects; raises PermanentError if one cannot be read."""
@@ -159,7 +165,7 @@ def evaluate_nodes(
                 entry["devices"] = why(entry["explanation"])
     result["notes"] = [
         *result["notes"],
-        *notes_of(query.cluster.gates),
+        *query.cluster.notes,
         *_notes(entries, len(explained), without_list),
     ]
     result["nodes"] = entries
